@@ -1,0 +1,22 @@
+"""Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
+
+from heads.backbone import Backbone
+
+# from heads.checkpoint import load, save
+from heads.decoding.generate import generate
+from heads.decoding.tree import Tree
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.families import create, families
+
+__all__ = [
+    "Backbone",
+    "BackboneConfig",
+    "Tree",
+    "TreeDecoding",
+    "create",
+    "families",
+    "generate",
+    "load",
+    "load_backbone",
+    "save",
+]

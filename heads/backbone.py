@@ -1,0 +1,333 @@
+"""Any Hugging Face causal LM as a backbone: taps, projection, prefill, one pass over a token tree, commit of a path.
+
+No modelling code is copied. A backbone's own decoder runs with a 4-D mask, with positions counted by depth and with a
+cache that can keep one path of a tree. Wrapping a model probes what this file assumes about it and refuses in one
+sentence where it does not hold. The four facts used (masks taken as they are, positions given, hooks on layers, caches
+that are written through `update`) hold for transformers 5; tests/heads/test_backbone.py checks them per architecture.
+"""
+# B batch, T position, N tree node, S cache slot, A accepted slot, D model width, V vocabulary
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from heads.cache import TreeCache
+from heads.masks import FULL, SLIDING, causal, read_mask_style
+from heads.projection import Projection, read_projection
+
+Tap = int | Literal["final"]
+"""A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer n
+layers before the end, before any final norm: 0 the last layer, 1 the penultimate, …, the number of layers: embeddings."""
+
+Taps = dict[Tap, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitPlan:
+    """Which slots of one pass stay. The backbone's cache and every family's state follow the same plan.
+
+    >>> plan = CommitPlan.from_paths([[0, 2], [0]], device="cpu")   # a ragged batch of two
+    >>> plan.slots_BA, plan.valid_BA.int(), plan.last_B
+    (tensor([[0, 2],
+            [0, 0]]), tensor([[1, 1],
+            [1, 0]], dtype=torch.int32), tensor([1, 0]))
+
+    Attributes:
+        slots_BA: slots of the pass in the order in which they are kept; where a row keeps fewer, slot 0 fills up.
+        valid_BA: False for what only fills up (a masked hole from then on) and for padding.
+        last_B: index into A of each row's last kept slot.
+        in_place: the kept slots are the first slots of the pass, in order, in every row; nothing has to move.
+    """
+
+    slots_BA: Tensor
+    valid_BA: Tensor
+    last_B: Tensor
+    in_place: bool
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]], device: torch.device | str) -> CommitPlan:
+        """A plan from the accepted slots of each row; a row that keeps nothing has an empty path."""
+        longest = max(1, *(len(path) for path in paths))
+        slots = [[*path, *[0] * (longest - len(path))] for path in paths]
+        valid = [[i < len(path) for i in range(longest)] for path in paths]
+        return cls(
+            slots_BA=torch.tensor(slots, device=device),
+            valid_BA=torch.tensor(valid, device=device),
+            last_B=torch.tensor([max(0, len(path) - 1) for path in paths], device=device),
+            in_place=all(row == list(range(longest)) for row in slots),
+        )
+
+    @classmethod
+    def whole(cls, valid_BT: Tensor) -> CommitPlan:
+        """Keep every slot, as after a prefill; padding on the left becomes holes."""
+        batch, length = valid_BT.shape
+        slots_BT = torch.arange(length, device=valid_BT.device).expand(batch, length)
+        last_B = torch.full((batch,), length - 1, device=valid_BT.device)
+        return cls(slots_BA=slots_BT, valid_BA=valid_BT, last_B=last_B, in_place=True)
+
+    def select(self, x_BN: Tensor) -> Tensor:
+        """The kept slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
+        if self.in_place:
+            return x_BN[:, : self.slots_BA.shape[1]]
+        rows_B1 = torch.arange(x_BN.shape[0], device=x_BN.device)[:, None]
+        return x_BN[rows_B1, self.slots_BA]
+
+    def last(self, x_BA: Tensor) -> Tensor:
+        """Each row's last kept entry: (B, A, …) to (B, …)."""
+        return x_BA[torch.arange(x_BA.shape[0], device=x_BA.device), self.last_B]
+
+
+@dataclass(kw_only=True)
+class BackboneState:
+    """What is committed: one cache slot for each kept token, holes masked."""
+
+    cache: TreeCache
+    valid_BS: Tensor
+    positions_BS: Tensor
+    next_position_B: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One forward over new slots: the tokens, their positions, and the hidden states that were asked for."""
+
+    tokens_BN: Tensor
+    positions_BN: Tensor
+    taps: Taps
+    final_BND: Tensor
+
+
+class Backbone:
+    """A causal LM that heads are attached to. A plain object: families that hold it register none of its modules.
+
+    Args:
+        model: a `transformers` causal LM.
+        check_projection: compare the projection record with the model's own logits on four tokens.
+
+    Raises:
+        ValueError: a model whose cache cannot roll back, that takes no tree mask, or whose logits the record misses.
+    """
+
+    def __init__(self, model: Any, *, check_projection: bool = True) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        refuse_what_cannot_roll_back(model)
+        self.mask_style = read_mask_style(self.config)
+        self.decoder = model.get_decoder()
+        self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
+        self.norm = find_final_norm(self.decoder)
+        if check_projection:
+            check_projection_record(self)
+
+    hidden_size = property(lambda self: int(self.config.hidden_size))
+    vocab_size = property(lambda self: int(self.model.get_input_embeddings().weight.shape[0]))
+    num_layers = property(lambda self: len(self.layers))
+    dtype = property(lambda self: self.model.get_input_embeddings().weight.dtype)
+    device = property(lambda self: self.model.get_input_embeddings().weight.device)
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.config, "_name_or_path", "") or type(self.model).__name__)
+
+    @property
+    def projection(self) -> Projection:
+        """From hidden states before the final norm to logits. Read at each call: sharding swaps the tensors."""
+        return read_projection(self.model, self.norm)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings E(x), as the embedding module gives them."""
+        return self.model.get_input_embeddings()(tokens)
+
+    def logits(self, final_ND: Tensor) -> Tensor:
+        """Logits from hidden states after the final norm."""
+        return self.projection.without_norm()(final_ND)
+
+    def forward(self, tokens_BT: Tensor, *, taps: Sequence[Tap] = (), **inputs: Any) -> tuple[Tensor, Taps]:
+        """The decoder's own forward: the hidden states after the final norm, and the taps asked for."""
+        with self._recording(taps) as recorded:
+            output = self.decoder(input_ids=tokens_BT, **inputs)
+        final_BTD = output.last_hidden_state
+        if "final" in taps:
+            recorded["final"] = final_BTD
+        return final_BTD, recorded
+
+    def prefill(self, tokens_BT: Tensor, valid_BT: Tensor, taps: Sequence[Tap] = ()) -> tuple[BackboneState, Pass]:
+        """Run the prompt. `valid_BT` is False for padding, which lies on the left."""
+        positions_BT = (valid_BT.long().cumsum(dim=1) - 1).clamp(min=0)
+        plain = self.mask_style.window is None and bool(valid_BT.all())
+        mask = None
+        if not plain:
+            mask = self.mask_style.finish(causal(valid_BT), positions_BT, positions_BT, self.dtype)
+        cache = TreeCache()
+        final_BTD, recorded = self.forward(
+            tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, past_key_values=cache, use_cache=True
+        )
+        empty_B0 = valid_BT[:, :0]
+        state = BackboneState(
+            cache=cache,
+            valid_BS=empty_B0,
+            positions_BS=positions_BT[:, :0],
+            next_position_B=torch.zeros_like(positions_BT[:, 0]),
+        )
+        output = Pass(tokens_BN=tokens_BT, positions_BN=positions_BT, taps=recorded, final_BND=final_BTD)
+        return self.commit(state, output, CommitPlan.whole(valid_BT)), output
+
+    def verify(
+        self,
+        state: BackboneState,
+        tokens_BN: Tensor,
+        depth_N: Tensor,
+        sees_NN: Tensor,
+        taps: Sequence[Tap] = (),
+    ) -> Pass:
+        """One pass over the nodes of a token tree, each seeing the committed tokens and its own ancestors.
+
+        Args:
+            state: what is committed; its cache holds the pass's slots as pending until `commit`.
+            tokens_BN: the node tokens, the root first.
+            depth_N: depth of each node, the root's 0; a node's position is its row's next position plus its depth.
+            sees_NN: True where a node sees another: its ancestors and itself.
+            taps: hidden states to record besides the final ones.
+        """
+        positions_BN = state.next_position_B[:, None] + depth_N
+        batch, nodes = tokens_BN.shape
+        committed_BNS = state.valid_BS[:, None, :].expand(batch, nodes, -1)
+        may_attend_BNS = torch.cat([committed_BNS, sees_NN.expand(batch, nodes, nodes)], dim=2)
+        slot_positions_BS = torch.cat([state.positions_BS, positions_BN], dim=1)
+        mask = self.mask_style.finish(may_attend_BNS, positions_BN, slot_positions_BS, self.dtype)
+        final_BND, recorded = self.forward(
+            tokens_BN,
+            taps=taps,
+            attention_mask=mask,
+            position_ids=positions_BN,
+            past_key_values=state.cache,
+            use_cache=True,
+        )
+        return Pass(tokens_BN=tokens_BN, positions_BN=positions_BN, taps=recorded, final_BND=final_BND)
+
+    def commit(self, state: BackboneState, output: Pass, plan: CommitPlan) -> BackboneState:
+        """Keep the planned slots of the last pass in the cache; the rest is gone."""
+        state.cache.commit(None if plan.in_place else plan.slots_BA, plan.slots_BA.shape[1])
+        positions_BA = plan.select(output.positions_BN)
+        return BackboneState(
+            cache=state.cache,
+            valid_BS=torch.cat([state.valid_BS, plan.valid_BA], dim=1),
+            positions_BS=torch.cat([state.positions_BS, positions_BA], dim=1),
+            next_position_B=state.next_position_B + plan.valid_BA.sum(dim=1),
+        )
+
+    def run_layer(
+        self, layer: nn.Module, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any = None, cache: Any = None
+    ) -> Tensor:
+        """Call a decoder layer of the backbone's class with the model's own rotary module.
+
+        Args:
+            layer: a layer of the same class as the backbone's.
+            mask: what `MaskStyle.finish` returns; of a dict by layer type the layer's own entry is taken.
+            cache: a cache that the layer writes under its own `layer_idx`, or None.
+        """
+        accepted = inspect.signature(layer.forward).parameters
+        layer_type = getattr(layer, "attention_type", None) or getattr(layer, "layer_type", None)
+        given: dict[str, Any] = {
+            "attention_mask": mask.get(layer_type, mask[FULL]) if isinstance(mask, dict) else mask,
+            "position_ids": positions_BT,
+            "past_key_values": cache,
+            "layer_past": cache,
+            "use_cache": cache is not None,
+        }
+        if "position_embeddings" in accepted:
+            given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
+        output = layer(hidden_BTD, **{name: value for name, value in given.items() if name in accepted})
+        return output[0] if isinstance(output, tuple) else output
+
+    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str | None) -> Any:
+        rotary = self.decoder.rotary_emb
+        if "layer_type" in inspect.signature(rotary.forward).parameters:
+            return rotary(hidden_BTD, positions_BT, layer_type or SLIDING)
+        return rotary(hidden_BTD, positions_BT)
+
+    @contextlib.contextmanager
+    def _recording(self, taps: Sequence[Tap]) -> Iterator[Taps]:
+        recorded: Taps = {}
+        handles = [self._hook(tap, recorded) for tap in taps if tap != "final"]
+        try:
+            yield recorded
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, tap: Tap, recorded: Taps) -> Any:
+        assert isinstance(tap, int)
+        if not 0 <= tap <= self.num_layers:
+            raise ValueError(
+                f"A tap of {tap} layers before the end was asked of a backbone with {self.num_layers} layers."
+            )
+        if tap == self.num_layers:  # the input of the first layer: the embeddings as the model scales them
+
+            def before(_: nn.Module, args: tuple, kwargs: dict) -> None:
+                recorded[tap] = args[0] if args else kwargs["hidden_states"]
+
+            return self.layers[0].register_forward_pre_hook(before, with_kwargs=True)
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            recorded[tap] = output[0] if isinstance(output, tuple) else output
+
+        return self.layers[self.num_layers - 1 - tap].register_forward_hook(after)
+
+
+def refuse_what_cannot_roll_back(model: Any) -> None:
+    """Recurrent and hybrid caches keep a running state, which rejected tokens have already changed."""
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{name} keeps a recurrent state that cannot be rolled back when drafted tokens are rejected; "
+            f"choose a backbone whose layers are all attention layers."
+        )
+    accepted = inspect.signature(model.get_decoder().forward).parameters
+    if model.config.is_encoder_decoder or not {"past_key_values", "position_ids", "attention_mask"} <= set(accepted):
+        raise ValueError(
+            f"{name} is not a decoder-only model with a key-value cache and positions that can be given; "
+            f"choose an AutoModelForCausalLM whose decoder takes attention_mask, position_ids and past_key_values."
+        )
+
+
+def find_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) >= num_layers:
+            return child
+    raise ValueError(f"{type(decoder).__name__} has no list of {num_layers} decoder layers that heads could tap.")
+
+
+def find_final_norm(decoder: nn.Module) -> nn.Module:
+    for name in ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f"):
+        if isinstance(norm := getattr(decoder, name, None), nn.Module):
+            return norm
+    raise ValueError(f"{type(decoder).__name__} has no final norm under a known name; heads cannot project its states.")
+
+
+@torch.no_grad()
+def check_projection_record(backbone: Backbone) -> None:
+    """Compare `projection` on the last layer's output with the model's own logits; refuse where they differ."""
+    was_training = backbone.model.training
+    backbone.model.eval()
+    tokens_BT = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
+    try:
+        expected = backbone.model(input_ids=tokens_BT, use_cache=False).logits.float()
+        _, taps = backbone.forward(tokens_BT, taps=[0], use_cache=False)
+        found = backbone.projection(taps[0]).float()
+    finally:
+        backbone.model.train(was_training)
+    # The same operations in the same dtype: rounding differs only by kernel choice.
+    tolerance = 20 * torch.finfo(backbone.dtype).eps * expected.abs().max().clamp(min=1.0)
+    if expected.shape != found.shape or not bool(((expected - found).abs() <= tolerance).all()):
+        raise ValueError(
+            f"{type(backbone.model).__name__} computes its logits in a way that norm, weight, bias, scale and soft cap "
+            f"do not describe; heads on it would be trained against wrong logits, so it is refused."
+        )

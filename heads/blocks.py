@@ -1,0 +1,52 @@
+"""What families are built from: a residual block that starts as the identity, and a head's unembedding, own or shared."""
+# R rows, D model width, V vocabulary
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone import Backbone
+from heads.projection import Projection
+
+Unembedding = Literal["own", "shared"]
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(W x + b), W and b zero at start: the identity (Medusa, section 2.1; b is zero too, so that it is exact)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        return x_RD + nn.functional.silu(self.linear(x_RD))
+
+
+class Unembeddings(nn.Module):
+    """One unembedding a head, started from the backbone's; or none, where the backbone's own is shared."""
+
+    def __init__(self, kind: Unembedding, num_heads: int, backbone: Backbone) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        if kind == "own":
+            start = backbone.projection
+            self.weights.extend(_copy(start.weight) for _ in range(num_heads))
+            if start.bias is not None:
+                self.biases.extend(_copy(start.bias) for _ in range(num_heads))
+
+    def projection(self, k: int, backbone: Backbone) -> Projection:
+        """Head k's record, for hidden states like the backbone's after its final norm."""
+        start = backbone.projection
+        if not self.weights:
+            return start.without_norm()
+        return start.with_weight(self.weights[k - 1], self.biases[k - 1] if self.biases else None)
+
+
+def _copy(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(torch.float32).clone())

@@ -1,0 +1,77 @@
+"""The full entry: what `generate` drops for a decoding callable, put back.
+
+For a callable, `model.generate` takes `streamer`, `tokenizer` and `stop_strings` but hands none of them on: the streamer
+gets the prompt and nothing else, and stop strings raise. Here they reach the decoding.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+
+class Streaming:
+    """A decoding bound to a streamer, with the signature that `generate` expects of a callable."""
+
+    def __init__(self, decoding: Any, streamer: Any) -> None:
+        self.decoding = decoding
+        self.streamer = streamer
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        return self.decoding(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            streamer=self.streamer,
+            **model_kwargs,
+        )
+
+
+def generate(
+    model: Any,
+    decoding: Any,
+    *,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    stop_strings: str | list[str] | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    generation_config: GenerationConfig | None = None,
+    **inputs: Any,
+) -> Any:
+    """`model.generate` with a decoding method of this library and everything that `generate` takes.
+
+    Args:
+        model: the backbone.
+        decoding: `TreeDecoding(…)` or another decoding object; None for plain `generate`.
+        streamer: gets each pass's tokens in one `put`; or `put_drafted(tokens, drafted)` if it has that method, with a
+            flag for each token that was drafted and accepted.
+        tokenizer: needed for `stop_strings`.
+        stop_strings: text that ends a row, as in `generate`.
+        inputs: everything else that `model.generate` takes.
+    """
+    criteria = StoppingCriteriaList(stopping_criteria or [])
+    config = copy.deepcopy(generation_config if generation_config is not None else model.generation_config)
+    stop_strings = stop_strings or config.stop_strings
+    config.stop_strings = None
+    if stop_strings:
+        if tokenizer is None:
+            raise ValueError(f"stop_strings={stop_strings!r} were given without a tokenizer; give tokenizer=… as well.")
+        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
+    custom = None if decoding is None else Streaming(decoding, streamer)
+    return model.generate(
+        **inputs, generation_config=config, streamer=streamer, stopping_criteria=criteria, custom_generate=custom
+    )

@@ -1,0 +1,170 @@
+"""What one `generate` call asks for: how tokens are chosen, when a row ends, what is returned; and what is refused.
+
+Processors and stopping criteria are Hugging Face's own objects. They are called once for every emitted token, in order,
+with that token's own prefix, just as plain generation calls them for a batch of one.
+"""
+# B batch, L length so far, V vocabulary
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from heads.decoding.acceptance import Choose, choose_best, choose_by_lot
+
+REFUSED_PROCESSORS = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance runs the backbone a second time for every token",
+    "ClassifierFreeGuidanceLogitsProcessor": "guidance pairs the rows of a batch",
+    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn is told the row's index in the batch",
+    "EncoderRepetitionPenaltyLogitsProcessor": "it keeps the prompts of the whole batch",
+    "EncoderNoRepeatNGramLogitsProcessor": "it keeps the prompts of the whole batch",
+    "SynthIDTextWatermarkLogitsProcessor": "it keeps a state between calls",
+    "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",
+}
+
+
+@dataclass(kw_only=True)
+class Request:
+    """A checked request.
+
+    Attributes:
+        processors: logits processors in the order of `generate`.
+        choose: greedy or by lot.
+        max_length: tokens of a row, prompt and padding included, at which it ends.
+        eos_tokens: tokens that end a row, themselves emitted.
+        criteria: further stopping criteria.
+        pad_token: what fills up rows that ended early.
+        keep_scores: return the processed scores of each emitted token.
+        keep_logits: return the raw logits of each emitted token.
+        as_dict: return an output object with statistics.
+    """
+
+    processors: LogitsProcessorList
+    choose: Choose
+    max_length: int
+    eos_tokens: frozenset[int]
+    criteria: StoppingCriteriaList
+    pad_token: int
+    keep_scores: bool
+    keep_logits: bool
+    as_dict: bool
+    greedy: bool
+
+    @property
+    def judges_all_nodes_at_once(self) -> bool:
+        """No processors, nothing to keep: a pass's argmax is all that is needed."""
+        return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
+
+
+def read_request(
+    input_ids_BL: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    generator: torch.Generator | None,
+) -> Request:
+    """Check what `generate` hands to a decoding callable.
+
+    Raises:
+        ValueError: beam search, guidance, processors that keep state or index the batch, embeddings in place of tokens,
+            a cache that already holds tokens, or outputs that a tree pass has no equal of.
+    """
+    refuse(input_ids_BL, logits_processor, config, model_kwargs)
+    eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+    others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
+    pad = getattr(config, "_pad_token_tensor", None)
+    return Request(
+        processors=LogitsProcessorList(logits_processor),
+        choose=choose_by_lot(generator) if config.do_sample else choose_best,
+        greedy=not config.do_sample,
+        max_length=min(lengths),
+        eos_tokens=frozenset(token for tensor in eos for token in tensor.tolist()),
+        criteria=StoppingCriteriaList(others),
+        pad_token=0 if pad is None else int(pad),
+        keep_scores=bool(config.output_scores and config.return_dict_in_generate),
+        keep_logits=bool(config.output_logits and config.return_dict_in_generate),
+        as_dict=bool(config.return_dict_in_generate),
+    )
+
+
+def refuse(
+    input_ids_BL: Tensor, processors: LogitsProcessorList, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    if (config.num_beams or 1) > 1:
+        raise ValueError(
+            f"num_beams={config.num_beams} was given; multi-token decoding keeps one hypothesis a row (num_beams=1)."
+        )
+    for processor in processors:
+        for base in type(processor).__mro__:
+            if reason := REFUSED_PROCESSORS.get(base.__name__):
+                raise ValueError(
+                    f"{type(processor).__name__} cannot be used with multi-token decoding: {reason}; "
+                    f"leave it out or decode with plain generate."
+                )
+    if model_kwargs.get("inputs_embeds") is not None or input_ids_BL.shape[1] == 0:
+        raise ValueError(
+            "Multi-token decoding starts from input_ids of at least one token; inputs_embeds was given or they are empty."
+        )
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            "past_key_values already holds tokens; multi-token decoding keeps its own cache, so give the whole text."
+        )
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        raise ValueError(
+            "output_attentions and output_hidden_states are not returned by multi-token decoding; ask a plain forward."
+        )
+    if input_ids_BL.shape[0] > 1 and config.return_dict_in_generate and (config.output_scores or config.output_logits):
+        raise ValueError("output_scores and output_logits are returned for one row at a time; give a batch of one.")
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One row's text while it is decoded."""
+
+    request: Request
+    tokens: list[int]
+    device: torch.device
+    done: bool = False
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    _buffer_1L: Tensor | None = None
+
+    def prefix(self) -> Tensor:
+        """(1, L): the tokens so far on the device; grown by what was emitted since it was last asked for."""
+        length = len(self.tokens)
+        if self._buffer_1L is None:
+            self._buffer_1L = torch.zeros(1, max(self.request.max_length, length), dtype=torch.long, device=self.device)
+            self._written = 0
+        if self._written < length:
+            self._buffer_1L[0, self._written : length] = torch.tensor(self.tokens[self._written :], device=self.device)
+            self._written = length
+        return self._buffer_1L[:, :length]
+
+    def choose(self, logits_V: Tensor) -> int:
+        """The token that plain generation would choose here: processors on float32 logits, then the rule."""
+        raw_1V = logits_V[None].to(torch.float32, copy=True)
+        request = self.request
+        scores_1V = request.processors(self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V)
+        if request.keep_logits:
+            self.logits.append(raw_1V)
+        if request.keep_scores:
+            self.scores.append(scores_1V)
+        return request.choose(scores_1V)
+
+    def emit(self, token: int) -> None:
+        """Append a token and see whether it ends the row."""
+        self.tokens.append(token)
+        request = self.request
+        self.done = token in request.eos_tokens or len(self.tokens) >= request.max_length
+        if request.criteria:
+            scores = tuple(self.scores) if request.keep_scores else None
+            self.done |= bool(request.criteria(self.prefix(), scores).all())

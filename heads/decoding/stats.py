@@ -1,0 +1,70 @@
+"""What a decoding run did: passes, tokens, what was accepted at which depth, and where the time went."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+PHASES = ("prefill", "draft", "verify", "accept", "commit")
+
+
+@dataclass(kw_only=True)
+class DecodingStats:
+    """Counts over one `generate` call.
+
+    Attributes:
+        passes: backbone passes, the prefill included.
+        row_passes: passes counted for each row that was still running.
+        tokens: tokens emitted, over all rows.
+        accepted_per_depth: how often a drafted token of depth 1, 2, … was accepted and emitted.
+        seconds: wall-clock seconds by phase; on an accelerator these are seconds of the host.
+        drafted: for each row and emitted token: was it drafted (and accepted) rather than the pass's own token.
+    """
+
+    passes: int = 0
+    row_passes: int = 0
+    tokens: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    drafted: list[list[bool]] = field(default_factory=list)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens emitted for each backbone pass of a row; plain generation has 1."""
+        return self.tokens / max(1, self.row_passes)
+
+    def count_pass(self, num_rows: int) -> None:
+        self.passes += 1
+        self.row_passes += num_rows
+
+    def count_tokens(self, row: int, drafted: list[bool]) -> None:
+        """Tokens that one pass emitted for a row: the drafted ones first, of depth 1, 2, …"""
+        self.tokens += len(drafted)
+        self.drafted[row] += drafted
+        for depth in range(sum(drafted)):
+            self.accepted_per_depth[depth] += 1
+
+    @contextlib.contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - start
+
+
+class DecodingOutput(GenerateDecoderOnlyOutput):
+    """`generate`'s output with `stats`."""
+
+    sequences: torch.LongTensor
+    stats: Any = None
+
+    def __init__(self, *, stats: DecodingStats, **fields: Any) -> None:
+        super().__init__(**fields)
+        object.__setattr__(self, "stats", stats)  # an attribute, not an entry: it is no tensor

@@ -1,0 +1,185 @@
+"""Static token trees: which candidates of which head are verified together in one backbone pass.
+
+A tree is a set of paths of ranks. The path (0, 2) is: the best candidate of head 1, then the third best candidate of
+head 2 (for a grounded family: given that first token). The root is the backbone's own next token and always there.
+
+        root                    paths [[0], [0, 0], [0, 1], [1]]
+        ├─ 0                    nodes in depth-first order, so that the likeliest path comes first
+        │  ├─ 0                 and is already in place when it is committed
+        │  └─ 1
+        └─ 1
+"""
+# N tree node
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MAX_NODES = 1024
+TypicalAccuracy = tuple[tuple[float, ...], ...]
+
+# P(rank r of head k is the backbone's token | the path up to it was), as grounded heads on small models show it. Only
+# the order of growth comes from this; heads that carry their own measured figures are grown from those.
+TYPICAL_ACCURACY: TypicalAccuracy = tuple(
+    tuple(first * 0.33**rank for rank in range(10)) for first in (0.60, 0.55, 0.52, 0.50, 0.48, 0.46, 0.44, 0.42)
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth that have children, and how their children are read off the heads' candidates.
+
+    Attributes:
+        parents: for each expanding node its index among the expanding nodes of the level above (0 for the root).
+        ranks: for each expanding node its rank among its parent's candidates.
+        num_candidates: how many candidates a node of this level must offer.
+        child_parents: for each child its parent's index among this level's expanding nodes.
+        child_ranks: for each child its rank.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    num_candidates: int
+    child_parents: tuple[int, ...]
+    child_ranks: tuple[int, ...]
+
+
+class Tree:
+    """A static tree over ranks.
+
+    >>> tree = Tree([[0], [0, 0], [0, 1], [1]])
+    >>> tree.num_nodes, tree.depth, tree.parents, tree.depths
+    (5, 2, (-1, 0, 1, 1, 0), (0, 1, 2, 2, 1))
+
+    Raises:
+        ValueError: no path, a path whose parent is missing, a negative rank, or more than 1024 nodes.
+    """
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        chosen = sorted({tuple(int(rank) for rank in path) for path in paths})
+        check_paths(chosen)
+        self.paths: tuple[tuple[int, ...], ...] = ((), *chosen)
+        index = {path: i for i, path in enumerate(self.paths)}
+        self.parents = tuple(-1 if not path else index[path[:-1]] for path in self.paths)
+        self.depths = tuple(len(path) for path in self.paths)
+        self.children: tuple[tuple[int, ...], ...] = tuple(
+            tuple(i for i, parent in enumerate(self.parents) if parent == node) for node in range(len(self.paths))
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes with the root."""
+        return len(self.paths)
+
+    @property
+    def depth(self) -> int:
+        return max(self.depths)
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels 0 … depth - 1 from which the next depth is drafted."""
+        return tuple(self._level(depth) for depth in range(self.depth))
+
+    @cached_property
+    def draft_order(self) -> tuple[int, ...]:
+        """Where each node stands in the sequence (root, children of level 0, children of level 1, …)."""
+        drafted = [
+            0,
+            *(child for depth in range(self.depth) for node in self._expanding(depth) for child in self.children[node]),
+        ]
+        return tuple(drafted.index(node) for node in range(self.num_nodes))
+
+    def depth_tensor(self, device: torch.device | str) -> Tensor:
+        return torch.tensor(self.depths, device=device)
+
+    def sees_NN(self, device: torch.device | str = "cpu") -> Tensor:
+        """True where a node sees another: itself and its ancestors.
+
+        >>> Tree([[0], [0, 0], [1]]).sees_NN().int().tolist()
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+        """
+        sees = torch.eye(self.num_nodes, dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                sees[node] |= sees[parent]
+        return sees.to(device)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps({"paths": [list(p) for p in self.paths[1:]]}) + "\n", encoding="utf-8")
+
+    def _expanding(self, depth: int) -> list[int]:
+        return [node for node in range(self.num_nodes) if self.depths[node] == depth and self.children[node]]
+
+    def _level(self, depth: int) -> Level:
+        nodes = self._expanding(depth)
+        above = self._expanding(depth - 1) if depth else [-1]
+        children = [(i, child) for i, node in enumerate(nodes) for child in self.children[node]]
+        ranks = tuple(self.paths[child][-1] for _, child in children)
+        return Level(
+            parents=tuple(above.index(self.parents[node]) for node in nodes),
+            ranks=tuple(self.paths[node][-1] if depth else 0 for node in nodes),
+            num_candidates=1 + max(ranks),
+            child_parents=tuple(i for i, _ in children),
+            child_ranks=ranks,
+        )
+
+
+def check_paths(paths: Sequence[tuple[int, ...]]) -> None:
+    known = {(), *paths}
+    if not paths or len(paths) >= MAX_NODES:
+        raise ValueError(f"A tree of {len(paths)} paths was given; allowed are 1 to {MAX_NODES - 1}.")
+    for path in paths:
+        if not path or min(path) < 0:
+            raise ValueError(f"A tree path is a list of ranks from 0 on, such as [0, 2]; got {list(path)}.")
+        if path[:-1] not in known:
+            raise ValueError(f"The tree has the path {list(path)} but not its parent {list(path[:-1])}; add it.")
+
+
+def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]] = TYPICAL_ACCURACY) -> Tree:
+    """The tree of `num_nodes` nodes (the root counts) with the greatest expected accepted length.
+
+    Args:
+        accuracy: accuracy[k - 1][r] is the probability that rank r of head k is right, given that its path is. A node's
+            probability is the product along its path, so growing best-first is optimal.
+
+    >>> grow_tree(4, 2, [[0.5, 0.3], [0.7, 0.1]]).paths
+    ((), (0,), (0, 0), (1,))
+    """
+    if not 2 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"A node budget of {num_nodes} was given; allowed are 2 to {MAX_NODES}.")
+    table = [list(accuracy[min(k, len(accuracy) - 1)]) for k in range(num_heads)]
+    frontier: list[tuple[float, tuple[int, ...]]] = [(-table[0][0], (0,))]
+    paths: list[tuple[int, ...]] = []
+    while frontier and len(paths) < num_nodes - 1:
+        negative, path = heapq.heappop(frontier)
+        paths.append(path)
+        depth, rank = len(path), path[-1]
+        if rank + 1 < len(table[depth - 1]) and table[depth - 1][rank] > 0:
+            sibling = negative / table[depth - 1][rank] * table[depth - 1][rank + 1]
+            heapq.heappush(frontier, (sibling, (*path[:-1], rank + 1)))
+        if depth < num_heads:
+            heapq.heappush(frontier, (negative * table[depth][0], (*path, 0)))
+    return Tree(paths)
+
+
+def read_tree(path: str | Path) -> Tree:
+    """A tree from a JSON file {"paths": [[0], [0, 0], …]}.
+
+    Raises:
+        ValueError: the file is missing or holds something else.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return Tree(content["paths"])
+    except FileNotFoundError:
+        raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}; {error}.') from None

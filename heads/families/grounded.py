@@ -1,0 +1,90 @@
+"""Grounded heads: head k also reads the embeddings of the tokens drafted so far (Ankner et al., section 3.2).
+
+Head k at t maps [f(x_{≤t}) ; E(x_{t+1}) ; … ; E(x_{t+k})] through an MLP to p(x_{t+1+k} | x_{≤t}, x_{t+1} … x_{t+k});
+f is the final hidden state. Embeddings are the backbone's and get no gradient from here when it is frozen.
+"""
+# R rows, D model width, W width of the hidden layers
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone import Backbone
+from heads.blocks import ResidualBlock, Unembedding, Unembeddings
+from heads.interface import HeadsConfig, PositionWiseHeads
+from heads.projection import Projection
+
+
+@dataclass(kw_only=True)
+class Config(HeadsConfig):
+    """Fields of `grounded` heads.
+
+    Attributes:
+        num_hidden_layers: hidden layers in each head's MLP, 1 to 4.
+        hidden_width: width of the hidden layers, in units; the backbone's hidden size where it is not given (the
+            paper's 4096 on a 7B).
+        unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's).
+    """
+
+    num_hidden_layers: int = 1
+    hidden_width: int | None = None
+    unembedding: Unembedding = "own"
+
+    def check(self) -> None:
+        super().check()
+        if not 1 <= self.num_hidden_layers <= 4:
+            raise ValueError(f"num_hidden_layers={self.num_hidden_layers} was given; allowed are 1 to 4.")
+        if self.hidden_width is not None and self.hidden_width < 1:
+            raise ValueError(f"hidden_width={self.hidden_width} was given; allowed are 1 and more, or null.")
+        if self.unembedding not in ("own", "shared"):
+            raise ValueError(f"unembedding={self.unembedding!r} was given; allowed are 'own' and 'shared'.")
+
+
+class GroundedMLP(nn.Module):
+    """An MLP on [f ; E_1 ; … ; E_k] that starts as f: the first layer's skip is [I 0 … 0], further layers are residual.
+
+    The skip of the first layer is a matrix, since it goes from (k + 1)·D to W; it is learned.
+    """
+
+    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int) -> None:
+        super().__init__()
+        self.skip = nn.Linear((k + 1) * width, hidden_width, bias=False)
+        self.first = nn.Linear((k + 1) * width, hidden_width)
+        self.rest = nn.Sequential(*(ResidualBlock(hidden_width) for _ in range(num_hidden_layers - 1)))
+        self.down = nn.Identity() if hidden_width == width else nn.Linear(hidden_width, width, bias=False)
+        nn.init.eye_(self.skip.weight)
+        nn.init.zeros_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+        if isinstance(self.down, nn.Linear):
+            nn.init.eye_(self.down.weight)
+
+    def forward(self, inputs_RI: Tensor) -> Tensor:
+        hidden_RW = self.skip(inputs_RI) + nn.functional.silu(self.first(inputs_RI))
+        return self.down(self.rest(hidden_RW))
+
+
+class Heads(PositionWiseHeads):
+    """K heads, each grounded in the tokens drafted before it."""
+
+    grounded = True
+    config: Config
+    tap = "final"
+
+    def __init__(self, config: Config, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        width = backbone.hidden_size
+        hidden_width = config.hidden_width or width
+        self.bodies = nn.ModuleList(
+            GroundedMLP(k, width, hidden_width, config.num_hidden_layers) for k in range(1, config.num_heads + 1)
+        )
+        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
+
+    def projection(self, k: int) -> Projection:
+        return self.unembeddings.projection(k, self.backbone)
+
+    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
+        embeddings_RE = self.backbone.embed(tokens_Rk).flatten(1)
+        return self.bodies[k - 1](torch.cat([tap_RD, embeddings_RE.to(tap_RD.dtype)], dim=1))

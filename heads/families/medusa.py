@@ -1,0 +1,58 @@
+"""Medusa heads: head k is n residual blocks on the final hidden state, then an unembedding (Cai et al., 2024).
+
+Heads do not see each other's tokens: p_k(x_{t+1+k} | x_{≤t}). Both unembeddings of the field exist: "own" is Medusa's
+first version and its axolotl trainer, "shared" its second version, which reuses the backbone's.
+"""
+# R rows, D model width
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from heads.backbone import Backbone
+from heads.blocks import ResidualBlock, Unembedding, Unembeddings
+from heads.interface import HeadsConfig, PositionWiseHeads
+from heads.projection import Projection
+
+
+@dataclass(kw_only=True)
+class Config(HeadsConfig):
+    """Fields of `medusa` heads.
+
+    Attributes:
+        num_blocks: residual blocks in each head, 1 to 8.
+        unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's).
+    """
+
+    num_blocks: int = 1
+    unembedding: Unembedding = "own"
+
+    def check(self) -> None:
+        super().check()
+        if not 1 <= self.num_blocks <= 8:
+            raise ValueError(f"num_blocks={self.num_blocks} was given; allowed are 1 to 8.")
+        if self.unembedding not in ("own", "shared"):
+            raise ValueError(f"unembedding={self.unembedding!r} was given; allowed are 'own' and 'shared'.")
+
+
+class Heads(PositionWiseHeads):
+    """K independent heads on the final hidden state."""
+
+    config: Config
+    tap = "final"
+
+    def __init__(self, config: Config, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        width = backbone.hidden_size
+        self.bodies = nn.ModuleList(
+            nn.Sequential(*(ResidualBlock(width) for _ in range(config.num_blocks))) for _ in range(config.num_heads)
+        )
+        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
+
+    def projection(self, k: int) -> Projection:
+        return self.unembeddings.projection(k, self.backbone)
+
+    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
+        return self.bodies[k - 1](tap_RD)

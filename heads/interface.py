@@ -1,0 +1,172 @@
+"""The one contract of a family of heads.
+
+position t            t     t+1    t+2    t+3
+backbone at t                x
+head 1   at t                       x                 head k at t predicts x_{t+1+k}; a grounded head k also reads the
+head 2   at t                              x          embeddings of x_{t+1} … x_{t+k}
+
+A family is one file in heads/families/ with two names: `Config` (keyword-only dataclass) and `Heads` (a `TokenHeads`).
+Trainer, decoder and checkpoints know this contract and never a family. The conformance suite
+(tests/heads/test_families.py) runs every family found: teacher-forced states equal step-by-step drafting.
+"""
+# B batch, T position, N slot of one pass, M tree node of one level, R row (a supervised position), D model width
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone import Backbone, CommitPlan, Tap, Taps
+from heads.projection import Projection
+
+MAX_HEADS = 32
+
+
+@dataclass(kw_only=True)
+class HeadsConfig:
+    """What every family's Config begins with.
+
+    Attributes:
+        num_heads: K, the number of heads; head k predicts the token k + 1 places ahead.
+    """
+
+    num_heads: int = 4
+
+    def check(self) -> None:
+        """Raise ValueError, with what is allowed, on a value that cannot be built."""
+        if not 1 <= self.num_heads <= MAX_HEADS:
+            raise ValueError(f"num_heads={self.num_heads} was given; allowed are 1 to {MAX_HEADS}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherForcing:
+    """A training batch as heads see it: the true tokens and the backbone's states over them.
+
+    Attributes:
+        tokens_BT: the true tokens.
+        taps: hidden states of the taps that the family asked for, each (B, T, D).
+        positions_BT: positions, starting again at 0 in each packed document.
+        mask: the attention mask that the backbone used, for families with layers of their own.
+        rows: for head k at index k - 1, the supervised positions as indices into the flattened (B·T); a row r of head k
+            has its tokens x_{t+1} … x_{t+1+k} at r+1 … r+1+k, all of the same document.
+    """
+
+    tokens_BT: Tensor
+    taps: Taps
+    positions_BT: Tensor
+    mask: Any
+    rows: Sequence[Tensor]
+
+    def tap(self, tap: Tap, rows_R: Tensor) -> Tensor:
+        """(R, D): one tap's states at the rows."""
+        return self.taps[tap].flatten(0, 1)[rows_R]
+
+    def token(self, ahead: int, rows_R: Tensor) -> Tensor:
+        """(R,): x_{t+ahead} for each row."""
+        return self.tokens_BT.flatten()[rows_R + ahead]
+
+
+class TokenHeads(nn.Module):
+    """Heads 1 … K of one family on one backbone.
+
+    Drafting goes through three verbs. `commit` moves what a pass committed into the family's state; `first_level` makes
+    of it the level above the root; `step(k, …)` goes one level deeper for many nodes at once. States and levels belong
+    to the family: the decoder only hands them back.
+    """
+
+    grounded: ClassVar[bool] = False
+    """Reads drafted tokens: drafting goes level by level, and nodes of one row differ."""
+
+    def __init__(self, config: HeadsConfig, backbone: Backbone) -> None:
+        super().__init__()
+        config.check()
+        self.config = config
+        self.backbone = backbone  # a plain object: nothing of the backbone is registered here
+        self.measured_accuracy: list[list[float]] | None = None
+        """accuracy[k - 1][r]: measured share of positions at which rank r of head k was right; trees grow from it."""
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads
+
+    @property
+    def family(self) -> str:
+        """The family's name: its file in heads/families/."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[Tap, ...]:
+        """The hidden states of the backbone that this family reads."""
+
+    @abstractmethod
+    def projection(self, k: int) -> Projection:
+        """From head k's hidden states to logits."""
+
+    @abstractmethod
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        """Yield head k's hidden states (R_k, D) at `batch.rows[k - 1]`, for k = 1 … K, one head at a time."""
+
+    @abstractmethod
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Any:
+        """The family's state after a pass: `plan` says which of the pass's N slots were kept. First state: None."""
+
+    @abstractmethod
+    def first_level(self, state: Any) -> Any:
+        """The level above the root: one entry a row, from the last committed position."""
+
+    @abstractmethod
+    def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
+        """Head k's hidden states (M, D) at M nodes of depth k - 1, and the level that these nodes form.
+
+        Args:
+            k: 1 … K; the nodes' children are drafted tokens of depth k.
+            level: what `first_level` or the step before returned.
+            tokens_M: the nodes' tokens x_{t+k}; for k = 1 the root tokens.
+            parents_M: for each node its parent's index in `level`; for k = 1 its row.
+        """
+
+
+class PositionWiseHeads(TokenHeads):
+    """Families that read one tap at the last committed position and, if grounded, the embeddings of drafted tokens.
+
+    They write one method, `head`; training and drafting both call it.
+    """
+
+    tap: Tap
+
+    @abstractmethod
+    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
+        """Head k's hidden states (R, D) from the tap at t and the tokens x_{t+1} … x_{t+k}."""
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return (self.tap,)
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k in range(1, self.num_heads + 1):
+            rows_R = batch.rows[k - 1]
+            tokens_Rk = torch.stack([batch.token(ahead, rows_R) for ahead in range(1, k + 1)], dim=1)
+            yield self.head(k, batch.tap(self.tap, rows_R), tokens_Rk)
+
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
+        kept_BD = plan.last(plan.select(taps[self.tap]))
+        if state is None:
+            return kept_BD
+        return torch.where(plan.valid_BA.any(dim=1)[:, None], kept_BD, state)  # a finished row keeps its state
+
+    def first_level(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)
+
+    def step(
+        self, k: int, level: tuple[Tensor, Tensor], tokens_M: Tensor, parents_M: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        tap_PD, tokens_P = level
+        tap_MD = tap_PD[parents_M]
+        tokens_Mk = torch.cat([tokens_P[parents_M], tokens_M[:, None]], dim=1)
+        return self.head(k, tap_MD, tokens_Mk), (tap_MD, tokens_Mk)

@@ -1,0 +1,112 @@
+"""4-D attention masks in the form that a backbone's attention wants, windows included.
+
+A mask is built once as booleans (True: may attend) and handed over as what the implementation reads: booleans for sdpa,
+additive floats for eager, and a dict by layer type for models that mix full and windowed layers.
+Windows are judged by positions and never by cache slots: a cache of a decoded tree or a ragged batch has holes.
+"""
+# B batch, Q query, S cache slot, T position
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskStyle:
+    """How one backbone wants its masks.
+
+    Attributes:
+        additive: floats to add (eager) instead of booleans (sdpa).
+        window: positions that a windowed layer sees, itself included; None where no layer has a window.
+        by_layer_type: the model mixes layer types and takes a dict.
+    """
+
+    additive: bool
+    window: int | None
+    by_layer_type: bool
+
+    def finish(
+        self, may_attend_BQS: Tensor, positions_BQ: Tensor, slot_positions_BS: Tensor, dtype: torch.dtype
+    ) -> Any:
+        """The mask, or the dict of masks, that goes in as `attention_mask`."""
+        full = self._as_input(may_attend_BQS, dtype)
+        if self.window is None:
+            return full
+        distance_BQS = positions_BQ[:, :, None] - slot_positions_BS[:, None, :]
+        windowed = self._as_input(may_attend_BQS & (distance_BQS < self.window), dtype)
+        return {FULL: full, SLIDING: windowed} if self.by_layer_type else windowed
+
+    def _as_input(self, may_attend_BQS: Tensor, dtype: torch.dtype) -> Tensor:
+        mask_B1QS = may_attend_BQS[:, None]
+        if not self.additive:
+            return mask_B1QS
+        return torch.zeros_like(mask_B1QS, dtype=dtype).masked_fill_(~mask_B1QS, torch.finfo(dtype).min)
+
+
+def causal(valid_BT: Tensor) -> Tensor:
+    """May position q attend to position s: s ≤ q, s is no padding. Padding sees itself, so that no row is empty.
+
+    >>> causal(torch.tensor([[False, True, True]]))[0].int()
+    tensor([[1, 0, 0],
+            [0, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    length = valid_BT.shape[1]
+    lower_TT = torch.ones(length, length, dtype=torch.bool, device=valid_BT.device).tril()
+    diagonal_TT = torch.eye(length, dtype=torch.bool, device=valid_BT.device)
+    return (lower_TT & valid_BT[:, None, :]) | diagonal_TT
+
+
+def within_documents(document_ids_BT: Tensor) -> Tensor:
+    """May position q attend to position s: s ≤ q and both lie in one document of a packed block.
+
+    >>> within_documents(torch.tensor([[0, 0, 1]]))[0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    same_BTT = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
+    return same_BTT & torch.ones_like(same_BTT[0]).tril()
+
+
+def positions_within_documents(document_ids_BT: Tensor) -> Tensor:
+    """Positions that start again at 0 with each document.
+
+    >>> positions_within_documents(torch.tensor([[0, 0, 1, 1, 1]]))
+    tensor([[0, 1, 0, 1, 2]])
+    """
+    index_T = torch.arange(document_ids_BT.shape[1], device=document_ids_BT.device)
+    starts_BT = torch.ones_like(document_ids_BT, dtype=torch.bool)
+    starts_BT[:, 1:] = document_ids_BT[:, 1:] != document_ids_BT[:, :-1]
+    first_BT = torch.where(starts_BT, index_T, 0).cummax(dim=1).values
+    return index_T - first_BT
+
+
+def read_mask_style(config: Any) -> MaskStyle:
+    """The style of a Hugging Face config.
+
+    Raises:
+        ValueError: an attention implementation or a layer type that cannot take a tree mask.
+    """
+    implementation = config._attn_implementation or "eager"
+    if implementation not in ("eager", "sdpa"):
+        raise ValueError(
+            f"attn_implementation={implementation!r} cannot take the mask of a token tree; "
+            f"load the backbone with attn_implementation='sdpa' or 'eager'."
+        )
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    if unknown := layer_types - {FULL, SLIDING}:
+        raise ValueError(
+            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, whose state cannot be rolled back when "
+            f"drafted tokens are rejected; heads can be decoded on backbones with full or sliding attention only."
+        )
+    window = getattr(config, "sliding_window", None)
+    if layer_types and SLIDING not in layer_types:
+        window = None
+    return MaskStyle(additive=implementation == "eager", window=window, by_layer_type=SLIDING in layer_types)
