@@ -7,6 +7,7 @@ from heads.decoding.generate import generate
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create, families
+from heads.loading import BackboneConfig, load_backbone, load_tokenizer
 
 __all__ = [
     "Backbone",
@@ -18,5 +19,6 @@ __all__ = [
     "generate",
     "load",
     "load_backbone",
+    "load_tokenizer",
     "save",
 ]

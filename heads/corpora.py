@@ -1,21 +1,33 @@
-"""Where rows come from when no library reader fits: files on disk, read tolerantly, and the Python standard library.
+"""Where rows come from: files, directories, the hub, and the demo corpus, which is the Python standard library itself.
 
 JSON lines are handed on one by one with the file and line they stand in, so that a malformed one can be named, skipped
-and counted instead of failing the file. The standard library's own source is the demo corpus: present wherever Python
-is, and split into training and held-out files by a list of names, never by chance.
+and counted instead of failing the file. The standard library is present wherever Python is; a list of names splits it
+into training and held-out files, never chance.
 """
 
 import glob
 import json
+import os
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import datasets
+from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
+from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import Hasher
+
+Rows: TypeAlias = "Dataset | IterableDataset"
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet", ".arrow")
 TEXT_PIECE = 1 << 20  # characters; a longer text file is cut at line ends into documents of about this size
 SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "heldout": "heldout", "eval": "eval"}
 SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+
+TEXT_FEATURES = Features({"_place": Value("string"), "text": Value("large_string")})
+LINE_FEATURES = Features({"_place": Value("string"), "_json_line": Value("large_binary")})
 
 STDLIB = "python-stdlib"
 STDLIB_SKIP = {"lib2to3", "encodings", "pydoc_data", "site-packages"}
@@ -40,6 +52,93 @@ def load_heldout_files(path: str | Path) -> list[str]:
             f'{path} must be JSON with a list of file names, {{"heldout_files": ["copyreg.py"]}}; it is not.'
         )
     return names
+
+
+def open_rows(path: str, name: str | None, split: str, heldout_list: str | None, *, streaming: bool) -> Rows:
+    """The rows of a path as they stand: columns of a data set, {_place, text}, or {_place, _json_line} to be parsed."""
+    path = os.path.expanduser(path)
+    if path == STDLIB:
+        return open_stdlib(split, heldout_list, streaming=streaming)
+    if any((Path(path) / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
+        return open_saved(path, split, streaming=streaming)
+    files = find_files(path, split)
+    if not files:
+        return open_hub(path, name, split, streaming=streaming)
+    if files[0].suffix.lower() in (".parquet", ".arrow"):
+        return open_tables(path, files, streaming=streaming)
+    reader, features = (read_texts, TEXT_FEATURES) if files[0].suffix.lower() == ".txt" else (read_lines, LINE_FEATURES)
+    return open_generator(path, reader, {"files": [str(file) for file in files]}, features, files, streaming=streaming)
+
+
+def open_stdlib(split: str, heldout_list: str | None, *, streaming: bool) -> Rows:
+    if heldout_list is None:
+        raise ValueError(f"{STDLIB} needs heldout_list, the JSON file that names its held-out files; set it in data.")
+    heldout_files = load_heldout_files(heldout_list)
+    files, options = stdlib_files(split, heldout_files), {"split": split, "heldout_files": tuple(heldout_files)}
+    return open_generator(STDLIB, read_stdlib, options, TEXT_FEATURES, files, streaming=streaming)
+
+
+def open_saved(path: str, split: str, *, streaming: bool) -> Rows:
+    """A folder written by `save_to_disk`."""
+    rows = datasets.load_from_disk(path)
+    if isinstance(rows, DatasetDict):
+        if split not in rows:
+            raise ValueError(f"{path!r} has the splits {', '.join(rows)}, not {split!r}; set split to one of them.")
+        rows = rows[split]
+    return rows.to_iterable_dataset() if streaming else rows
+
+
+def open_tables(path: str, files: Sequence[Path], *, streaming: bool) -> Rows:
+    builder = files[0].suffix.lower().lstrip(".")
+    try:
+        return datasets.load_dataset(
+            builder, data_files=[str(file) for file in files], split="train", streaming=streaming
+        )
+    except (DatasetGenerationError, ValueError, OSError) as error:
+        reason = first_line(error.__cause__ or error)
+        raise ValueError(f"{path!r} could not be read as {builder}: {reason}; check the files.") from error
+
+
+def open_hub(path: str, name: str | None, split: str, *, streaming: bool) -> Rows:
+    if path.startswith(("/", ".")) or path.count("/") > 1 or Path(path).suffix in SUFFIXES:
+        raise FileNotFoundError(f"There is no file or directory {path!r}; check the path.")
+    try:
+        return datasets.load_dataset(path, name, split=split, streaming=streaming)
+    except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
+        raise ValueError(
+            f"{path!r} is no file here, and as a hub dataset it gave: {first_line(error)}; check path, name and split."
+        ) from error
+
+
+def open_generator(
+    path: str,
+    reader: Callable[..., Iterator[dict[str, Any]]],
+    options: dict[str, Any],
+    features: Features,
+    files: Sequence[Path],
+    *,
+    streaming: bool,
+) -> Rows:
+    """Rows of a reader; kept on disk under a fingerprint of the files' names, sizes and times unless streamed."""
+    if streaming:
+        return IterableDataset.from_generator(reader, features=features, gen_kwargs=options)
+    identity = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    fingerprint = Hasher.hash((reader.__name__, options, identity))
+    try:
+        return Dataset.from_generator(
+            reader,
+            features=features,
+            gen_kwargs=options,
+            fingerprint=fingerprint,
+            cache_dir=str(datasets.config.HF_DATASETS_CACHE),
+        )
+    except (DatasetGenerationError, ValueError) as error:  # ValueError: the reader gave no row at all
+        reason = first_line(error.__cause__) if error.__cause__ else f"{path!r} holds no rows; give a file with rows."
+        raise ValueError(reason) from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def stdlib_root() -> Path:
@@ -122,26 +221,37 @@ def split_in_name(name: str) -> str | None:
 def read_texts(files: Sequence[str]) -> Iterator[dict[str, str]]:
     """One row per text file; a file of more than TEXT_PIECE characters is cut at line ends into several rows."""
     for name in files:
-        pieces: list[str] = []
         with open(name, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                pieces.append(line)
-                if file.tell is not None and sum_exceeds(pieces):
-                    yield {"place": name, "text": "".join(pieces)}
-                    pieces = []
-        if pieces:
-            yield {"place": name, "text": "".join(pieces)}
+            for number, lines in enumerate(iter(lambda: file.readlines(TEXT_PIECE), []), start=1):
+                yield {"_place": f"{name} piece {number}", "text": "".join(lines)}
 
 
-def read_lines(files: Sequence[str]) -> Iterator[dict[str, str]]:
+def read_lines(files: Sequence[str]) -> Iterator[dict[str, str | bytes]]:
     """Each line of JSON-lines files as it stands, with its place; a .json file that is one list gives its items.
 
-    The second line of a.jsonl  ->  {"place": "a.jsonl line 2", "line": '{"text": "..."}'}
+    The second line of a.jsonl  ->  {"_place": "a.jsonl line 2", "_json_line": b'{"text": "..."}'}
     """
     for name in files:
         with open(name, "rb") as file:
-            if name.endswith(".json") and first_byte(file.peek(4096)) == b"[":
+            if name.lower().endswith(".json") and file.peek(4096).lstrip().startswith(b"["):
                 yield from read_list(name, file.read())
                 continue
             for number, line in enumerate(file, start=1):
-                yield {"place": f"{name} line {number}", "line": line.decode("utf-8", errors="surrogateescape").strip()}
+                yield {"_place": f"{name} line {number}", "_json_line": line.strip()}
+
+
+def read_list(name: str, content: bytes) -> Iterator[dict[str, str | bytes]]:
+    """The items of a JSON list, each as a JSON line of its own; a list cut short or misspelt is an error as a whole."""
+    try:
+        items = json.loads(content)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} starts as a JSON list but is not one ({error}); repair it or write JSON lines."
+        ) from None
+    for number, item in enumerate(items, start=1):
+        yield {"_place": f"{name} row {number}", "_json_line": json.dumps(item).encode()}
+
+
+def read_stdlib(split: str, heldout_files: Sequence[str]) -> Iterator[dict[str, str]]:
+    for name, text in stdlib_documents(split, heldout_files):
+        yield {"_place": name, "text": text}

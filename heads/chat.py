@@ -1,0 +1,252 @@
+"""Conversations to token ids and a mask that is True on what the assistant wrote, its end-of-turn token included.
+
+The tokenizer's own chat template renders the conversation; the mask comes from character spans of that text and the
+tokenizer's offsets, so that repeated words, several turns and merged spaces cannot shift it. Where a span cannot be
+established the row is refused, never guessed. The ids are those of `tokenizer.apply_chat_template`.
+"""
+
+import functools
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+ROLES = {"system": "system", "tool": "tool", "human": "user", "user": "user"}
+ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bard", "bing"), "assistant")
+TURN_STAND_IN = "\u2063headway-turn\u2063"  # U+2063 is invisible and no white space: templates that trim keep it
+
+VICUNA_TEMPLATE = """\
+{{- bos_token -}}
+{%- if messages[0].role == 'system' -%}{{- messages[0].content -}}{%- else -%}
+{{- 'A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, ' -}}
+{{- "detailed, and polite answers to the user's questions." -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{{- ' ' if loop.first or loop.previtem.role == 'system' else '' -}}{{- 'USER: ' + message.content + ' ' -}}
+{%- elif message.role == 'assistant' -%}
+{{- 'ASSISTANT:' -}}{%- generation -%}{{- ' ' + message.content + eos_token -}}{%- endgeneration -%}
+{%- elif not loop.first or message.role != 'system' -%}
+{{- raise_exception('the vicuna template knows user and assistant turns after one system turn, not ' + message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'ASSISTANT:' -}}{%- endif -%}
+"""
+
+
+class BadRowError(ValueError):
+    """A row that is not what its format asks for: skipped, counted, and too many of them stop the run."""
+
+
+class EmptyRowError(ValueError):
+    """A well-formed row that holds nothing to learn from: skipped and counted."""
+
+
+def read_conversation(turns: Any) -> list[Message]:
+    """Turns with from/value or role/content keys as messages, tidied.
+
+    [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
+    ->  [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    """
+    if isinstance(turns, dict) and all(isinstance(values, list) for values in turns.values()):
+        # A `datasets` sequence of structs arrives as one dict of lists.
+        turns = [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=False)]
+    if not isinstance(turns, list):
+        raise BadRowError(f"the conversation is {kind_of(turns)}, not a list of turns")
+    return tidy([read_turn(turn, number) for number, turn in enumerate(turns, start=1)])
+
+
+def read_turn(turn: Any, number: int) -> Message:
+    """One turn as a message; keys beyond role and content (tool_calls, reasoning_content ...) go to the template."""
+    if not isinstance(turn, dict):
+        raise BadRowError(f"turn {number} is {kind_of(turn)}, not a role with a text")
+    turn = {key: value for key, value in turn.items() if value is not None}
+    role, content = turn.pop("from", turn.pop("role", None)), turn.pop("value", turn.pop("content", ""))
+    if not isinstance(role, str) or role not in ROLES:
+        raise BadRowError(f"turn {number} has the role {role!r}, which is none of {', '.join(ROLES)}")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text")) for part in content)
+    if not isinstance(content, str):
+        raise BadRowError(f"turn {number} has {kind_of(content)} for its text")
+    extra = {key: turn[key] for key in ("name", "tool_calls", "tool_call_id", "reasoning_content") if turn.get(key)}
+    return {"role": ROLES[role], "content": content, **extra}
+
+
+def alpaca_messages(row: dict[str, Any]) -> list[Message]:
+    """instruction (+ blank line + input) as the user's turn, output as the assistant's.
+
+    {"instruction": "Add.", "input": "1 2", "output": "3"}
+    ->  [{"role": "user", "content": "Add.\\n\\n1 2"}, {"role": "assistant", "content": "3"}]
+    """
+    for field in ("instruction", "output"):
+        if not isinstance(row.get(field), str):
+            raise BadRowError(f"{field!r} is {kind_of(row.get(field))}, not a text")
+    if not isinstance(row.get("input") or "", str):
+        raise BadRowError(f"'input' is {kind_of(row['input'])}, not a text")
+    question = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
+    return tidy([{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}])
+
+
+def tidy(messages: Iterable[Message]) -> list[Message]:
+    """Conversation as templates expect it: no empty turns, the user speaks first, roles alternate, a reply comes last.
+
+    Consecutive turns of one role become one, joined by a line break. Replies before the first user turn and turns after
+    the last reply are dropped: there is no question for the former and nothing to learn from the latter.
+    """
+    tidied: list[Message] = []
+    for message in messages:
+        asked = any(earlier["role"] == "user" for earlier in tidied)
+        if not message["content"].strip() and "tool_calls" not in message:
+            continue
+        if message["role"] in ("assistant", "tool") and not asked:
+            continue
+        plain = set(message) == {"role", "content"} and message["role"] != "tool"
+        if plain and tidied and tidied[-1]["role"] == message["role"] and set(tidied[-1]) == set(message):
+            message = {**message, "content": tidied.pop()["content"] + "\n" + message["content"]}
+        tidied.append(message)
+    while tidied and tidied[-1]["role"] != "assistant":
+        tidied.pop()
+    if not tidied:
+        raise EmptyRowError("no reply to a user's turn")
+    return tidied
+
+
+def kind_of(value: Any) -> str:
+    return "missing" if value is None else f"a {type(value).__name__}"
+
+
+@functools.cache
+def say_once(sentence: str) -> None:
+    logger.warning(sentence)
+
+
+def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> str:
+    """Jinja source of "vicuna", of a file, or of the tokenizer itself (vicuna, said once, where it has none)."""
+    if chat_template is None and not tokenizer.chat_template:
+        say_once("The tokenizer has no chat template; the built-in vicuna template is used.")
+        chat_template = "vicuna"
+    if chat_template is None:
+        return tokenizer.get_chat_template()
+    if chat_template == "vicuna":
+        if tokenizer.eos_token is None:
+            raise ValueError(
+                "The vicuna template ends a reply with eos_token, which this tokenizer lacks; set eos_token."
+            )
+        return VICUNA_TEMPLATE
+    if not Path(chat_template).is_file():
+        raise FileNotFoundError(f"chat_template {chat_template!r} is neither 'vicuna' nor a file; give one of the two.")
+    return Path(chat_template).read_text(encoding="utf-8")
+
+
+class ChatEncoder:
+    """Encodes conversations with one tokenizer and one template.
+
+    With the vicuna template, [user "Hi", assistant "Hello."] becomes
+    "<s>A chat between ... questions. USER: Hi ASSISTANT: Hello.</s>", supervised on " Hello.</s>".
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
+        if not tokenizer.is_fast:
+            raise ValueError(
+                f"Chat data needs character offsets, which {type(tokenizer).__name__} cannot give; "
+                "load the tokenizer in its fast form (tokenizer.json)."
+            )
+        self.tokenizer = tokenizer
+        self.template = template
+        self.has_markers = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", template) is not None
+        added = tokenizer.added_tokens_decoder.values()
+        self.special_texts = tuple({str(token) for token in added if token.special} | {*tokenizer.all_special_tokens})
+        try:
+            self.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}])
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"The chat template is not valid Jinja: line {error.lineno}: {error.message}.") from None
+        except jinja2.TemplateError:
+            pass  # a template may object to this conversation and take others; rows speak for themselves
+
+    def encode(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Token ids of the rendered conversation, and for each whether the assistant wrote it."""
+        try:
+            text, spans = self.marked_spans(messages) if self.has_markers else self.found_spans(messages)
+        except jinja2.TemplateError as error:
+            raise BadRowError(f"the chat template refuses the conversation: {error}") from None
+        spans = [self.fit_to_end_of_turn(text, start, end) for start, end in spans]
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return encoded["input_ids"], mask_tokens(encoded["offset_mapping"], spans)
+
+    def render(self, messages: Sequence[Message], **settings: Any) -> tuple[str, list[tuple[int, int]]]:
+        texts, spans = render_jinja_template(
+            [list(messages)], chat_template=self.template, **self.tokenizer.special_tokens_map, **settings
+        )
+        return texts[0], spans[0] if spans else []
+
+    def marked_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """Text and the character spans inside {% generation %} markers.
+
+        Not by way of `apply_chat_template(return_assistant_tokens_mask=True)`: it asks for the token at a span's first
+        and last character, and where the tokenizer trims offsets (GPT-2, GPT-NeoX) a space there has none, upon which
+        it drops the rest of the spans or marks everything to the end.
+        """
+        return self.render(messages, return_assistant_tokens_mask=True)
+
+    def found_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """Text and the assistant's character spans, for templates without markers."""
+        text = self.render(messages)[0]
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        return text, [self.find_span(text, messages, turn) for turn in turns]
+
+    def find_span(self, text: str, messages: Sequence[Message], turn: int) -> tuple[int, int]:
+        """From the end of the generation prompt before a turn to the end of the conversation up to it.
+
+        Both are prefixes of the whole text in a plain template. Some render a turn differently once others follow
+        (Qwen3 drops earlier thinking) or know no generation prompt; there the turn's text is exchanged for a stand-in,
+        and the span is what lies between the parts that stay the same.
+        """
+        asked = self.render(messages[:turn], add_generation_prompt=True)[0]
+        answered = self.render(messages[: turn + 1])[0]
+        prompted = asked != self.render(messages[:turn])[0]
+        if prompted and text.startswith(asked) and text.startswith(answered) and len(asked) < len(answered):
+            return len(asked), len(answered)
+        exchanged = [dict(message) for message in messages]
+        exchanged[turn]["content"] = TURN_STAND_IN
+        before, _, after = self.render(exchanged)[0].partition(TURN_STAND_IN)
+        start, end = len(before), len(text) - len(after)
+        if TURN_STAND_IN in after or start >= end or not (text.startswith(before) and text.endswith(after)):
+            raise BadRowError(f"the chat template drops or rewrites turn {turn + 1}, so its mask is unknown")
+        start = len(asked) if prompted and text.startswith(asked) else start
+        end = len(answered) if text.startswith(answered) else end
+        return start, end
+
+    def fit_to_end_of_turn(self, text: str, start: int, end: int) -> tuple[int, int]:
+        """Moves a span's end to its end-of-turn token: past it where it follows at once, back from a break after it.
+
+        "<a>Hello.<|im_end|>\\n"  ->  the span ends behind <|im_end|>, with or without markers around it or the break
+        """
+        trimmed = len(text[:end].rstrip())
+        if trimmed > start and text[start:trimmed].endswith(self.special_texts):
+            return start, trimmed
+        following = end + len(text[end:]) - len(text[end:].lstrip(" "))
+        found = [special for special in self.special_texts if text.startswith(special, following)]
+        return start, following + max(map(len, found)) if found else end
+
+
+def mask_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[bool]:
+    """True for tokens that share a character with a span.
+
+    A token of no width is a space whose offsets were trimmed; it covers what lies between its neighbours.
+
+    tokens [(0, 4), (4, 6), (6, 9)], spans [(5, 7)]  ->  [False, True, True]
+    """
+    mask, covered = [], 0
+    for start, end in offsets:
+        start = min(start, covered) if start == end else start
+        covered = max(covered, end)
+        mask.append(any(start < span_end and end > span_start for span_start, span_end in spans))
+    return mask

@@ -1,0 +1,195 @@
+"""Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked against the backbone.
+
+heads.json says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes and
+a fingerprint of its embedding), what they can do (accuracy per rank, from which trees are grown) and how they were made
+(recipe). Both files are written beside the old ones and moved into place when they are whole; the JSON holds the
+tensors' checksum, so that a mixed or truncated pair is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from heads.backbone import Backbone
+from heads.families import build_config, family_module
+from heads.interface import TokenHeads
+
+FORMAT_VERSION = 1
+TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
+FINGERPRINT_ROWS = 64
+
+
+def save(
+    token_heads: TokenHeads,
+    folder: str | Path,
+    *,
+    recipe: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    state_dict: dict[str, Tensor] | None = None,
+) -> None:
+    """Write heads to a folder; what was there stays whole until the new files are.
+
+    Args:
+        recipe: how the heads were made: resolved config, versions, commit.
+        dtype: of the saved tensors; as they are where it is not given.
+        state_dict: the heads' gathered tensors, where they are sharded.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the old files are untouched.
+    """
+    tensors = {
+        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
+    }
+    content = to_bytes(tensors, metadata={"format": "pt", "family": token_heads.family})
+    description = {
+        "format_version": FORMAT_VERSION,
+        "family": token_heads.family,
+        "config": vars(token_heads.config),
+        "backbone": describe_backbone(token_heads.backbone),
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "measured_accuracy": token_heads.measured_accuracy,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "recipe": recipe or {},
+    }
+    folder = Path(folder)
+    text = json.dumps(description, indent=2, default=str) + "\n"
+    write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
+
+
+def write_whole(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files under temporary names, then move all into place; on any error remove what was begun."""
+    begun: list[tuple[Path, Path]] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            begun.append((folder / f".{name}.{os.getpid()}.tmp", folder / name))
+            with begun[-1][0].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        for temporary, _ in begun:
+            temporary.unlink(missing_ok=True)
+        size = sum(map(len, files.values())) / 2**20
+        raise OSError(
+            f"{', '.join(files)} ({size:.1f} MiB) could not be written to {folder} ({error.strerror or error}); what was "
+            f"saved there before is untouched. Free space or choose another folder."
+        ) from error
+    for temporary, final in begun:
+        temporary.replace(final)
+
+
+def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) -> TokenHeads:
+    """Heads from a folder, on a causal LM, in eval mode.
+
+    Args:
+        model: the backbone that they were trained on, or a `Backbone` that wraps it.
+        dtype: of the heads; the backbone's where it is not given.
+
+    Raises:
+        ValueError: files missing or damaged, another backbone, or tensors missing, extra or misshapen; says which.
+    """
+    description = read_description(folder)
+    backbone = model if isinstance(model, Backbone) else Backbone(model)
+    check_backbone(description, backbone, folder)
+    tensors = read_tensors(Path(folder) / TENSORS, description["sha256"])
+    token_heads = family_module(description["family"]).Heads(
+        build_config(description["family"], **description["config"]), backbone
+    )
+    check_tensors(tensors, token_heads.state_dict(), folder)
+    token_heads.load_state_dict(tensors)
+    token_heads.measured_accuracy = description.get("measured_accuracy")
+    return token_heads.to(device=backbone.device, dtype=dtype or backbone.dtype).eval()
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """What heads.json says, checked for what this version can read."""
+    path = Path(folder) / DESCRIPTION
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that heads were saved to.")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again.") from None
+    missing = {"format_version", "family", "config", "backbone", "sha256"} - set(description)
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is no description of heads.")
+    if description["format_version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {description['format_version']}; this version reads up to {FORMAT_VERSION}: update."
+        )
+    return description
+
+
+def describe_backbone(backbone: Backbone) -> dict[str, Any]:
+    return {
+        "name": backbone.name,
+        "architecture": type(backbone.model).__name__,
+        "hidden_size": backbone.hidden_size,
+        "vocab_size": backbone.vocab_size,
+        "embedding_fingerprint": fingerprint(backbone),
+    }
+
+
+@torch.no_grad()
+def fingerprint(backbone: Backbone) -> list[float]:
+    """One entry of each of 64 rows spread over the embedding: enough to tell models apart, in any dtype."""
+    vocab, width = backbone.vocab_size, backbone.hidden_size
+    rows = torch.linspace(0, vocab - 1, min(FINGERPRINT_ROWS, vocab)).long().to(backbone.device)
+    columns = (torch.arange(len(rows)) % width).to(backbone.device)
+    values = backbone.embed(rows)[torch.arange(len(rows), device=backbone.device), columns]
+    return [float(f"{value:.6g}") for value in values.float().tolist()]
+
+
+def check_backbone(description: dict[str, Any], backbone: Backbone, folder: str | Path) -> None:
+    wanted, found = description["backbone"], describe_backbone(backbone)
+    for key in ("hidden_size", "vocab_size"):
+        if wanted[key] != found[key]:
+            raise ValueError(
+                f"The heads in {folder} belong to {wanted['name']} with {key} {wanted[key]}; the given backbone "
+                f"{found['name']} has {found[key]}. Load the heads on their own backbone."
+            )
+    pairs = list(zip(wanted["embedding_fingerprint"], found["embedding_fingerprint"], strict=True))
+    # bfloat16 keeps 8 bits of a number, so one value in two dtypes differs by up to 2^-8 of itself.
+    if any(abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in pairs):
+        raise ValueError(
+            f"The heads in {folder} belong to {wanted['name']}; the embedding of the given backbone {found['name']} is "
+            f"another one, though its sizes fit. Load the heads on their own backbone."
+        )
+
+
+def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; the folder holds a description of heads without their tensors.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is damaged or cut short at {path.stat().st_size} bytes ({error}); copy or save the heads again."
+        ) from None
+    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise ValueError(f"{path} is not the file that {DESCRIPTION} beside it describes; copy both files again.")
+    return tensors
+
+
+def check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], folder: str | Path) -> None:
+    problems = [f"missing {name}" for name in sorted(set(wanted) - set(found))]
+    problems += [f"extra {name}" for name in sorted(set(found) - set(wanted))]
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)} in place of {tuple(wanted[name].shape)}"
+        for name in sorted(set(found) & set(wanted))
+        if found[name].shape != wanted[name].shape
+    ]
+    if problems:
+        raise ValueError(f"The tensors in {folder} do not fit the heads that {DESCRIPTION} describes: {'; '.join(problems)}.")

@@ -1,0 +1,103 @@
+"""Load a backbone and its tokenizer by name or path, or start one from random weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.quantizers.auto import AutoQuantizationConfig
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(kw_only=True)
+class BackboneConfig:
+    """Which causal LM, and how it is loaded.
+
+    Attributes:
+        name_or_path: a folder with a Hugging Face model, or a name on the hub.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights once loaded; "auto" is the checkpoint's on an accelerator and float32 on a CPU.
+        attn_implementation: "sdpa" or "eager"; others cannot take the mask of a token tree. None lets the model choose.
+        trust_remote_code: run modelling code that lies beside the weights. Off unless you know whose code it is.
+        quantization: fields of a transformers quantization config, such as {quant_method: bitsandbytes,
+            load_in_4bit: true}; passed to the model loader as it is.
+        gradient_checkpointing: recompute the backbone's activations in backward; useful only when it is trained.
+        random_weights: start from random weights in the shape of the config, to train a backbone from nothing.
+        tokenizer: folder or hub name of the tokenizer; the backbone's own where it is not given.
+    """
+
+    name_or_path: str
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    attn_implementation: Literal["sdpa", "eager"] | None = None
+    trust_remote_code: bool = False
+    quantization: dict[str, Any] | None = None
+    gradient_checkpointing: bool = False
+    random_weights: bool = False
+    tokenizer: str | None = None
+
+
+def load_backbone(config: BackboneConfig, device: torch.device | str | None = None) -> Any:
+    """The causal LM, in eval mode, on `device`.
+
+    Raises:
+        ValueError: the folder or name holds no causal LM, or a setting does not fit it; says which.
+    """
+    kwargs: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    dtype = resolve_dtype(config.dtype, device)
+    if config.attn_implementation:
+        kwargs["attn_implementation"] = config.attn_implementation
+    if config.quantization:
+        kwargs["quantization_config"] = AutoQuantizationConfig.from_dict(dict(config.quantization))
+    with explained(config.name_or_path):
+        if config.random_weights:
+            model_config = AutoConfig.from_pretrained(
+                config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
+            )
+            attention = {k: v for k, v in kwargs.items() if k == "attn_implementation"}
+            model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **attention)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(config.name_or_path, dtype=dtype, **kwargs)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.to(device).eval() if device is not None and not config.quantization else model.eval()
+
+
+def load_tokenizer(config: BackboneConfig) -> Any:
+    """The backbone's tokenizer, padding on the left as decoding needs it."""
+    source = config.tokenizer or config.name_or_path
+    with explained(source):
+        return AutoTokenizer.from_pretrained(
+            source, revision=config.revision, trust_remote_code=config.trust_remote_code, padding_side="left"
+        )
+
+
+def resolve_dtype(dtype: Dtype, device: torch.device | str | None) -> Any:
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    on_accelerator = torch.cuda.is_available() if device is None else torch.device(device).type != "cpu"
+    return "auto" if on_accelerator else torch.float32
+
+
+class explained:  # noqa: N801 - reads as a phrase: `with explained(name): load(name)`
+    """Turn what transformers raises for a wrong name into one sentence."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if not isinstance(error, OSError | ValueError | ImportError | KeyError):
+            return
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        kind = "folder" if Path(self.name).is_dir() else "folder or hub name"
+        raise ValueError(
+            f"The {kind} {self.name!r} could not be loaded as a causal LM with its tokenizer ({first_line}); give a folder "
+            f"that holds config.json and weights, or a name that the hub knows."
+        ) from error

@@ -1,0 +1,153 @@
+"""Tiny random causal LMs made from config objects, one for each architecture that Headway is tested on.
+
+They are sharpened: matrices are drawn wide enough that layers change what they read and logits spread over several
+units. With Hugging Face's own initialisation (0.02) every model repeats its last token and any two best logits are
+nearly equal, so a test on greedy text would show nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    CodeGenConfig,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    Qwen3Config,
+)
+
+from heads.backbone import find_final_norm
+
+ARCHITECTURES = ("llama", "gpt_neox", "qwen3", "mistral", "gemma", "phi3", "codegen")
+EAGER_ONLY = {"codegen": "CodeGen has no sdpa attention in transformers"}
+EOS, PAD = 1, 0
+VOCAB = 29
+Attention = Literal["eager", "sdpa"]
+
+SMALL = {"vocab_size": VOCAB, "max_position_embeddings": 768, "bos_token_id": 2, "eos_token_id": EOS, "pad_token_id": PAD}
+LLAMA_LIKE = {
+    **SMALL,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+WITH_HEAD_DIM = {**LLAMA_LIKE, "head_dim": 8}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=False),
+    "gpt_neox": lambda: GPTNeoXConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, rotary_pct=0.5
+    ),
+    "gpt_neox_serial": lambda: GPTNeoXConfig(
+        **SMALL,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        use_parallel_residual=False,
+    ),
+    "qwen3": lambda: Qwen3Config(**WITH_HEAD_DIM, tie_word_embeddings=True),
+    "mistral": lambda: MistralConfig(**WITH_HEAD_DIM, sliding_window=None),
+    "mistral_windowed": lambda: MistralConfig(**WITH_HEAD_DIM, sliding_window=8),
+    "gemma": lambda: GemmaConfig(**WITH_HEAD_DIM),
+    "phi3": lambda: Phi3Config(**LLAMA_LIKE, tie_word_embeddings=False),
+    "phi3_windowed": lambda: Phi3Config(**LLAMA_LIKE, tie_word_embeddings=False, sliding_window=8),
+    "codegen": lambda: CodeGenConfig(**SMALL, n_positions=768, n_embd=32, n_layer=3, n_head=4, rotary_dim=4),
+    "gemma2": lambda: Gemma2Config(**WITH_HEAD_DIM, sliding_window=8, query_pre_attn_scalar=8),
+    "gemma3": lambda: Gemma3TextConfig(
+        **{**WITH_HEAD_DIM, "num_hidden_layers": 4},
+        sliding_window=8,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    ),
+    "qwen3_windowed": lambda: Qwen3Config(
+        **WITH_HEAD_DIM,
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
+    "cohere": lambda: CohereConfig(**LLAMA_LIKE, logit_scale=0.25),
+    "granite": lambda: GraniteConfig(
+        **LLAMA_LIKE, logits_scaling=4.0, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.3
+    ),
+    "gpt2": lambda: GPT2Config(**SMALL, n_positions=768, n_embd=32, n_layer=3, n_head=4),
+    "opt": lambda: OPTConfig(
+        **SMALL, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=32
+    ),
+}
+
+
+def tiny_model(
+    name: str,
+    *,
+    attn: Attention = "eager",
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    sharpen: bool = True,
+    **overrides: Any,
+) -> Any:
+    """A tiny random model in eval mode; `overrides` change fields of its config."""
+    config = CONFIGS[name]()
+    for field, value in overrides.items():
+        setattr(config, field, value)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn).to(dtype)
+    if sharpen:
+        sharpen_(model, torch.Generator().manual_seed(seed))
+    model.generation_config.eos_token_id = EOS
+    model.generation_config.pad_token_id = PAD
+    return model.eval()
+
+
+@functools.cache
+def shared_model(name: str, attn: Attention = "eager", dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """The same model for every test that only reads it."""
+    return tiny_model(name, attn=attn, dtype=dtype, seed=seed)
+
+
+@torch.no_grad()
+def sharpen_(model: Any, generator: torch.Generator) -> None:
+    """Matrices at 2/√fan-in, noise on norms and biases, embeddings small beside what the layers add."""
+    embedding, unembedding = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    tied = embedding is unembedding
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if parameter is embedding:  # Gemma multiplies it by √width
+            parameter.copy_(noise * (0.1 if "Gemma" in type(model).__name__ else 0.5))
+        elif parameter is unembedding:
+            parameter.copy_(noise * 3.0 / parameter.shape[1] ** 0.5)
+        elif parameter.ndim >= 2:
+            parameter.copy_(noise * 2.0 / parameter.shape[1] ** 0.5)
+        else:
+            parameter.add_(noise * 0.1)
+    if tied:  # small embeddings give small logits; the final norm makes up for it
+        norm = find_final_norm(model.get_decoder())
+        norm.weight.add_(4.0 if "Gemma" in type(model).__name__ else 1.0)
+
+
+def random_tokens(*shape: int, seed: int = 0, low: int = 3, vocab: int = VOCAB) -> Tensor:
+    """Tokens without pad, eos and bos."""
+    return torch.randint(low, vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask of a batch of prompts, padding on the left."""
+    longest = max(len(prompt) for prompt in prompts)
+    tokens = [[PAD] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(tokens), torch.tensor(mask)

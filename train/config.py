@@ -1,0 +1,264 @@
+"""One run as keyword-only dataclasses, read from YAML with command-line overrides; an unknown key is an error.
+
+Fields stand where what they build stands: `backbone` in heads/loading.py, `data` in heads/data.py, `heads` in the
+family's file. `trainer` takes any field of transformers' TrainingArguments under its own name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from transformers import TrainingArguments
+
+from heads.data import DataConfig
+from heads.families import build_config
+from heads.loading import BackboneConfig
+
+SET_BY_HEADWAY = {"output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "report_to",
+                  "resume_from_checkpoint", "save_strategy", "eval_strategy", "eval_steps", "seed", "data_seed",
+                  "remove_unused_columns"}
+
+
+@dataclass(kw_only=True)
+class RatesConfig:
+    """Peak learning rates.
+
+    Attributes:
+        heads: of the heads.
+        base: of the backbone, which is trained only with `family: null`; null keeps it frozen.
+    """
+
+    heads: float = 1e-4
+    base: float | None = None
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """AdamW; the defaults are the grounded-heads paper's (section 4.1).
+
+    Attributes:
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: on matrices; biases and norms have none.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """What is measured while training, on held-out data.
+
+    Attributes:
+        every_steps: optimizer steps between evaluations; the last step is always evaluated. 0: only the last step.
+        num_prompts: held-out prompts that the shipped decoder decodes at every evaluation for tokens per pass.
+        prompt_tokens: length of each prompt, in tokens.
+        new_tokens: tokens decoded for each prompt.
+        tree_nodes: nodes of the tree that it decodes with, the root included.
+    """
+
+    every_steps: int = 500
+    num_prompts: int = 8
+    prompt_tokens: int = 64
+    new_tokens: int = 64
+    tree_nodes: int = 16
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """One run of the trainer.
+
+    Attributes:
+        output_dir: folder of the run: `last/` and `best/` heads, metrics.jsonl, report.png, checkpoints for --resume.
+        backbone: the causal LM.
+        data: training and held-out rows.
+        family: the kind of heads (`medusa`, `grounded`); null trains the backbone alone.
+        heads: fields of the family's Config, such as num_heads. Each family's file explains its own.
+        init_from: folder of heads to continue from, with a new optimizer and schedule.
+        rates: peak learning rates.
+        head_decay: the loss of head k is weighted with head_decay ** (k - 1).
+        optimizer: AdamW's settings.
+        evaluation: what is measured while training.
+        trainer: fields of transformers.TrainingArguments, such as num_train_epochs, per_device_train_batch_size (blocks),
+            gradient_accumulation_steps, warmup_steps (steps, or a share of all steps below 1), lr_scheduler_type, bf16.
+        report_to: where metrics go: any of jsonl, tensorboard, wandb.
+        save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 keeps none.
+        save_dtype: of the saved heads.
+        resume: continue from the last checkpoint in output_dir.
+        seed: of data order, initial weights and dropout.
+    """
+
+    output_dir: str
+    backbone: BackboneConfig
+    data: DataConfig
+    family: str | None = "grounded"
+    heads: dict[str, Any] = field(default_factory=dict)
+    init_from: str | None = None
+    rates: RatesConfig = field(default_factory=RatesConfig)
+    head_decay: float = 1.0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    report_to: list[str] = field(default_factory=lambda: ["jsonl"])
+    save_every_steps: int = 0
+    save_dtype: str = "float32"
+    resume: bool = False
+    seed: int = 0
+
+    @property
+    def num_heads(self) -> int:
+        return 0 if self.family is None else build_config(self.family, **self.heads).num_heads
+
+    def check(self) -> None:
+        """Raise ValueError on what cannot train, before anything is loaded."""
+        if self.family is not None:
+            build_config(self.family, **self.heads)
+            check_rate("rates.heads", self.rates.heads)
+            if self.rates.base is not None:
+                raise ValueError(
+                    "rates.base was given with a family; the backbone is frozen under heads: leave rates.base null, or "
+                    "set family: null to train the backbone alone."
+                )
+        else:
+            if self.heads or self.init_from:
+                raise ValueError("heads or init_from were given with family: null; remove them or name a family.")
+            check_rate("rates.base", self.rates.base)
+        if self.num_heads + 2 > self.data.block_size:
+            raise ValueError(
+                f"{self.num_heads} heads need blocks of at least {self.num_heads + 2} tokens; data.block_size is "
+                f"{self.data.block_size}."
+            )
+        if self.head_decay <= 0:
+            raise ValueError(f"head_decay={self.head_decay} was given; it must be above 0 (1 weights all heads alike).")
+        for name in self.report_to:
+            known = ("jsonl", "tensorboard", "wandb")
+            if name not in known:
+                raise ValueError(f"report_to has {name!r}; allowed are {', '.join(known)}.{nearest(name, known)}")
+        if self.save_dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"save_dtype={self.save_dtype!r} was given; allowed are float32, bfloat16, float16.")
+        check_trainer_fields(self.trainer)
+
+
+def check_rate(name: str, rate: float | None) -> None:
+    if rate is None or not math.isfinite(rate) or rate <= 0:
+        raise ValueError(f"{name}={rate} was given; nothing would be learned: give a rate above 0, such as 1e-4.")
+
+
+def check_trainer_fields(fields: dict[str, Any]) -> None:
+    known = [f.name for f in dataclasses.fields(TrainingArguments)]
+    for name in fields:
+        if name in SET_BY_HEADWAY:
+            raise ValueError(f"trainer.{name} has a field of its own in the run's config; remove it from `trainer`.")
+        if name not in known:
+            raise ValueError(f"trainer.{name} is no field of transformers.TrainingArguments.{nearest(name, known)}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose errors are one sentence that names the nearest real key."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+        text = re.sub(r"\s+", " ", str(message)).strip()
+        unknown = re.search(r"(?:[Uu]nrecognized arguments:|Key)\s*'?-*([\w.]+)", text)
+        hint = nearest(unknown.group(1), known_keys(TrainConfig)) if unknown else ""
+        sys.stderr.write(f"{self.prog}: error: {text}{hint}\n")
+        sys.exit(2)
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file.")
+    parser.add_argument("--config", action="config", help="YAML file of the run; later flags override its keys.")
+    parser.add_class_arguments(TrainConfig, fail_untyped=False)
+    return parser
+
+
+def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") -> TrainConfig:
+    """The run's config from `--config FILE` and overrides such as `--rates.heads 3e-4`, checked.
+
+    Raises:
+        SystemExit: on what cannot be parsed, after one sentence on stderr.
+        ValueError: on values that cannot train.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for path in config_files(arguments):
+        check_yaml_keys(path)
+    parser = build_parser(prog)
+    namespace: Namespace = parser.parse_args(arguments)
+    values = parser.instantiate_classes(namespace).as_dict()
+    values.pop("config", None)
+    config = TrainConfig(**values)
+    config.check()
+    return config
+
+
+def config_files(arguments: Sequence[str]) -> list[Path]:
+    """The YAML files named on the command line.
+
+    Raises:
+        ValueError: one does not exist.
+    """
+    paths = [Path(after) for flag, after in zip(arguments, arguments[1:], strict=False) if flag == "--config"]
+    paths += [Path(argument.partition("=")[2]) for argument in arguments if argument.startswith("--config=")]
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"--config {path} does not exist; runs are described in configs/*.yaml.")
+    return paths
+
+
+def check_yaml_keys(path: Path) -> None:
+    """Every key of a YAML file must be a field; names the nearest real one.
+
+    Raises:
+        ValueError: an unknown key, or a file that is no YAML mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold keys and values at its top, such as `family: grounded`.")
+    known = known_keys(TrainConfig)
+    for key in yaml_keys(content):
+        if key not in known and not key.startswith(("heads.", "trainer.", "backbone.quantization.")):
+            raise ValueError(f"{path} has the unknown key {key!r}.{nearest(key, known)}")
+
+
+def known_keys(config_class: Any, prefix: str = "") -> list[str]:
+    """All dotted keys of a config dataclass; the entries of lists go without an index."""
+    keys: list[str] = []
+    for name, hint in get_type_hints(config_class).items():
+        keys.append(prefix + name)
+        for inner in (hint, *get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                keys += known_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def yaml_keys(content: Any, prefix: str = "") -> list[str]:
+    if isinstance(content, list):
+        return [key for item in content for key in yaml_keys(item, prefix)]
+    if not isinstance(content, dict):
+        return []
+    found: list[str] = []
+    for name, value in content.items():
+        found.append(f"{prefix}{name}")
+        found += yaml_keys(value, f"{prefix}{name}.")
+    return found

@@ -1,0 +1,43 @@
+"""Which engine runs: said on the first line of a run; asked for and not active is an error, never another one in its place."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+SUPPORTED = {
+    DistributedType.NO: "one process",
+    DistributedType.MULTI_GPU: "DDP",
+    DistributedType.MULTI_CPU: "DDP over CPUs",
+}
+ASKED_BY_ENVIRONMENT = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}
+
+
+def describe_engine() -> str:
+    """One line: engine, processes, device, threads.
+
+    Raises:
+        ValueError: an engine was asked for that this version does not train with.
+    """
+    state = PartialState()
+    for variable, name in ASKED_BY_ENVIRONMENT.items():
+        if os.environ.get(variable, "false").lower() in ("true", "1"):
+            raise ValueError(
+                f"The launch asks for {name}; this version trains in one process or with DDP, and no other engine takes "
+                f"its place silently: use launch/single.yaml or launch/ddp.yaml."
+            )
+    if state.distributed_type not in SUPPORTED:
+        raise ValueError(
+            f"The engine {state.distributed_type.value} is not supported; use launch/single.yaml or launch/ddp.yaml."
+        )
+    threads = f", {torch.get_num_threads()} threads" if state.device.type == "cpu" else ""
+    return f"engine: {SUPPORTED[state.distributed_type]}, {state.num_processes} process(es), {state.device.type}{threads}"
+
+
+def use_all_cores() -> None:
+    """Give a single CPU process all cores: `accelerate launch` sets OMP_NUM_THREADS=1 where nobody chose a number."""
+    if PartialState().num_processes == 1 and torch.get_num_threads() == 1:
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

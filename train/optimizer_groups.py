@@ -1,0 +1,42 @@
+"""Which parameter is trained at which rate: a visible list that holds every trained parameter exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def optimizer_groups(model: nn.Module, *, heads_rate: float, base_rate: float | None, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for AdamW: heads and backbone, matrices with weight decay, vectors (biases, norms) without.
+
+    Raises:
+        ValueError: nothing is trained.
+    """
+    rates = {"token_heads.": heads_rate, "model.": base_rate}
+    groups = [
+        {
+            "name": f"{prefix}{'matrices' if is_matrix else 'vectors'}",
+            "params": [p for _, p in trained(model, prefix) if (p.ndim >= 2) == is_matrix],
+            "lr": rate,
+            "weight_decay": weight_decay if is_matrix else 0.0,
+        }
+        for prefix, rate in rates.items()
+        for is_matrix in (True, False)
+    ]
+    groups = [group for group in groups if group["params"]]
+    check_groups(model, groups)
+    return groups
+
+
+def trained(model: nn.Module, prefix: str) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if name.startswith(prefix) and p.requires_grad]
+
+
+def check_groups(model: nn.Module, groups: list[dict[str, Any]]) -> None:
+    listed = [id(p) for group in groups for p in group["params"]]
+    wanted = [id(p) for p in model.parameters() if p.requires_grad]
+    if not wanted:
+        raise ValueError("Nothing is trained: no parameter asks for a gradient; give a family, or family: null for the backbone.")
+    assert sorted(listed) == sorted(wanted), "every trained parameter stands in exactly one group"
+    assert all(group["lr"] is not None for group in groups), "a trained group has no rate"

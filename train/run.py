@@ -1,0 +1,176 @@
+"""One run from its config: build, train, save, and say where everything lies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from heads import checkpoint
+from heads.backbone import Backbone
+from heads.families import build_config, create
+from heads.interface import TokenHeads
+from heads.loading import load_backbone, load_tokenizer
+from train.config import TrainConfig, read_config
+from train.engine import describe_engine, use_all_cores
+from train.model import TrainedModel
+from train.packing import PackedData, build_datasets
+from train.provenance import recipe
+from train.trainer import HeadsTrainer, JsonLines
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """What train.py does."""
+    explain_errors(lambda: run(read_config(arguments)))
+
+
+def explain_errors(action: Callable[[], Any]) -> None:
+    """Run an action; what a user can cause ends in one sentence and exit code 1. HEADWAY_TRACEBACK=1 shows all."""
+    try:
+        action()
+    except (ValueError, OSError) as error:
+        if os.environ.get("HEADWAY_TRACEBACK") == "1":
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+
+
+def run(config: TrainConfig) -> Path:
+    """Train and save; returns the folder of the run."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    transformers.logging.set_verbosity_warning()
+    use_all_cores()
+    logger.info(describe_engine())
+    set_seed(config.seed)
+    arguments = training_arguments(config)  # first: it decides on the device
+    tokenizer = load_tokenizer(config.backbone)
+    model = build_model(config, arguments.device)
+    data = build_datasets(
+        config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size
+    )
+    trainer = build_trainer(config, arguments, model, tokenizer, data)
+    describe_run(trainer, data)
+    trainer.train(resume_from_checkpoint=last_checkpoint(config))
+    finish(trainer)
+    return Path(config.output_dir)
+
+
+def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
+    backbone = Backbone(load_backbone(config.backbone, device))
+    token_heads = None if config.family is None else build_heads(config, backbone)
+    return TrainedModel(
+        backbone,
+        token_heads,
+        attend_across_documents=config.data.attend_across_documents,
+        head_decay=config.head_decay,
+    )
+
+
+def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
+    """New heads, or those of `init_from`, which must be of the same family and fields; in float32 for training.
+
+    Raises:
+        ValueError: init_from holds other heads than the config describes.
+    """
+    assert config.family is not None
+    if config.init_from is None:
+        return create(config.family, backbone, **config.heads).float()
+    token_heads = checkpoint.load(config.init_from, backbone, dtype=torch.float32)
+    wanted = build_config(config.family, **config.heads)
+    if token_heads.family != config.family or (config.heads and token_heads.config != wanted):
+        raise ValueError(
+            f"init_from {config.init_from} holds {token_heads.family} heads with {vars(token_heads.config)}; the config asks "
+            f"for {config.family} with {vars(wanted)}: make them agree, or leave `heads` out to take them as they are."
+        )
+    return token_heads.train()
+
+
+def training_arguments(config: TrainConfig) -> TrainingArguments:
+    every = config.evaluation.every_steps
+    fields: dict[str, Any] = {
+        "logging_steps": 10,
+        "lr_scheduler_type": "cosine",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "eval_steps": every or None,
+        "eval_strategy": "steps" if every else "no",
+        "save_steps": config.save_every_steps or 500,
+        "save_strategy": "steps" if config.save_every_steps else "no",
+        "save_total_limit": 2,
+    }
+    try:
+        return TrainingArguments(
+            output_dir=config.output_dir,
+            learning_rate=config.rates.heads if config.family is not None else config.rates.base,
+            report_to=[name for name in config.report_to if name != "jsonl"],
+            remove_unused_columns=False,
+            label_names=[],
+            seed=config.seed,
+            **(fields | config.trainer),
+        )
+    except TypeError as error:
+        raise ValueError(f"A field of `trainer` has a value of the wrong type: {error}") from error
+
+
+def build_trainer(
+    config: TrainConfig, arguments: TrainingArguments, model: TrainedModel, tokenizer: Any, data: PackedData
+) -> HeadsTrainer:
+    metrics = Path(config.output_dir) / "metrics.jsonl"
+    if not config.resume and metrics.exists():
+        metrics.unlink()  # a new run in an old folder starts a new record
+    return HeadsTrainer(
+        config=config,
+        recipe=recipe(config),
+        model=model,
+        args=arguments,
+        train_dataset=data.train,
+        eval_dataset=data.eval,
+        processing_class=tokenizer,
+        callbacks=[JsonLines(metrics)] if "jsonl" in config.report_to else [],
+    )
+
+
+def last_checkpoint(config: TrainConfig) -> str | None:
+    """The folder to resume from, if asked.
+
+    Raises:
+        ValueError: resume was asked for and there is nothing to resume.
+    """
+    if not config.resume:
+        return None
+    found = get_last_checkpoint(config.output_dir) if Path(config.output_dir).is_dir() else None
+    if found is None:
+        raise ValueError(
+            f"resume was asked for, but {config.output_dir} holds no checkpoint-* folder; checkpoints are written every "
+            f"save_every_steps steps (now {config.save_every_steps}). Start without --resume."
+        )
+    return found
+
+
+def describe_run(trainer: HeadsTrainer, data: PackedData) -> None:
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in trainer.model.parameters())
+    blocks = f"{len(data.train):,} blocks" if hasattr(data.train, "__len__") else "streamed blocks"
+    logger.info(f"{trained:,} parameters trained, {total - trained:,} frozen; {blocks} of {trainer.config.data.block_size} tokens")
+
+
+def finish(trainer: HeadsTrainer) -> None:
+    """Evaluate the last step, save the last weights, say where they are."""
+    measured: dict[str, Any] = {"step": trainer.state.global_step}
+    if trainer.eval_dataset is not None:
+        evaluated = [entry for entry in trainer.state.log_history if "eval_backbone_loss" in entry]
+        at_last_step = evaluated and evaluated[-1]["step"] == trainer.state.global_step
+        measured |= evaluated[-1] if at_last_step else trainer.evaluate()
+    trainer.save_heads("last", measured)
+    folder = Path(trainer.args.output_dir)
+    best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"
+    logger.info(f"saved in {folder / 'last'}{best if trainer.best_tokens_per_pass else ''}")

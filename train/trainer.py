@@ -1,0 +1,170 @@
+"""`transformers.Trainer` with our loss, our optimizer groups, our evaluation, and only the heads saved.
+
+The rest (accumulation, schedulers, resume, logging, DDP) is the library's.
+"""
+# B batch, T position, K head
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, load_model
+from torch import Tensor
+from transformers import Trainer, TrainerCallback
+
+from heads import checkpoint
+from heads.interface import TokenHeads
+from train.config import TrainConfig
+from train.evaluation import evaluate
+from train.model import TrainedModel
+from train.optimizer_groups import optimizer_groups
+from train.targets import count_supervised
+
+logger = logging.getLogger(__name__)
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Packed blocks of one length, so nothing is padded."""
+    return {
+        "input_ids": torch.tensor([row["input_ids"] for row in rows], dtype=torch.long),
+        "loss_mask": torch.tensor([row["loss_mask"] for row in rows], dtype=torch.bool),
+        "document_ids": torch.tensor([row["document_ids"] for row in rows], dtype=torch.long),
+    }
+
+
+class HeadsTrainer(Trainer):
+    """Trains a `TrainedModel`."""
+
+    model: TrainedModel
+
+    def __init__(self, *, config: TrainConfig, recipe: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(data_collator=collate, **kwargs)
+        self.config = config
+        self.recipe = recipe
+        self.model_accepts_loss_kwargs = True
+        self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
+        self.best_tokens_per_pass = 0.0
+        self._loss_sums_K: Tensor | None = None
+        self._counts_K: Tensor | None = None
+
+    @property
+    def token_heads(self) -> TokenHeads | None:
+        return self.model.token_heads
+
+    # ---- loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor | None:
+        """(K,): labels of each head over all micro-batches and processes, so that any split gives one loss."""
+        if not batch_samples:
+            return None
+        counts = [count_supervised(b["loss_mask"], b["document_ids"], self.model.shifts) for b in batch_samples]
+        counts_K = torch.stack(counts).sum(dim=0).to(device)
+        return self.accelerator.reduce(counts_K, reduction="sum")
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        outputs = model(**inputs, counts_K=num_items_in_batch)
+        self._remember(outputs["loss_sums_K"], num_items_in_batch)
+        # DDP averages gradients over processes; each process holds its share of one sum.
+        loss = outputs["loss"] * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def _remember(self, sums_K: Tensor, counts_K: Tensor | None) -> None:
+        counts_K = torch.ones_like(sums_K) if counts_K is None else counts_K / self.args.gradient_accumulation_steps
+        self._loss_sums_K = sums_K if self._loss_sums_K is None else self._loss_sums_K + sums_K
+        self._counts_K = counts_K if self._counts_K is None else self._counts_K + counts_K
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add each head's mean loss since the last log."""
+        if "loss" in logs and self._loss_sums_K is not None and self._counts_K is not None:
+            sums_K = self.accelerator.reduce(self._loss_sums_K.clone(), reduction="sum")
+            means = (sums_K / self._counts_K.clamp(min=1)).tolist()
+            names = ["backbone_loss"] if self.token_heads is None else [f"head{k}_loss" for k in range(1, len(means) + 1)]
+            logs = {**logs, **dict(zip(names, means, strict=True))}
+            self._loss_sums_K = self._counts_K = None
+        super().log(logs, start_time)
+
+    # ---- optimizer
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            c = self.config
+            groups = optimizer_groups(
+                self.model, heads_rate=c.rates.heads, base_rate=c.rates.base, weight_decay=c.optimizer.weight_decay
+            )
+            self.optimizer = torch.optim.AdamW(
+                groups, betas=(c.optimizer.beta1, c.optimizer.beta2), eps=c.optimizer.eps, fused=True
+            )
+        return self.optimizer
+
+    # ---- evaluation
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
+        dataloader = self.get_eval_dataloader(eval_dataset)
+        found = evaluate(self.model, dataloader, self.config.evaluation, self.accelerator)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass:
+            self.best_tokens_per_pass = found["tokens_per_pass"]
+            self.save_heads("best", {"step": self.state.global_step, **found})
+        return metrics
+
+    # ---- saving and resuming
+
+    def save_heads(self, name: str, measured: dict[str, Any]) -> None:
+        """Heads (or the trained backbone) into a folder of the run."""
+        if self.args.should_save:
+            self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
+
+    def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
+        if self.token_heads is None:
+            self.model.model.save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
+        else:
+            checkpoint.save(self.token_heads, folder, dtype=dtype, recipe=self.recipe | {"measured": measured})
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        self._write(Path(output_dir or self.args.output_dir), {"step": self.state.global_step}, torch.float32)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint that cannot be written costs itself, not the run."""
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        except OSError as error:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            shutil.rmtree(folder, ignore_errors=True)
+            logger.warning("No checkpoint at step %d: %s Training goes on.", self.state.global_step, error)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        if self.token_heads is None:
+            load_model(self.model.model, folder / "model.safetensors")
+            return
+        tensors = load_file(folder / checkpoint.TENSORS)
+        checkpoint.check_tensors(tensors, self.token_heads.state_dict(), folder)
+        self.token_heads.load_state_dict(tensors)
+
+
+class JsonLines(TrainerCallback):
+    """`report_to: [jsonl]`: every log as one line of metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
