@@ -234,9 +234,9 @@ class Backbone:
             cache: a cache that the layer writes under its own `layer_idx`, or None.
         """
         accepted = inspect.signature(layer.forward).parameters
-        layer_type = getattr(layer, "attention_type", None) or getattr(layer, "layer_type", None)
+        layer_type = read_layer_type(layer) if self.mask_style.by_layer_type else FULL
         given: dict[str, Any] = {
-            "attention_mask": mask.get(layer_type, mask[FULL]) if isinstance(mask, dict) else mask,
+            "attention_mask": mask[layer_type] if isinstance(mask, dict) else mask,
             "position_ids": positions_BT,
             "past_key_values": cache,
             "layer_past": cache,
@@ -247,17 +247,20 @@ class Backbone:
         output = layer(hidden_BTD, **{name: value for name, value in given.items() if name in accepted})
         return output[0] if isinstance(output, tuple) else output
 
-    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str | None) -> Any:
+    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> Any:
         rotary = self.decoder.rotary_emb
         if "layer_type" in inspect.signature(rotary.forward).parameters:
-            return rotary(hidden_BTD, positions_BT, layer_type or SLIDING)
+            return rotary(hidden_BTD, positions_BT, layer_type)
         return rotary(hidden_BTD, positions_BT)
 
     @contextlib.contextmanager
     def _recording(self, taps: Sequence[Tap]) -> Iterator[Taps]:
         recorded: Taps = {}
-        handles = [self._hook(tap, recorded) for tap in taps if tap != "final"]
+        handles: list[Any] = []
         try:
+            for tap in taps:
+                if tap != "final":
+                    handles.append(self._hook(tap, recorded))
             yield recorded
         finally:
             for handle in handles:
@@ -296,6 +299,30 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
             f"{name} is not a decoder-only model with a key-value cache and positions that can be given; "
             f"choose an AutoModelForCausalLM whose decoder takes attention_mask, position_ids and past_key_values."
         )
+    config = model.config.get_text_config()
+    if getattr(config, "alibi", False) or "local" in (getattr(config, "attention_layers", None) or []):
+        raise ValueError(
+            f"{name} counts distances in cache slots (alibi or local attention), which are no positions in a token tree; "
+            f"choose a backbone with position ids and full or sliding attention."
+        )
+
+
+def read_layer_type(layer: nn.Module) -> str:
+    """Full or sliding, of a layer in a model that mixes them; layers or their attention modules say it.
+
+    Raises:
+        ValueError: nothing in the layer says which of the model's masks it takes.
+    """
+    for module in layer.modules():
+        for name in ("layer_type", "attention_type"):
+            if (layer_type := getattr(module, name, None)) in (FULL, SLIDING):
+                return str(layer_type)
+    for module in layer.modules():
+        if hasattr(module, "sliding_window"):
+            return FULL if module.sliding_window is None else SLIDING
+    raise ValueError(
+        f"{type(layer).__name__} does not say whether it has full or sliding attention, so it cannot be run on its own."
+    )
 
 
 def find_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:

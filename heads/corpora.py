@@ -74,7 +74,8 @@ def open_stdlib(split: str, heldout_list: str | None, *, streaming: bool) -> Row
     if heldout_list is None:
         raise ValueError(f"{STDLIB} needs heldout_list, the JSON file that names its held-out files; set it in data.")
     heldout_files = load_heldout_files(heldout_list)
-    files, options = stdlib_files(split, heldout_files), {"split": split, "heldout_files": tuple(heldout_files)}
+    files = [stdlib_root() / name for name in stdlib_files(split, heldout_files)]
+    options = {"split": split, "heldout_files": tuple(heldout_files)}
     return open_generator(STDLIB, read_stdlib, options, TEXT_FEATURES, files, streaming=streaming)
 
 
@@ -145,31 +146,32 @@ def stdlib_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def stdlib_files(split: str, heldout_files: Sequence[str]) -> list[Path]:
-    """This interpreter's library files of one split, sorted; `heldout` is what the list names, `train` the rest."""
+def stdlib_files(split: str, heldout_files: Sequence[str]) -> list[str]:
+    """Names of one split's files, POSIX and relative to the library's root, sorted.
+
+    Split `heldout` is what the list names, `train` all the rest.
+    """
     if split not in ("train", "heldout"):
         raise ValueError(f"{STDLIB} has the splits 'train' and 'heldout', not {split!r}; set split to one of the two.")
     root, heldout = stdlib_root(), set(heldout_files)
-    files = [
-        file
-        for file in sorted(root.rglob("*.py"))
-        if not STDLIB_SKIP & set(file.relative_to(root).parts)
-        and file.stat().st_size < STDLIB_MAX_BYTES
-        and (file.relative_to(root).as_posix() in heldout) == (split == "heldout")
-    ]
-    if not files:
+    files = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in STDLIB_SKIP]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    small = [file.relative_to(root).as_posix() for file in files if file.stat().st_size < STDLIB_MAX_BYTES]
+    chosen = sorted(name for name in small if (name in heldout) == (split == "heldout"))
+    if not chosen:
         raise ValueError(f"No file of split {split!r} of {STDLIB} is under {root}; check the names in heldout_list.")
-    return files
+    return chosen
 
 
 def stdlib_documents(split: str, heldout_files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name (POSIX, relative to the library's root) and text of each file of a split, in sorted order.
+    """Name and text of each file of a split, in sorted order.
 
     next(stdlib_documents("heldout", ["copyreg.py"]))  ->  ("copyreg.py", '\"\"\"Helper to provide extensibility ...')
     """
-    root = stdlib_root()
-    for file in stdlib_files(split, heldout_files):
-        yield file.relative_to(root).as_posix(), file.read_text(encoding="utf-8", errors="ignore")
+    for name in stdlib_files(split, heldout_files):
+        yield name, (stdlib_root() / name).read_text(encoding="utf-8", errors="ignore")
 
 
 def find_files(path: str, split: str) -> list[Path]:

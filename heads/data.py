@@ -231,9 +231,8 @@ def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tu
 def format_of_value(value: Any) -> Format:
     if isinstance(value, str):
         return "text"
-    return (
-        "messages" if isinstance(value, dict) or (isinstance(value, list) and isinstance(value[0], dict)) else "tokens"
-    )
+    turns = value if isinstance(value, list) else [value]
+    return "messages" if turns and isinstance(turns[0], dict) else "tokens"
 
 
 def parse_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -244,8 +243,10 @@ def parse_row(row: dict[str, Any]) -> dict[str, Any]:
         raise BadRowError("an empty line")
     try:
         fields = json.loads(row["_json_line"])
+        if b"\\u" in row["_json_line"]:
+            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
     except (ValueError, RecursionError) as error:
-        raise BadRowError(f"not JSON ({error})") from None
+        raise BadRowError(f"not JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(fields, dict):
         raise BadRowError(f"{kind_of(fields)}, not an object with fields")
     return fields
@@ -280,12 +281,13 @@ class RowTokenizer:
     def identity(self) -> tuple[Any, ...]:
         """All that decides which tokens a row becomes, for the cache."""
         tokenizer = self.tokenizer
-        state: Any = sorted(tokenizer.get_vocab().items())
         if tokenizer.is_fast:
             state = json.loads(tokenizer.backend_tokenizer.to_str())
-            state = {key: value for key, value in state.items() if key not in ("truncation", "padding")}
-        special = sorted(tokenizer.special_tokens_map.items())
-        return type(tokenizer).__name__, state, special, self.frame, self.name, self.format, self.column, self.template
+            state |= {"truncation": None, "padding": None}  # set anew by every call
+        else:
+            state = tokenizer.get_vocab()
+        words = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True)
+        return type(tokenizer).__name__, words, self.frame, self.name, self.format, self.column, self.template
 
     def __call__(
         self, batch: dict[str, list[Any]], indices: Sequence[int] = (), row_numbers: np.ndarray | None = None

@@ -37,7 +37,13 @@ EOS, PAD = 1, 0
 VOCAB = 29
 Attention = Literal["eager", "sdpa"]
 
-SMALL = {"vocab_size": VOCAB, "max_position_embeddings": 768, "bos_token_id": 2, "eos_token_id": EOS, "pad_token_id": PAD}
+SMALL = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 768,
+    "bos_token_id": 2,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+}
 LLAMA_LIKE = {
     **SMALL,
     "hidden_size": 32,

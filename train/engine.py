@@ -33,8 +33,9 @@ def describe_engine() -> str:
         raise ValueError(
             f"The engine {state.distributed_type.value} is not supported; use launch/single.yaml or launch/ddp.yaml."
         )
-    threads = f", {torch.get_num_threads()} threads" if state.device.type == "cpu" else ""
-    return f"engine: {SUPPORTED[state.distributed_type]}, {state.num_processes} process(es), {state.device.type}{threads}"
+    threads = f" with {torch.get_num_threads()} threads" if state.device.type == "cpu" else ""
+    count = "" if state.num_processes == 1 else f" on {state.num_processes} processes"
+    return f"engine: {SUPPORTED[state.distributed_type]}{count}, {state.device.type}{threads}"
 
 
 def use_all_cores() -> None:

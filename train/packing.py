@@ -10,7 +10,8 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import batched, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ BLOCK_SCHEMA = pa.schema(
     {"input_ids": pa.list_(pa.int32()), "loss_mask": pa.list_(pa.bool_()), "document_ids": pa.list_(pa.int32())}
 )
 BLOCK_FEATURES = datasets.Features.from_arrow_schema(BLOCK_SCHEMA)
+STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
 BLOCKS_PER_WRITE = 256
 SHUFFLE_BUFFER = 1000  # documents that a stream is shuffled among
 CHECKED_ROWS = 256  # rows of each streamed source that are counted and checked before training starts
@@ -220,7 +222,7 @@ def refuse(report: SourceReport, *, num_heads: int, vocab_size: int) -> None:
         )
     if report.is_chat and report.supervised_tokens == report.tokens:
         raise ValueError(
-            f"Everything is supervised in the chats of {report.name!r}, the users' words too; check the chat template's "
+            f"Everything is supervised in the chats of {report.name!r}, the users' words too; check the template's "
             "generation markers with inspect-data, or set chat_template."
         )
 
@@ -258,8 +260,8 @@ def pack_stored(train: list[Source], evaluated: list[Source], config: DataConfig
         num_eval = max(1, round(len(kept) * config.eval_fraction)) if config.eval_fraction else 0
         if num_eval >= len(kept):
             raise ValueError(
-                f"{source.report.name!r} has {len(kept)} documents, and eval_fraction {config.eval_fraction} leaves none "
-                "to train on; give more documents or eval sources."
+                f"{source.report.name!r} has {len(kept)} documents, and eval_fraction "
+                f"{config.eval_fraction} leaves none to train on; give more documents or eval sources."
             )
         parts.append(rows.select(kept[num_eval:]))
         eval_parts += [rows.select(kept[:num_eval])] if num_eval else []
@@ -301,9 +303,7 @@ def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float],
     return mixed
 
 
-def pack_cached(
-    documents: Dataset, block_size: int, max_blocks: int | None, split: str
-) -> tuple[Dataset, PackReport]:
+def pack_cached(documents: Dataset, block_size: int, max_blocks: int | None, split: str) -> tuple[Dataset, PackReport]:
     """The blocks of documents in their order, from the cache where they were packed before."""
     num_tokens = int(documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].sum())
     refuse_no_block(split, num_tokens, block_size)
@@ -362,10 +362,88 @@ def read_documents(documents: Dataset) -> Iterator[Document]:
             yield ids.values.to_numpy(), mask.values.to_numpy(zero_copy_only=False)
 
 
-def write_blocks(path: Path, blocks: Iterable[Block]) -> None:
-    """An Arrow file, in place only once it is whole; processes that write the same one do not disturb each other."""
+def write_blocks(path: Path, blocks: Iterator[Block]) -> None:
+    """An Arrow file, in place only once it is whole: processes that write the same one do not disturb each other."""
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_stream(file, BLOCK_SCHEMA) as writer:
-        for chunk in batched_list(blocks, BLOCKS_PER_WRITE):
-            writer.write_table(pa.table({name: list_array([block[name] for block in chunk]) for name in chunk[0]}))
+        for chunk in iter(lambda: list(islice(blocks, BLOCKS_PER_WRITE)), []):
+            writer.write_table(to_table(chunk))
     os.replace(unfinished, path)
+
+
+def to_table(blocks: Sequence[Block]) -> pa.Table:
+    columns = {}
+    for field_ in BLOCK_SCHEMA:
+        rows = [block[field_.name] for block in blocks]
+        offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
+        columns[field_.name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(rows), field_.type.value_type))
+    return pa.table(columns, schema=BLOCK_SCHEMA)
+
+
+def pack_streamed(
+    train: list[Source], evaluated: list[Source], config: DataConfig, *, num_heads: int, vocab_size: int
+) -> PackedData:
+    """Training blocks as they are asked for; evaluation blocks read now and kept in memory."""
+
+    def stream(source: Source, of_eval: bool) -> IterableDataset:
+        rows = source.documents.rows
+        if config.eval_fraction:
+            keep = partial(is_in_split, of_eval=of_eval, share=config.eval_fraction, seed=config.seed)
+            rows = rows.filter(keep, input_columns=["row_number"])
+        options = {"name": source.documents.name, "rows": rows, "min_tokens": num_heads + 2, "vocab_size": vocab_size}
+        return IterableDataset.from_generator(stream_documents, features=STREAM_FEATURES, gen_kwargs=options)
+
+    parts = [stream(source, False).shuffle(seed=config.seed, buffer_size=SHUFFLE_BUFFER) for source in train]
+    shares = np.array([source.documents.weight for source in train])
+    mixed = parts[0]
+    if len(parts) > 1:
+        mixed = datasets.interleave_datasets(
+            parts,
+            probabilities=(shares / shares.sum()).tolist(),
+            seed=config.seed,
+            stopping_strategy="all_exhausted",
+        )
+    options = {"documents": mixed, "block_size": config.block_size}
+    blocks = IterableDataset.from_generator(stream_blocks, features=BLOCK_FEATURES, gen_kwargs=options)
+    eval_parts = [stream(source, True) for source in (evaluated or (train if config.eval_fraction else []))]
+    eval_blocks = None
+    if eval_parts:
+        joined = datasets.interleave_datasets(eval_parts, stopping_strategy="all_exhausted_without_replacement")
+        found = list(islice(stream_blocks(joined, config.block_size, "evaluation"), config.max_eval_blocks))
+        eval_blocks = Dataset(to_table(found))
+    report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
+    return PackedData(train=blocks, eval=eval_blocks, report=report)
+
+
+def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> bool:
+    return draw_below(row_number, share=share, purpose=DRAW_EVAL, seed=seed) == of_eval
+
+
+def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_size: int) -> Iterator[dict[str, Any]]:
+    """The good documents of a stream, which stops where more than 1 % of over CHECKED_ROWS rows, or of all, are bad."""
+    num_rows, problems = 0, []
+    for num_rows, row in enumerate(rows, start=1):
+        if row["status"] == "bad":
+            problems.append(row["problem"])
+            logger.warning("%s: bad row skipped: %s", name, row["problem"])
+            if num_rows > CHECKED_ROWS:
+                refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
+        elif row["status"] == "ok" and row["num_tokens"] >= min_tokens:
+            refuse_foreign_ids(name, row["max_id"], vocab_size)
+            yield {"input_ids": row["input_ids"], "loss_mask": row["loss_mask"]}
+    refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
+
+
+def stream_blocks(documents: IterableDataset, block_size: int, split: str = "training") -> Iterator[Block]:
+    num_blocks = num_tokens = 0
+
+    def arrays() -> Iterator[Document]:
+        nonlocal num_tokens
+        for row in documents:
+            num_tokens += len(row["input_ids"])
+            yield np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
+
+    for num_blocks, block in enumerate(pack(arrays(), block_size), start=1):  # noqa: B007 - counted to the end
+        yield block
+    if not num_blocks:
+        refuse_no_block(split, num_tokens, block_size)

@@ -26,11 +26,15 @@ class Config(HeadsConfig):
         num_hidden_layers: hidden layers in each head's MLP, 1 to 4.
         hidden_width: width of the hidden layers, in units; the backbone's hidden size where it is not given (the
             paper's 4096 on a 7B).
+        normalize_embeddings: scale each token's embedding to a root mean square of 1. Embeddings are often many times
+            smaller than final hidden states, and heads then learn to read them only slowly; false is the paper's
+            literal input.
         unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's).
     """
 
     num_hidden_layers: int = 1
     hidden_width: int | None = None
+    normalize_embeddings: bool = True
     unembedding: Unembedding = "own"
 
     def check(self) -> None:
@@ -86,5 +90,7 @@ class Heads(PositionWiseHeads):
         return self.unembeddings.projection(k, self.backbone)
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
-        embeddings_RE = self.backbone.embed(tokens_Rk).flatten(1)
-        return self.bodies[k - 1](torch.cat([tap_RD, embeddings_RE.to(tap_RD.dtype)], dim=1))
+        embeddings_RkD = self.backbone.embed(tokens_Rk).to(tap_RD.dtype)
+        if self.config.normalize_embeddings:
+            embeddings_RkD = nn.functional.rms_norm(embeddings_RkD, embeddings_RkD.shape[-1:])
+        return self.bodies[k - 1](torch.cat([tap_RD, embeddings_RkD.flatten(1)], dim=1))

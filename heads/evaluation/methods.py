@@ -1,0 +1,136 @@
+"""The decoding methods that are compared: plain `generate`, `generate` with prompt lookup, tree decoding with heads.
+
+A method decodes one prompt, greedily; all of a comparison are asked for the same `Request`.
+"""
+# T prompt position
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.decoding.tree import Tree
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.interface import TokenHeads
+
+TreeShape = Tree | str | Path | int | None
+LOOKUP_TOKENS = 10  # drafted at most in one pass; what transformers' own guide to prompt lookup uses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one `generate` call gave: the new tokens, and the backbone passes where the method counts them itself."""
+
+    tokens: list[int]
+    passes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to decode a prompt (1, T).
+
+    Attributes:
+        count_passes: backbone passes over a prompt in an untimed run, for methods whose outcome has none.
+    """
+
+    name: str
+    run: Callable[[Tensor], Outcome]
+    count_passes: Callable[[Tensor], int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every method of a comparison is asked for, greedily.
+
+    Attributes:
+        new_tokens: tokens to generate at most; text may end before, by its end-of-text token.
+        repetition_penalty: as in `generate`; 1 changes nothing.
+    """
+
+    new_tokens: int = 128
+    repetition_penalty: float = 1.0
+
+    def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
+        """`model.generate` with this request."""
+        fields: dict[str, Any] = {"max_new_tokens": self.new_tokens, "do_sample": False} | more
+        if self.repetition_penalty != 1.0:
+            fields["repetition_penalty"] = self.repetition_penalty
+        # A prompt may hold the pad token, which generate would take for padding where no mask is given.
+        return model.generate(prompt_1T, attention_mask=torch.ones_like(prompt_1T), **fields)
+
+
+def plain(model: Any, request: Request) -> Method:
+    """`model.generate`: one pass for each token, the prompt's pass giving the first."""
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        tokens = new_tokens(request.generate(model, prompt_1T), prompt_1T)
+        return Outcome(tokens=tokens, passes=len(tokens))
+
+    return Method(name="plain", run=run)
+
+
+def prompt_lookup(model: Any, request: Request, num_tokens: int = LOOKUP_TOKENS) -> Method:
+    """`model.generate` with drafts copied from where the text's last tokens stood before."""
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        output = request.generate(model, prompt_1T, prompt_lookup_num_tokens=num_tokens)
+        return Outcome(tokens=new_tokens(output, prompt_1T))
+
+    def count_passes(prompt_1T: Tensor) -> int:
+        with counted_forwards(model) as calls:
+            run(prompt_1T)
+        return len(calls)
+
+    return Method(name="prompt lookup", run=run, count_passes=count_passes)
+
+
+def tree(model: Any, token_heads: TokenHeads, request: Request, name: str, shape: TreeShape = None) -> Method:
+    """Tree decoding with these heads; `shape` as `TreeDecoding` takes it."""
+    decoding = TreeDecoding(token_heads, shape)
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+        return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=output.stats.row_passes)
+
+    return Method(name=name, run=run)
+
+
+def new_tokens(sequences_1L: Tensor, prompt_1T: Tensor) -> list[int]:
+    tokens: list[int] = sequences_1L[0, prompt_1T.shape[1] :].tolist()
+    return tokens
+
+
+@contextlib.contextmanager
+def counted_forwards(model: Any) -> Iterator[list[None]]:
+    """Count the model's forward calls: the list grows by one with each."""
+    calls: list[None] = []
+    forward = model.forward
+
+    @functools.wraps(forward)  # generate reads the signature
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return forward(*args, **kwargs)
+
+    with replaced(model, "forward", counted):
+        yield calls
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """For a while, one object's method is another function; its class and other objects keep theirs."""
+    before = vars(owner).get(name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -1,0 +1,204 @@
+"""Speed of decoding methods, side by side in one run: interleaved, medians over repeats, ratios to the first method.
+
+Tokens per second count whole `generate` calls, the prompt's pass included. In each repeat every prompt is decoded by all
+methods one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. For each
+prompt and method the median over the repeats counts; the range of the ratio over single repeats is given beside it.
+"""
+# T prompt position, V vocabulary
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.evaluation.methods import Method, Outcome, Request, new_tokens
+from heads.evaluation.text import Verdict, judge, repeated_ngrams
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What was measured of one method on one prompt."""
+
+    outcome: Outcome
+    passes: int
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method's line in a table; speeds are whole `generate` calls on a batch of one.
+
+    Attributes:
+        ratio: tokens per second over those of the first method; `ratio_low`, `ratio_high` over single repeats.
+        repeated_4grams: share of the new tokens' 4-grams that had come before in the same text, mean over prompts.
+        same_text: "yes", "yes (n ties)" or "no: prompt i, token j", both counted from 1, against the first method.
+    """
+
+    name: str
+    tokens: int
+    tokens_per_second: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    tokens_per_pass: float
+    repeated_4grams: float
+    same_text: str
+
+
+def compare(
+    methods: Sequence[Method],
+    prompts: Sequence[Tensor],
+    *,
+    repeats: int = 3,
+    verdict: Callable[[Tensor, list[int], list[int]], Verdict],
+    clock: Callable[[], float] = time.perf_counter,
+    advance: Callable[[], Any] = lambda: None,
+) -> list[Row]:
+    """Measure all methods on all prompts; the first one is what ratios and texts are held against.
+
+    Args:
+        verdict: compares (prompt, the first method's tokens, a method's tokens); `SameText(…)` for a model.
+        clock: seconds; must wait for what an accelerator still computes (`clock_of`).
+        advance: called after each of the `count_runs(…)` runs, for a progress bar.
+    """
+    if repeats < 1 or not prompts or not methods:
+        raise ValueError(f"{repeats} repeats of {len(prompts)} prompts were asked for; at least one of each is needed.")
+    records: dict[tuple[str, int], Record] = {}
+    for method in methods:
+        method.run(prompts[0])  # warm-up: the first call of a method pays for allocations and kernel choice
+        advance()
+    for repeat in range(repeats):
+        for p, prompt_1T in enumerate(prompts):
+            for method in rotated(methods, p + repeat):
+                start = clock()
+                outcome = method.run(prompt_1T)
+                seconds = clock() - start
+                if repeat == 0:
+                    records[method.name, p] = Record(outcome=outcome, passes=passes(method, outcome, prompt_1T))
+                records[method.name, p].seconds.append(seconds)
+                advance()
+    by_method = [[records[method.name, p] for p in range(len(prompts))] for method in methods]
+    return [
+        summarise(method.name, rs, by_method[0], prompts, verdict)
+        for method, rs in zip(methods, by_method, strict=True)
+    ]
+
+
+def count_runs(methods: Sequence[Method], prompts: Sequence[Tensor], repeats: int) -> int:
+    """How often `compare` calls `advance`."""
+    return len(methods) * (1 + repeats * len(prompts))
+
+
+def rotated(methods: Sequence[Method], by: int) -> list[Method]:
+    at = by % len(methods)
+    return [*methods[at:], *methods[:at]]
+
+
+def passes(method: Method, outcome: Outcome, prompt_1T: Tensor) -> int:
+    """Backbone passes of a run: the method's own count, or that of one more, untimed run."""
+    if outcome.passes is not None:
+        return outcome.passes
+    if method.count_passes is None:
+        raise ValueError(f"The method {method.name!r} gave no number of passes and has no count_passes; give it one.")
+    return method.count_passes(prompt_1T)
+
+
+def summarise(
+    name: str,
+    records: Sequence[Record],
+    plain_records: Sequence[Record],
+    prompts: Sequence[Tensor],
+    verdict: Callable[[Tensor, list[int], list[int]], Verdict],
+) -> Row:
+    """One method's row from its records, one for each prompt."""
+    speed, plain_speed = median_speed(records), median_speed(plain_records)
+    repeats = range(len(records[0].seconds))
+    ratios = [speed_in(records, r) / speed_in(plain_records, r) for r in repeats]
+    verdicts = [
+        verdict(prompt_1T, base.outcome.tokens, record.outcome.tokens)
+        for prompt_1T, base, record in zip(prompts, plain_records, records, strict=True)
+    ]
+    tokens = count_tokens(records)
+    return Row(
+        name=name,
+        tokens=tokens,
+        tokens_per_second=speed,
+        ratio=speed / plain_speed,
+        ratio_low=min(ratios),
+        ratio_high=max(ratios),
+        tokens_per_pass=tokens / sum(record.passes for record in records),
+        repeated_4grams=statistics.mean(repeated_ngrams(record.outcome.tokens) for record in records),
+        same_text=describe_verdicts(verdicts),
+    )
+
+
+def count_tokens(records: Sequence[Record]) -> int:
+    return sum(len(record.outcome.tokens) for record in records)
+
+
+def median_speed(records: Sequence[Record]) -> float:
+    """Tokens per second: all tokens over the sum of each prompt's median seconds."""
+    return count_tokens(records) / sum(statistics.median(record.seconds) for record in records)
+
+
+def speed_in(records: Sequence[Record], repeat: int) -> float:
+    return count_tokens(records) / sum(record.seconds[repeat] for record in records)
+
+
+def describe_verdicts(verdicts: Sequence[Verdict]) -> str:
+    for number, found in enumerate(verdicts, start=1):
+        if found.differs_at is not None:
+            return f"no: prompt {number}, token {found.differs_at + 1}"
+    ties = sum(found.ties for found in verdicts)
+    return f"yes ({ties} tie{'s' * (ties > 1)})" if ties else "yes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameText:
+    """Judges a method's text against plain generation's, on the model; heads/evaluation/text.py has the rule."""
+
+    model: Any
+    request: Request
+
+    def __call__(self, prompt_1T: Tensor, plain_tokens: list[int], tokens: list[int]) -> Verdict:
+        def scores_at(new: list[int]) -> Tensor:
+            asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+            scores_V: Tensor = self.request.generate(self.model, extended(prompt_1T, new), **asked).scores[0][0]
+            return scores_V
+
+        def continue_from(new: list[int]) -> list[int]:
+            left = self.request.new_tokens - len(new)
+            if left <= 0 or new[-1] in end_tokens(self.model):
+                return new
+            longer = self.request.generate(self.model, extended(prompt_1T, new), max_new_tokens=left)
+            return new_tokens(longer, prompt_1T)
+
+        return judge(plain_tokens, tokens, scores_at, continue_from, self.model.dtype)
+
+
+def extended(prompt_1T: Tensor, new: list[int]) -> Tensor:
+    return torch.cat([prompt_1T, prompt_1T.new_tensor([new])], dim=1)
+
+
+def end_tokens(model: Any) -> list[int]:
+    """The tokens that end a text, as the model's generation config names them: none, one or several."""
+    named = model.generation_config.eos_token_id
+    return [] if named is None else named if isinstance(named, list) else [named]
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Wall-clock seconds, read when the device has finished what it was given."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def read() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return read

@@ -1,0 +1,191 @@
+"""Two families that live in the tests only, and what tests need to build and randomise heads of any family.
+
+`kv`: one decoder layer of the backbone's class a head, over an inner tap, with a KV cache of its own.
+`own_output`: one recurrent cell that is fed with its own output and with the drafted tokens.
+Neither is position-wise, so they hold the contract where the library's own families do not.
+"""
+# B batch, A kept slot, S committed slot, M tree node, R row, D model width
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tiny import random_tokens, shared_model
+from torch import Tensor, nn
+
+import heads
+from heads.backbone import Backbone, CommitPlan, Tap, Taps
+from heads.cache import TreeCache
+from heads.interface import HeadsConfig, TeacherForcing, TokenHeads
+from heads.masks import causal
+from heads.projection import Projection
+
+
+@dataclass(kw_only=True)
+class KvState:
+    """What the layers have kept: a cache a head, which slots are real, and each head's newest output."""
+
+    caches: list[TreeCache]
+    valid_BS: Tensor
+    positions_BS: Tensor
+    newest: list[Tensor]
+
+
+class KvHeads(TokenHeads):
+    """Head k is a layer of its own over the tap one layer before the end."""
+
+    taps: tuple[Tap, ...] = (1,)  # type: ignore[assignment]
+
+    def __init__(self, config: HeadsConfig, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        self.bodies = nn.ModuleList(copy_layer(backbone) for _ in range(config.num_heads))
+
+    def projection(self, k: int) -> Projection:
+        return self.backbone.projection
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k, layer in enumerate(self.bodies, start=1):
+            hidden_BTD = self.backbone.run_layer(layer, batch.taps[1], batch.positions_BT, batch.mask)
+            yield hidden_BTD.flatten(0, 1)[batch.rows[k - 1]]
+
+    def commit(
+        self, state: KvState | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
+    ) -> KvState:
+        hidden_BAD, positions_BA = plan.select(taps[1]), plan.select(positions_BN)
+        batch, kept = positions_BA.shape
+        if state is None:
+            state = KvState(
+                caches=[TreeCache() for _ in self.bodies],
+                valid_BS=plan.valid_BA[:, :0],
+                positions_BS=positions_BA[:, :0],
+                newest=[torch.zeros_like(hidden_BAD[:, 0]) for _ in self.bodies],
+            )
+        before_BAS = state.valid_BS[:, None, :].expand(batch, kept, -1)
+        may_attend_BAS = torch.cat([before_BAS, causal(plan.valid_BA)], dim=2)
+        positions_BS = torch.cat([state.positions_BS, positions_BA], dim=1)
+        mask = self.backbone.mask_style.finish(may_attend_BAS, positions_BA, positions_BS, self.backbone.dtype)
+        newest = []
+        for layer, cache, old_BD in zip(self.bodies, state.caches, state.newest, strict=True):
+            output_BAD = self.backbone.run_layer(layer, hidden_BAD, positions_BA, mask, cache)
+            cache.commit(None, kept)
+            newest.append(torch.where(plan.valid_BA.any(dim=1)[:, None], plan.last(output_BAD), old_BD))
+        valid_BS = torch.cat([state.valid_BS, plan.valid_BA], dim=1)
+        return KvState(caches=state.caches, valid_BS=valid_BS, positions_BS=positions_BS, newest=newest)
+
+    def first_level(self, state: KvState) -> list[Tensor]:
+        return state.newest
+
+    def step(self, k: int, level: list[Tensor], tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, list[Tensor]]:
+        chosen = [newest[parents_M] for newest in level]
+        return chosen[k - 1], chosen
+
+
+class OwnOutputHeads(TokenHeads):
+    """h_0 is the final state at t; h_k = tanh(W [E(x_{t+k}) ; h_{k-1}] + b), one cell for all heads."""
+
+    grounded = True
+    taps: tuple[Tap, ...] = ("final",)  # type: ignore[assignment]
+
+    def __init__(self, config: HeadsConfig, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        self.cell = nn.Linear(2 * backbone.hidden_size, backbone.hidden_size)
+
+    def projection(self, k: int) -> Projection:
+        return self.backbone.projection.without_norm()
+
+    def advance(self, hidden_RD: Tensor, tokens_R: Tensor) -> Tensor:
+        return torch.tanh(self.cell(torch.cat([self.backbone.embed(tokens_R), hidden_RD], dim=1)))
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k in range(1, self.num_heads + 1):
+            rows_R = batch.rows[k - 1]
+            hidden_RD = batch.tap("final", rows_R)
+            for ahead in range(1, k + 1):
+                hidden_RD = self.advance(hidden_RD, batch.token(ahead, rows_R))
+            yield hidden_RD
+
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
+        kept_BD = plan.last(plan.select(taps["final"]))
+        return kept_BD if state is None else torch.where(plan.valid_BA.any(dim=1)[:, None], kept_BD, state)
+
+    def first_level(self, state: Tensor) -> Tensor:
+        return state
+
+    def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_MD = self.advance(level[parents_M], tokens_M)
+        return hidden_MD, hidden_MD
+
+
+THROWAWAY = {"kv": KvHeads, "own_output": OwnOutputHeads}
+FAMILIES = (*heads.families(), *THROWAWAY)
+
+
+def copy_layer(backbone: Backbone) -> nn.Module:
+    """A layer like the backbone's last that writes its keys and values to layer 0 of a cache."""
+    layer = copy.deepcopy(backbone.layers[-1])
+    for module in layer.modules():
+        if hasattr(module, "layer_idx"):
+            module.layer_idx = 0
+    return layer
+
+
+def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int = 0, **config: Any) -> TokenHeads:
+    """Heads of any family in the backbone's dtype, every parameter randomised: a start at zero would hide errors."""
+    torch.manual_seed(seed)
+    if family in THROWAWAY:
+        token_heads = THROWAWAY[family](HeadsConfig(num_heads=num_heads), backbone)
+    else:
+        token_heads = heads.create(family, backbone, num_heads=num_heads, **config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in token_heads.parameters():
+            width = parameter.shape[-1] if parameter.ndim > 1 else 4
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / width**0.5)
+    return token_heads.to(backbone.dtype).eval()
+
+
+@functools.cache
+def fitted_heads(
+    family: str, name: str, attn: str = "sdpa", dtype: torch.dtype = torch.float64, num_heads: int = 3
+) -> TokenHeads:
+    """Heads fitted for a moment to the model's own greedy text, so that paths of every depth are accepted."""
+    backbone = Backbone(shared_model(name, "eager" if name == "codegen" else attn, dtype))
+    token_heads = make_heads(family, backbone, num_heads=num_heads, seed=1)
+    fit(token_heads, random_tokens(6, 4, seed=30))
+    return token_heads
+
+
+def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 40, new_tokens: int = 32) -> float:
+    """A plain loop: AdamW on the greedy continuations of the prompts; the last loss. The backbone gets no gradient."""
+    backbone = token_heads.backbone
+    with torch.no_grad():
+        tokens_BT = backbone.model.generate(
+            prompts_BT, max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        batch, length = tokens_BT.shape
+        valid_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        positions_BT = torch.arange(length).expand(batch, length)
+        mask = backbone.mask_style.finish(causal(valid_BT), positions_BT, positions_BT, backbone.dtype)
+        _, taps = backbone.forward(
+            tokens_BT, taps=token_heads.taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+        )
+    index_BT = torch.arange(batch * length).view(batch, length)
+    rows = [index_BT[:, : length - 1 - k].flatten() for k in range(1, token_heads.num_heads + 1)]
+    forcing = TeacherForcing(tokens_BT=tokens_BT, taps=taps, positions_BT=positions_BT, mask=mask, rows=rows)
+    parameters = list(token_heads.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    loss = torch.zeros(())
+    for _ in range(steps):
+        loss = torch.zeros((), dtype=backbone.dtype)
+        for k, hidden_RD in enumerate(token_heads.teacher_forced(forcing), start=1):
+            logits_RV = token_heads.projection(k)(hidden_RD)
+            loss = loss + nn.functional.cross_entropy(logits_RV, forcing.token(1 + k, rows[k - 1]))
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return float(loss)

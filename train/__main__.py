@@ -1,0 +1,50 @@
+"""`python -m train inspect-data --config configs/X.yaml`: look at what a run would train on, before it runs."""
+
+from __future__ import annotations
+
+import sys
+
+from heads.loading import load_tokenizer
+from train.config import Parser, read_config
+from train.run import explain_errors, main
+
+COMMANDS = {
+    "inspect-data": "show samples with supervised tokens coloured, and what was dropped, split or empty",
+    "run": "train, as `accelerate launch train.py` does",
+}
+
+
+def inspect_data(arguments: list[str]) -> None:
+    """Arguments are those of train.py and `--samples N`."""
+    from train.inspect_data import run  # imports rich and datasets only for this command
+
+    parser = Parser(prog="python -m train inspect-data", add_help=False)
+    parser.add_argument("--samples", type=int, default=3, help="documents to show")
+    options, rest = parser.parse_known_args(arguments)
+    config = read_config(rest, prog="python -m train inspect-data [--samples N]")
+    tokenizer = load_tokenizer(config.backbone)
+    run(
+        config.data,
+        tokenizer,
+        num_heads=config.num_heads,
+        vocab_size=len(tokenizer),
+        samples=options.samples,
+    )
+
+
+def dispatch(arguments: list[str]) -> None:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command == "inspect-data":
+        explain_errors(lambda: inspect_data(rest))
+    elif command == "run":
+        main(rest)
+    else:
+        lines = "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
+        asked = command in ("-h", "--help")
+        wrong = "" if asked else f"error: unknown command {command!r}; allowed are {', '.join(COMMANDS)}.\n"
+        (sys.stdout if asked else sys.stderr).write(f"{wrong}usage: python -m train COMMAND --config FILE [--help]\n{lines}\n")
+        sys.exit(0 if asked else 2)
+
+
+if __name__ == "__main__":
+    dispatch(sys.argv[1:])
