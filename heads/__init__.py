@@ -1,8 +1,7 @@
 """Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
 
 from heads.backbone import Backbone
-
-# from heads.checkpoint import load, save
+from heads.checkpoint import load, save
 from heads.decoding.generate import generate
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding

@@ -53,8 +53,8 @@ class EmptyRowError(ValueError):
 def read_conversation(turns: Any) -> list[Message]:
     """Turns with from/value or role/content keys as messages, tidied.
 
-    [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
-    ->  [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    >>> read_conversation([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}]
     """
     if isinstance(turns, dict) and all(isinstance(values, list) for values in turns.values()):
         # A `datasets` sequence of structs arrives as one dict of lists.
@@ -83,8 +83,8 @@ def read_turn(turn: Any, number: int) -> Message:
 def alpaca_messages(row: dict[str, Any]) -> list[Message]:
     """instruction (+ blank line + input) as the user's turn, output as the assistant's.
 
-    {"instruction": "Add.", "input": "1 2", "output": "3"}
-    ->  [{"role": "user", "content": "Add.\\n\\n1 2"}, {"role": "assistant", "content": "3"}]
+    >>> alpaca_messages({"instruction": "Add.", "input": "1 2", "output": "3"})
+    [{'role': 'user', 'content': 'Add.\\n\\n1 2'}, {'role': 'assistant', 'content': '3'}]
     """
     for field in ("instruction", "output"):
         if not isinstance(row.get(field), str):
@@ -242,7 +242,8 @@ def mask_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, i
 
     A token of no width is a space whose offsets were trimmed; it covers what lies between its neighbours.
 
-    tokens [(0, 4), (4, 6), (6, 9)], spans [(5, 7)]  ->  [False, True, True]
+    >>> mask_tokens([(0, 4), (4, 6), (6, 9)], spans=[(5, 7)])
+    [False, True, True]
     """
     mask, covered = [], 0
     for start, end in offsets:

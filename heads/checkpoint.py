@@ -50,7 +50,7 @@ def save(
         name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
     }
-    content = to_bytes(tensors, metadata={"format": "pt", "family": token_heads.family})
+    content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several would come in random order
     description = {
         "format_version": FORMAT_VERSION,
         "family": token_heads.family,

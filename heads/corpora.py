@@ -215,7 +215,11 @@ def files_of_split(directory: Path, split: str) -> list[Path]:
 
 
 def split_in_name(name: str) -> str | None:
-    """The split that a file name speaks of: "data/train-00000-of-00002.parquet" -> "train", "notes.txt" -> None."""
+    """The split that a file name speaks of, if it does.
+
+    >>> split_in_name("data/valid-00000-of-00002.parquet"), split_in_name("notes.txt")
+    ('validation', None)
+    """
     words = re.split(r"[^a-z]+", name.lower())
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,7 +65,7 @@ class Tree:
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        chosen = sorted({tuple(int(rank) for rank in path) for path in paths})
+        chosen = sorted({as_ranks(path) for path in paths})
         check_paths(chosen)
         self.paths: tuple[tuple[int, ...], ...] = ((), *chosen)
         index = {path: i for i, path in enumerate(self.paths)}
@@ -132,6 +133,13 @@ class Tree:
         )
 
 
+def as_ranks(path: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(rank) for rank in path)
+    except TypeError:  # 0.7 or "a" is no rank, and a path may not be a list at all
+        raise ValueError(f"A tree path is a list of ranks from 0 on, such as [0, 2]; got {path!r}.") from None
+
+
 def check_paths(paths: Sequence[tuple[int, ...]]) -> None:
     known = {(), *paths}
     if not paths or len(paths) >= MAX_NODES:
@@ -148,7 +156,8 @@ def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]
 
     Args:
         accuracy: accuracy[k - 1][r] is the probability that rank r of head k is right, given that its path is. A node's
-            probability is the product along its path, so growing best-first is optimal.
+            probability is the product along its path, so growing best-first is optimal; ranks are taken in the order of
+            their accuracy, since a measured one may be better than the rank before it.
 
     >>> grow_tree(4, 2, [[0.5, 0.3], [0.7, 0.1]]).paths
     ((), (0,), (0, 0), (1,))
@@ -156,17 +165,21 @@ def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]
     if not 2 <= num_nodes <= MAX_NODES:
         raise ValueError(f"A node budget of {num_nodes} was given; allowed are 2 to {MAX_NODES}.")
     table = [list(accuracy[min(k, len(accuracy) - 1)]) for k in range(num_heads)]
-    frontier: list[tuple[float, tuple[int, ...]]] = [(-table[0][0], (0,))]
+    order = [sorted(range(len(row)), key=lambda rank, row=row: -row[rank]) for row in table]  # type: ignore[misc]
+
+    def entry(parent: tuple[int, ...], above: float, place: int) -> tuple[float, tuple[int, ...], float, int]:
+        rank = order[len(parent)][place]
+        return (-above * table[len(parent)][rank], (*parent, rank), above, place)
+
+    frontier = [entry((), 1.0, 0)]
     paths: list[tuple[int, ...]] = []
     while frontier and len(paths) < num_nodes - 1:
-        negative, path = heapq.heappop(frontier)
+        negative, path, above, place = heapq.heappop(frontier)
         paths.append(path)
-        depth, rank = len(path), path[-1]
-        if rank + 1 < len(table[depth - 1]) and table[depth - 1][rank] > 0:
-            sibling = negative / table[depth - 1][rank] * table[depth - 1][rank + 1]
-            heapq.heappush(frontier, (sibling, (*path[:-1], rank + 1)))
-        if depth < num_heads:
-            heapq.heappush(frontier, (negative * table[depth][0], (*path, 0)))
+        if place + 1 < len(order[len(path) - 1]):
+            heapq.heappush(frontier, entry(path[:-1], above, place + 1))
+        if len(path) < num_heads:
+            heapq.heappush(frontier, entry(path, -negative, 0))
     return Tree(paths)
 
 
@@ -181,5 +194,6 @@ def read_tree(path: str | Path) -> Tree:
         return Tree(content["paths"])
     except FileNotFoundError:
         raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}; {error}.') from None
+    except (ValueError, KeyError, TypeError) as error:
+        said = str(error).rstrip(".")
+        raise ValueError(f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}; {said}.') from None

@@ -20,7 +20,7 @@ from heads.decoding.acceptance import best_at_nodes, walk
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.request import Request, Row, read_request
 from heads.decoding.stats import DecodingOutput, DecodingStats
-from heads.decoding.tree import Tree, grow_tree, read_tree
+from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree, read_tree
 from heads.interface import TokenHeads
 
 DEFAULT_NODES = 16
@@ -183,9 +183,8 @@ def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | 
     """A `Tree` from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
     if tree is None or isinstance(tree, int):
         nodes = DEFAULT_NODES if tree is None else tree
-        if accuracy := token_heads.measured_accuracy:
-            return grow_tree(nodes, token_heads.num_heads, accuracy)
-        return grow_tree(nodes, token_heads.num_heads)
+        accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
+        return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
     if isinstance(tree, str | Path):
         tree = read_tree(tree)
     chosen = tree if isinstance(tree, Tree) else Tree(tree)
@@ -193,6 +192,12 @@ def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | 
         raise ValueError(
             f"The tree is {chosen.depth} deep but there are {token_heads.num_heads} heads; "
             f"give paths of at most {token_heads.num_heads} ranks."
+        )
+    worst = max(rank for path in chosen.paths for rank in path)
+    if worst >= token_heads.backbone.vocab_size:
+        raise ValueError(
+            f"The tree asks for rank {worst} but the vocabulary has {token_heads.backbone.vocab_size} tokens; "
+            f"give ranks below that."
         )
     return chosen
 

@@ -21,7 +21,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.interface import TokenHeads
 
 TreeShape = Tree | str | Path | int | None
-LOOKUP_TOKENS = 10  # drafted at most in one pass; what transformers' own guide to prompt lookup uses
+LOOKUP_TOKENS = 10  # drafted at most in one pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What is said about generated text: how much it repeats itself, and whether it is plain generation's text.
 
-A difference is excused only where plain generation itself stands between two tokens: their scores lie within rounding at
-that position, and the other method took one of them. From there on the text is held against plain generation from the
-other's own prefix, so that one tie does not excuse what follows it.
+A difference is excused only where plain generation itself stands between two tokens: the scores of both lie within
+rounding of the best. From there on the text is held against plain generation from the other's own prefix, so that one
+tie does not excuse what follows it.
 """
 # V vocabulary
 
@@ -20,8 +20,8 @@ ScoresAt = Callable[[list[int]], Tensor]
 ContinueFrom = Callable[[list[int]], list[int]]
 """Plain generation's new tokens, starting with these ones."""
 
-# Two ways to compute one logit (one token at a time, a whole tree, a whole prefix) differed on an 8-layer model by up to
-# 9 units of eps * (largest score) in float32 and by 1.3 in bfloat16 and float16, whose sums are kept in float32 and
+# Two ways to compute one logit (one token at a time, a whole tree, a whole prefix) differed on an 8-layer model by up
+# to 9 units of eps * (largest score) in float32 and by 1.3 in bfloat16 and float16, whose sums are kept in float32 and
 # rounded once. A gap lies between two logits, so it can close by twice that; the rest is for deeper models.
 ROUNDING_UNITS = {torch.float64: 32.0, torch.float32: 32.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 

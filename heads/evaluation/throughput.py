@@ -1,8 +1,8 @@
 """Speed of decoding methods, side by side in one run: interleaved, medians over repeats, ratios to the first method.
 
-Tokens per second count whole `generate` calls, the prompt's pass included. In each repeat every prompt is decoded by all
-methods one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. For each
-prompt and method the median over the repeats counts; the range of the ratio over single repeats is given beside it.
+Tokens per second count whole `generate` calls, the prompt's pass included. In each repeat every prompt is decoded by
+all methods one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. For
+each prompt and method the median over the repeats counts; the ratio's range over single repeats is given beside it.
 """
 # T prompt position, V vocabulary
 

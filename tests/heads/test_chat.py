@@ -45,7 +45,8 @@ CHATML_MARKED = (
 )
 # The same with the end-of-turn token outside the markers, as many published templates have it.
 CHATML_MARKED_SHORT = CHATML_MARKED.replace(
-    "{{ message.content + '<|im_end|>' }}{% endgeneration %}", "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}"
+    "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
+    "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
 )
 VICUNA_UNMARKED = VICUNA_TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
 # Like Qwen3: the last reply gets an empty thought in front, earlier ones do not.
@@ -271,7 +272,7 @@ def test_the_template_is_the_tokenizers_a_file_or_vicuna(tokenizer, tmp_path, ca
     with_template.chat_template = INSTRUCT
     assert choose_template(with_template, None) == INSTRUCT
     assert choose_template(with_template, "vicuna") == VICUNA_TEMPLATE
-    with pytest.raises(FileNotFoundError, match="nowhere.jinja"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jinja"):
         choose_template(tokenizer, "nowhere.jinja")
 
 

@@ -164,7 +164,7 @@ def test_a_saved_tree_reads_back(tmp_path):
     tree = random_tree(3)
     tree.save(tmp_path / "tree.json")
     assert read_tree(tmp_path / "tree.json").paths == tree.paths
-    assert json.loads((tmp_path / "tree.json").read_text())["paths"][0] == [0]
+    assert json.loads((tmp_path / "tree.json").read_text())["paths"] == [list(path) for path in tree.paths[1:]]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,12 @@ def test_a_file_with_half_a_rank_is_refused(tmp_path):
     path.write_text('{"paths": [[0], [0.7]]}')
     with pytest.raises(ValueError, match=r"0\.7"):
         read_tree(path)
+
+
+@pytest.mark.parametrize("paths", [[[0], [0.7]], [["0"]], [0, 1], [None]])
+def test_what_is_no_rank_is_refused(paths):
+    with pytest.raises(ValueError, match="ranks from 0 on"):
+        Tree(paths)
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -1,0 +1,108 @@
+"""YAML and command line: overrides, unknown keys with the nearest real one, help, what cannot train."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from train.config import TrainConfig, known_keys, read_config
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = {
+    "output_dir": "out",
+    "backbone": {"name_or_path": "somewhere"},
+    "data": {"train": [{"path": "a.txt"}], "block_size": 64},
+    "heads": {"num_heads": 3},
+}
+
+
+def write(tmp_path, **changes):
+    content = {**BASE, **changes}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in content.items() if value is not ...}))
+    return ["--config", str(path)]
+
+
+def test_yaml_then_overrides(tmp_path):
+    flags = ["--rates.heads", "3e-4", "--heads.num_heads", "2", "--trainer.max_steps", "5", "--data.train.0.path"]
+    config = read_config([*write(tmp_path), *flags[:-1]])
+    assert (config.rates.heads, config.heads["num_heads"], config.trainer["max_steps"]) == (3e-4, 2, 5)
+    assert config.data.train[0].path == "a.txt"
+    assert config.num_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"famly": "medusa"}, r"unknown key 'famly'. Did you mean 'family'"),
+        ({"data": {**BASE["data"], "blocksize": 3}}, r"unknown key 'data.blocksize'. Did you mean 'data.block_size'"),
+        ({"data": {"train": [{"pth": "x"}]}}, r"unknown key 'data.train.pth'. Did you mean 'data.train.path'"),
+        ({"heads": {"num_head": 3}}, r"no field 'num_head'.*Did you mean 'num_heads'"),
+        ({"family": "grouned"}, r"family='grouned'.*Did you mean 'grounded'"),
+        ({"trainer": {"max_step": 3}}, r"trainer.max_step is no field.*Did you mean 'max_steps'"),
+        ({"trainer": {"learning_rate": 3}}, r"trainer.learning_rate has a field of its own"),
+        ({"rates": {"heads": 0}}, r"rates.heads=0.*nothing would be learned"),
+        ({"rates": {"heads": float("nan")}}, r"rates.heads=nan"),
+        ({"rates": {"base": 1e-5}}, r"rates.base was given with a family"),
+        ({"family": None, "heads": ...}, r"rates.base=None"),
+        ({"heads": {"num_heads": 30}, "data": {**BASE["data"], "block_size": 16}}, r"30 heads need blocks of at least 32"),
+        ({"heads": {"num_heads": 0}}, r"num_heads=0.*allowed are 1 to"),
+        ({"head_decay": 0}, r"head_decay=0"),
+        ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
+        ({"save_dtype": "int4"}, r"save_dtype='int4'"),
+    ],
+)
+def test_what_cannot_train_is_said_before_anything_is_loaded(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(write(tmp_path, **changes))
+
+
+def test_unknown_flags_name_the_nearest(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read_config([*write(tmp_path), "--rates.haeds", "1"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "rates.haeds" in error
+    assert "'rates.heads'" in error
+    assert "Traceback" not in error
+
+
+def test_missing_and_malformed_files(tmp_path):
+    with pytest.raises(ValueError, match="nowhere.yaml does not exist"):
+        read_config(["--config", "nowhere.yaml"])
+    path = tmp_path / "bad.yaml"
+    path.write_text("a: [1,\n")
+    with pytest.raises(ValueError, match="no valid YAML"):
+        read_config(["--config", str(path)])
+    path.write_text("- 1\n")
+    with pytest.raises(ValueError, match="keys and values"):
+        read_config(["--config", str(path)])
+
+
+def test_help_explains_every_field(capsys):
+    with pytest.raises(SystemExit):
+        read_config(["--help"])
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    for key in known_keys(TrainConfig):
+        if not key.startswith(("data.train.", "data.eval.")):  # fields of list entries have a --help of their own
+            assert re.search(rf"--{re.escape(key)}[ ,]", text), key
+    unexplained = re.findall(r"--([\w.]+) [A-Z_0-9{}\[\],a-z.]+ \(type:", text)
+    assert not unexplained
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_config_is_valid(path):
+    config = read_config(["--config", str(path)])
+    assert config.output_dir.startswith("checkpoints/runs/")
+
+
+def test_paper_settings_of_grounded_heads():
+    """Ankner et al., section 4.1."""
+    config = read_config(["--config", str(ROOT / "configs/sharegpt_grounded_vicuna_7b.yaml")])
+    twin = read_config(["--config", str(ROOT / "configs/sharegpt_medusa_vicuna_7b.yaml")])
+    assert (config.optimizer.beta1, config.optimizer.beta2, config.rates.heads) == (0.9, 0.99, 1e-4)
+    assert (config.data.block_size, config.num_heads, config.trainer["num_train_epochs"]) == (2048, 4, 1)
+    assert config.trainer["lr_scheduler_type"] == "cosine"
+    assert config.trainer["per_device_train_batch_size"] * config.trainer["gradient_accumulation_steps"] * 8 == 128
+    assert (twin.family, twin.rates, twin.optimizer, twin.trainer) == ("medusa", config.rates, config.optimizer, config.trainer)
