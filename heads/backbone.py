@@ -24,7 +24,7 @@ from heads.projection import Projection, read_projection
 
 Tap = int | Literal["final"]
 """A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer n
-layers before the end, before any final norm: 0 the last layer, 1 the penultimate, …, the number of layers: embeddings."""
+layers before the end, before any final norm: 0 the last layer, 1 the one before, …, the number of layers: embeddings."""
 
 Taps = dict[Tap, Tensor]
 
@@ -302,7 +302,7 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
     config = model.config.get_text_config()
     if getattr(config, "alibi", False) or "local" in (getattr(config, "attention_layers", None) or []):
         raise ValueError(
-            f"{name} counts distances in cache slots (alibi or local attention), which are no positions in a token tree; "
+            f"{name} counts distances in cache slots (alibi or local attention), which are no positions in a tree; "
             f"choose a backbone with position ids and full or sliding attention."
         )
 

@@ -156,11 +156,11 @@ def fitted_heads(
     """Heads fitted for a moment to the model's own greedy text, so that paths of every depth are accepted."""
     backbone = Backbone(shared_model(name, "eager" if name == "codegen" else attn, dtype))
     token_heads = make_heads(family, backbone, num_heads=num_heads, seed=1)
-    fit(token_heads, random_tokens(6, 4, seed=30))
+    fit(token_heads, torch.cat([random_tokens(1, 5, seed=seed) for seed in range(50, 56)]))
     return token_heads
 
 
-def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 40, new_tokens: int = 32) -> float:
+def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 40, new_tokens: int = 24) -> float:
     """A plain loop: AdamW on the greedy continuations of the prompts; the last loss. The backbone gets no gradient."""
     backbone = token_heads.backbone
     with torch.no_grad():

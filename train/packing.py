@@ -8,7 +8,7 @@ Counts come from columns of the cached documents, so that a second run, which to
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -211,8 +211,8 @@ def refuse(report: SourceReport, *, num_heads: int, vocab_size: int) -> None:
     refuse_bad_rows(report.name, report.rows, report.bad, report.problems)
     if not report.documents:
         raise ValueError(
-            f"{report.name!r} has no document of at least {num_heads + 2} tokens (heads + 2) in {report.rows} rows; "
-            "give longer documents or train fewer heads."
+            f"{report.name!r} has no document of at least {num_heads + 2} tokens (heads + 2): of {report.rows} rows, "
+            f"{report.empty} are empty and {report.too_short} too short; give longer documents or train fewer heads."
         )
     refuse_foreign_ids(report.name, report.max_id, vocab_size)
     if not report.supervised_tokens:
@@ -371,7 +371,7 @@ def write_blocks(path: Path, blocks: Iterator[Block]) -> None:
     os.replace(unfinished, path)
 
 
-def to_table(blocks: Sequence[Block]) -> pa.Table:
+def to_table(blocks: Sequence[Mapping[str, Any]]) -> pa.Table:
     columns = {}
     for field_ in BLOCK_SCHEMA:
         rows = [block[field_.name] for block in blocks]
@@ -422,7 +422,7 @@ def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> b
 def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_size: int) -> Iterator[dict[str, Any]]:
     """The good documents of a stream, which stops where more than 1 % of over CHECKED_ROWS rows, or of all, are bad."""
     num_rows, problems = 0, []
-    for num_rows, row in enumerate(rows, start=1):
+    for num_rows, row in enumerate(every_row(rows), start=1):
         if row["status"] == "bad":
             problems.append(row["problem"])
             logger.warning("%s: bad row skipped: %s", name, row["problem"])
@@ -434,16 +434,26 @@ def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_si
     refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
 
 
-def stream_blocks(documents: IterableDataset, block_size: int, split: str = "training") -> Iterator[Block]:
+def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
+    """All rows, in a DataLoader's worker too, where `for row in rows` would share out the inner files once more."""
+    for batch in rows.iter(batch_size=64):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+
+
+def stream_blocks(
+    documents: IterableDataset, block_size: int, split: str = "training"
+) -> Iterator[dict[str, list[int]]]:
+    """Packed rows of documents as they come."""
     num_blocks = num_tokens = 0
 
     def arrays() -> Iterator[Document]:
         nonlocal num_tokens
-        for row in documents:
+        for row in every_row(documents):
             num_tokens += len(row["input_ids"])
             yield np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
 
     for num_blocks, block in enumerate(pack(arrays(), block_size), start=1):  # noqa: B007 - counted to the end
-        yield block
+        yield {name: column.tolist() for name, column in block.items()}
     if not num_blocks:
         refuse_no_block(split, num_tokens, block_size)

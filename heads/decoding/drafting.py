@@ -1,7 +1,7 @@
 """Fill a static tree with tokens: level by level for grounded families, all heads at once for independent ones.
 
-A grounded head k reads the tokens drafted before it, so depth k is drafted from the nodes of depth k - 1 (Ankner et al.,
-section 3.2, "grounded tree candidates"). An independent head gives every node of a depth the same candidates
+A grounded head k reads the tokens drafted before it, so depth k is drafted from the nodes of depth k - 1 (Ankner et
+al., section 3.2, "grounded tree candidates"). An independent head gives every node of a depth the same candidates
 (the Cartesian product of Cai et al., section 2.1), so one row a head is computed and read at all nodes.
 """
 # B batch, N tree node, M expanding node of one level (over all rows), C child, R candidate rank

@@ -1,7 +1,7 @@
 """The full entry: what `generate` drops for a decoding callable, put back.
 
-For a callable, `model.generate` takes `streamer`, `tokenizer` and `stop_strings` but hands none of them on: the streamer
-gets the prompt and nothing else, and stop strings raise. Here they reach the decoding.
+For a callable, `model.generate` takes `streamer`, `tokenizer` and `stop_strings` but hands none of them on: the
+streamer gets the prompt and nothing else, and stop strings raise. Here they reach the decoding.
 """
 
 from __future__ import annotations

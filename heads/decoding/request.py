@@ -7,13 +7,13 @@ with that token's own prefix, just as plain generation calls them for a batch of
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from heads.decoding.acceptance import Choose, choose_best, choose_by_lot
@@ -60,6 +60,17 @@ class Request:
     def judges_all_nodes_at_once(self) -> bool:
         """No processors, nothing to keep: a pass's argmax is all that is needed."""
         return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
+
+    def processors_of(self, row: int) -> LogitsProcessorList:
+        """The processors for one row alone. A repetition penalty holds the padding of all rows: it gets this row's."""
+        own = LogitsProcessorList()
+        for processor in self.processors:
+            padding = getattr(processor, "prompt_ignore_length", None)
+            if isinstance(padding, Tensor) and len(padding) > 1:
+                processor = copy.copy(processor)
+                processor.prompt_ignore_length = padding[row : row + 1]  # type: ignore[attr-defined]
+            own.append(processor)
+        return own
 
 
 def read_request(
@@ -111,7 +122,8 @@ def refuse(
                 )
     if model_kwargs.get("inputs_embeds") is not None or input_ids_BL.shape[1] == 0:
         raise ValueError(
-            "Multi-token decoding starts from input_ids of at least one token; inputs_embeds was given or they are empty."
+            "Multi-token decoding starts from input_ids of at least one token; "
+            "inputs_embeds was given or they are empty."
         )
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
@@ -128,15 +140,19 @@ def refuse(
 
 @dataclass(kw_only=True)
 class Row:
-    """One row's text while it is decoded."""
+    """One row's text while it is decoded; `index` is its place in the batch."""
 
     request: Request
     tokens: list[int]
     device: torch.device
+    index: int = 0
     done: bool = False
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     _buffer_1L: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.processors = self.request.processors_of(self.index)
 
     def prefix(self) -> Tensor:
         """(1, L): the tokens so far on the device; grown by what was emitted since it was last asked for."""
@@ -153,7 +169,7 @@ class Row:
         """The token that plain generation would choose here: processors on float32 logits, then the rule."""
         raw_1V = logits_V[None].to(torch.float32, copy=True)
         request = self.request
-        scores_1V = request.processors(self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V)
+        scores_1V = self.processors(self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V)
         if request.keep_logits:
             self.logits.append(raw_1V)
         if request.keep_scores:

@@ -101,7 +101,7 @@ class Tree:
     def depth_tensor(self, device: torch.device | str) -> Tensor:
         return torch.tensor(self.depths, device=device)
 
-    def sees_NN(self, device: torch.device | str = "cpu") -> Tensor:
+    def sees_NN(self, device: torch.device | str = "cpu") -> Tensor:  # noqa: N802 - its shape, like a tensor's
         """True where a node sees another: itself and its ancestors.
 
         >>> Tree([[0], [0, 0], [1]]).sees_NN().int().tolist()
@@ -165,7 +165,7 @@ def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]
     if not 2 <= num_nodes <= MAX_NODES:
         raise ValueError(f"A node budget of {num_nodes} was given; allowed are 2 to {MAX_NODES}.")
     table = [list(accuracy[min(k, len(accuracy) - 1)]) for k in range(num_heads)]
-    order = [sorted(range(len(row)), key=lambda rank, row=row: -row[rank]) for row in table]  # type: ignore[misc]
+    order = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in table]
 
     def entry(parent: tuple[int, ...], above: float, place: int) -> tuple[float, tuple[int, ...], float, int]:
         rank = order[len(parent)][place]

@@ -90,7 +90,10 @@ class Run:
 
     @torch.no_grad()
     def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
-        rows = [Row(request=self.request, tokens=tokens, device=tokens_BT.device) for tokens in tokens_BT.tolist()]
+        rows = [
+            Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
+            for b, tokens in enumerate(tokens_BT.tolist())
+        ]
         index = self.decoding.index(len(rows), tokens_BT.device)
         state, heads_state = self.prefill(rows, tokens_BT, valid_BT)
         while not all(row.done for row in rows):
@@ -123,12 +126,12 @@ class Run:
         return state, heads_state
 
     def accept(self, rows: list[Row], tokens_BN: Tensor, logits_BNV: Tensor) -> list[list[int]]:
-        """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none for a row that has ended."""
+        """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none in a row that has ended."""
         self.stats.count_pass(sum(not row.done for row in rows))
         tokens = tokens_BN.tolist()
         best = best_at_nodes(logits_BNV) if self.request.judges_all_nodes_at_once else None
         return [
-            [] if row.done else self.accept_row(b, row, tokens[b], logits_BNV[b], best and best[b])
+            [] if row.done else self.accept_row(b, row, tokens[b], logits_BNV[b], None if best is None else best[b])
             for b, row in enumerate(rows)
         ]
 
@@ -211,7 +214,7 @@ def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
         (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
     ):
         raise ValueError(
-            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} and have its "
-            f"zeros on the left only; tokenize with padding_side='left'."
+            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} "
+            f"and have its zeros on the left only; tokenize with padding_side='left'."
         )
     return valid_BT

@@ -12,13 +12,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from heads.evaluation.methods import Method, Outcome, Request, new_tokens
 from heads.evaluation.text import Verdict, judge, repeated_ngrams
+
+Item = TypeVar("Item")
 
 
 @dataclass(kw_only=True)
@@ -95,9 +97,9 @@ def count_runs(methods: Sequence[Method], prompts: Sequence[Tensor], repeats: in
     return len(methods) * (1 + repeats * len(prompts))
 
 
-def rotated(methods: Sequence[Method], by: int) -> list[Method]:
-    at = by % len(methods)
-    return [*methods[at:], *methods[:at]]
+def rotated(items: Sequence[Item], by: int) -> list[Item]:
+    at = by % len(items)
+    return [*items[at:], *items[:at]]
 
 
 def passes(method: Method, outcome: Outcome, prompt_1T: Tensor) -> int:

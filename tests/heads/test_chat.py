@@ -56,6 +56,12 @@ THINKING = (
     "{{ message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# A thought in front of every reply, and an end of the whole text that is no end of a turn.
+ALWAYS_THINKING = (
+    THINKING.replace(" and loop.last", "") + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
+)
+# A template that ignores add_generation_prompt: the reply's header must not be taken for the reply.
+NO_PROMPT = CHATML[: CHATML.index("{% if add_generation_prompt %}")]
 # Like Mistral: no generation prompt, contents trimmed, the reply ends with eos.
 INSTRUCT = (
     "{% for message in messages %}{% if message.role == 'user' %}{{ '[INST] ' + message.content|trim + ' [/INST]' }}"
@@ -133,10 +139,20 @@ def test_vicuna_asks_for_a_reply_where_the_supervised_span_begins(tokenizer):
         (CHATML, "yes yes<|im_end|>"),
         (CHATML_MARKED, "yes yes<|im_end|>"),
         (CHATML_MARKED_SHORT, "yes yes<|im_end|>"),
+        (NO_PROMPT, "yes yes<|im_end|>"),
         (INSTRUCT, " yes yes<|endoftext|>"),
         (NO_SPECIAL_END, " yes yes\n\n"),
     ],
-    ids=["vicuna", "vicuna-unmarked", "chatml", "chatml-marked", "chatml-marked-short", "instruct", "no-special-end"],
+    ids=[
+        "vicuna",
+        "vicuna-unmarked",
+        "chatml",
+        "chatml-marked",
+        "chatml-marked-short",
+        "no-prompt",
+        "instruct",
+        "no-special-end",
+    ],
 )
 def test_repeated_words_are_supervised_in_the_assistants_mouth_only(template, stretch, words, request):
     assert supervised_stretches(request.getfixturevalue(words), template, SAME_WORDS) == [stretch] * 3
@@ -171,6 +187,12 @@ def test_a_thought_before_the_last_reply_only_does_not_shift_earlier_masks(token
     assert stretches == ["yes yes<|im_end|>", "yes yes<|im_end|>", "<think>\n\n</think>\n\nyes yes<|im_end|>"]
 
 
+def test_a_thought_before_every_reply_is_part_of_each(tokenizer):
+    stretches = supervised_stretches(tokenizer, ALWAYS_THINKING, SAME_WORDS)
+    assert stretches[:2] == ["<think>\n\n</think>\n\nyes yes<|im_end|>"] * 2
+    assert stretches[2] == "<think>\n\n</think>\n\nyes yes<|im_end|>\n<|endoftext|>"
+
+
 def test_a_template_that_drops_earlier_turns_is_refused(tokenizer):
     forgetful = CHATML.replace("in messages", "in messages[-2:]")
     with pytest.raises(BadRowError, match="drops or rewrites turn 2"):
@@ -191,6 +213,7 @@ def test_tokens_share_a_character_with_a_span():
     # Zero width: a trimmed space, which lies between its neighbours.
     assert mask_tokens([(0, 4), (5, 5), (6, 9)], [(4, 9)]) == [False, True, True]
     assert mask_tokens([(0, 4), (5, 5), (6, 9)], [(5, 9)]) == [False, False, True]
+    assert mask_tokens([(0, 4), (5, 5), (6, 9)], [(4, 5)]) == [False, True, False]
 
 
 def test_sharegpt_and_messages_read_alike():

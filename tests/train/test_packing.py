@@ -3,11 +3,13 @@
 import json
 import logging
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heads.data import DataConfig, RowTokenizer, SourceConfig
@@ -59,7 +61,7 @@ def documents_of(blocks) -> list[tuple[int, ...]]:
     """The documents that begin with START, whole, from blocks in order."""
     stream = stream_of(blocks)
     starts = [index for index, token in enumerate(stream) if token == START] + [len(stream)]
-    return [tuple(stream[start:end]) for start, end in zip(starts, starts[1:], strict=False)]
+    return [tuple(stream[start:end]) for start, end in pairwise(starts)]
 
 
 def test_pack_cuts_documents_laid_end_to_end():
@@ -85,7 +87,7 @@ def test_a_row_of_one_token_more_than_a_block(tokenizer, tmp_path):
 
 def test_blocks_are_whole_and_in_the_order_of_the_documents(tokenizer, tmp_path):
     rng = np.random.default_rng(0)
-    rows = [{"text": " ".join(["word"] * int(rng.integers(1, 60)) + [str(number)])} for number in range(120)]
+    rows = [{"text": " ".join(["word"] * int(rng.integers(3, 60)) + [str(number)])} for number in range(120)]
     packed = build(tokenizer, write_lines(tmp_path / "a.jsonl", rows))
     report = packed.report.packed_train
     assert packed.train.features == datasets.Features(
@@ -103,7 +105,7 @@ def test_blocks_are_whole_and_in_the_order_of_the_documents(tokenizer, tmp_path)
         assert block["document_ids"][0] == 0
         # A document's number rises exactly where the separator stands.
         assert [step == 1 for step in steps] == [token == START for token in block["input_ids"][1:]]
-    tokens = [tuple([START, *tokenizer(row["text"])["input_ids"]]) for row in rows]
+    tokens = [(START, *tokenizer(row["text"])["input_ids"]) for row in rows]
     assert report.tokens == sum(map(len, tokens)) == packed.report.train[0].tokens
     assert len(packed.train) == report.blocks == report.tokens // 16
     assert report.dropped_tokens == report.tokens % 16
@@ -126,7 +128,7 @@ def test_masks_travel_with_their_tokens(tokenizer, tmp_path):
     ]
     replies = tokenizer.decode(supervised).split("<|endoftext|>")
     assert len(replies) > 20
-    assert {reply for reply in replies[:-1]} <= {f" say {n}" for n in range(40)}
+    assert set(replies[:-1]) <= {f" say {n}" for n in range(40)}
     assert 0 < packed.report.train[0].supervised_share < 0.2
 
 
@@ -138,7 +140,10 @@ def test_the_seed_decides_the_order(tokenizer, tmp_path):
 
 
 def test_a_second_build_neither_tokenises_nor_packs(tokenizer, tmp_path, monkeypatch):
-    paths = [write_lines(tmp_path / f"{name}.jsonl", [{"text": f"{name} {n}"} for n in range(40)]) for name in "abc"]
+    paths = [
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": f"{name} has the number {n}"} for n in range(40)])
+        for name in "abc"
+    ]
     first = build(tokenizer, *paths, eval_fraction=0.1)
 
     def forbidden(*arguments, **options):
@@ -178,6 +183,13 @@ def test_evaluation_documents_are_never_trained_on(tokenizer, tmp_path, streamin
     assert len(evaluated) == 60 if not streaming else 35 < len(evaluated) < 85
 
 
+def test_a_streams_subset_and_its_evaluation_share_are_drawn_apart(tokenizer, tmp_path):
+    source = SourceConfig(path=numbered(tmp_path / "a.jsonl", 400, length=16), fraction=0.5)
+    packed = build(tokenizer, source, eval_fraction=0.3, max_eval_blocks=400, streaming=True)
+    evaluated = len(packed.eval)
+    assert 0.2 < evaluated / (evaluated + len(list(packed.train))) < 0.4  # 3 standard deviations of 200 draws at 0.3
+
+
 def test_evaluation_sources_and_their_limit(tokenizer, tmp_path):
     train, other = numbered(tmp_path / "a.jsonl", 20), numbered(tmp_path / "b.jsonl", 50, length=16, first=1001)
     for streaming in (False, True):
@@ -196,8 +208,20 @@ def test_a_stream_holds_what_is_stored(tokenizer, tmp_path):
     assert len(documents_of(stored.train)) == 64
     once, twice = list(streamed.train), list(streamed.train)
     assert stream_of(once) == stream_of(twice)
-    assert set(once[0]) == {"input_ids", "loss_mask", "document_ids"}
+    assert {name: type(column[0]) for name, column in once[0].items()} == {
+        name: type(column[0]) for name, column in stored.train[0].items()
+    }
     assert stream_of(build(tokenizer, path, streaming=True, seed=1).train) != stream_of(once)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_of_a_loader_lose_no_file_of_a_stream(tokenizer, tmp_path, num_workers):
+    for number in range(4):
+        numbered(tmp_path / f"{number}.jsonl", 8, length=16, first=1 + 100 * number)
+    packed = build(tokenizer, str(tmp_path / "*.jsonl"), streaming=True)
+    loader = DataLoader(packed.train, batch_size=2, num_workers=num_workers, collate_fn=list)
+    found = documents_of(block for batch in loader for block in batch)
+    assert Counter(document[1] // 100 for document in found) == {0: 8, 1: 8, 2: 8, 3: 8}
 
 
 def test_short_documents_are_dropped_and_counted(tokenizer, tmp_path, caplog):
@@ -212,7 +236,7 @@ def test_short_documents_are_dropped_and_counted(tokenizer, tmp_path, caplog):
 
 
 def test_a_few_bad_rows_are_named_and_skipped(tokenizer, tmp_path, caplog):
-    rows = [{"text": f"text number {n}"} for n in range(299)]
+    rows = [{"text": f"this text has the number {n}"} for n in range(299)]
     path = write_lines(tmp_path / "a.jsonl", [*rows[:5], "{broken\n", *rows[5:]])
     with caplog.at_level(logging.WARNING):
         packed = build(tokenizer, path)
@@ -254,7 +278,7 @@ def test_masks_that_teach_nothing_or_all_are_refused(tokenizer, tmp_path, templa
 def test_ids_beyond_the_backbone_are_refused(tokenizer, tmp_path, streaming):
     path = numbered(tmp_path / "a.jsonl", 300)
     assert build(tokenizer, path, vocab_size=301, streaming=streaming)
-    with pytest.raises(ValueError, match="Tokenizer and backbone disagree: .* 300"):
+    with pytest.raises(ValueError, match=r"Tokenizer and backbone disagree: .* 300"):
         list(build(tokenizer, path, vocab_size=300, streaming=streaming).train)
 
 
@@ -263,9 +287,9 @@ def test_too_little_for_one_block(tokenizer, tmp_path, streaming):
     path = numbered(tmp_path / "a.jsonl", 2)
     with pytest.raises(ValueError, match="holds 14 tokens and one block takes block_size 16"):
         list(build(tokenizer, path, streaming=streaming).train)
-    with pytest.raises(ValueError, match="evaluation data holds 7 tokens"):
-        other = numbered(tmp_path / "b.jsonl", 1)
-        build(tokenizer, numbered(tmp_path / "c.jsonl", 9), eval=[SourceConfig(path=other)], streaming=streaming)
+    enough, other = numbered(tmp_path / "b.jsonl", 9), SourceConfig(path=path)
+    with pytest.raises(ValueError, match="evaluation data holds 14 tokens"):
+        build(tokenizer, enough, eval=[other], streaming=streaming)
 
 
 def test_configs_that_contradict_themselves(tokenizer, tmp_path):

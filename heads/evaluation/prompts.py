@@ -1,0 +1,134 @@
+"""Prompts to measure with: from a file of the user's, or from held-out text of the Python standard library.
+
+A `.txt` file holds one prompt in each paragraph (blank lines between them), or in each line if it has no blank line.
+A `.jsonl` file holds one object a line: {"prompt": …} or {"text": …} as text; {"messages": […]} or
+{"conversations": […]} as a chat up to its last user turn, rendered by the tokenizer's template. Nothing is drawn by
+chance.
+"""
+# T prompt position
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.chat import choose_template, read_turn
+from heads.corpora import load_heldout_files, stdlib_documents
+
+Prompt = str | list[dict[str, Any]]
+"""A text, or the messages of a chat."""
+
+FIELDS = ("prompt", "text", "messages", "conversations")
+
+
+def read_prompts(
+    path: str | Path, tokenizer: Any, count: int | None = None, max_tokens: int | None = None
+) -> list[Tensor]:
+    """The first `count` prompts of a file, each (1, T), cut to their first `max_tokens` tokens.
+
+    Raises:
+        ValueError: no such file, another kind of file, or a line that is no prompt; says which line.
+    """
+    path = Path(path)
+    readers: dict[str, Callable[[Path], Sequence[Prompt]]] = {".txt": read_paragraphs, ".jsonl": read_json_lines}
+    if path.suffix not in readers:
+        raise ValueError(f"The prompts {path} end in {path.suffix!r}; allowed are {' and '.join(readers)}.")
+    if not path.is_file():
+        raise ValueError(f"The file of prompts {path} does not exist; give a .txt or .jsonl file.")
+    found = readers[path.suffix](path)[:count]
+    prompts = [encode(prompt, tokenizer)[:, :max_tokens] for prompt in found]
+    if not prompts or any(prompt_1T.shape[1] == 0 for prompt_1T in prompts):
+        raise ValueError(f"{path} holds no prompt, or an empty one; give at least one text in every paragraph or line.")
+    return prompts
+
+
+def read_paragraphs(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8").strip("\n")
+    paragraphs = re.split(r"\n[ \t]*\n\s*", text)
+    return [part for part in (paragraphs if len(paragraphs) > 1 else text.splitlines()) if part.strip()]
+
+
+def read_json_lines(path: Path) -> list[Prompt]:
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    return [read_object(line, f"{path} line {number}") for number, line in lines if line.strip()]
+
+
+def read_object(line: str, place: str) -> Prompt:
+    """A text, or the messages of a chat up to its last user turn."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} is no JSON ({error}); write one object in each line.") from None
+    name = next((name for name in FIELDS if isinstance(row, dict) and row.get(name)), None)
+    if name is None:
+        raise ValueError(f"{place} has none of the fields {', '.join(FIELDS)}; a prompt needs one of them.")
+    if isinstance(row[name], str):
+        return str(row[name])
+    if not isinstance(row[name], list):
+        raise ValueError(f"{place} has a {type(row[name]).__name__} as its {name}; give a text or a list of turns.")
+    try:
+        messages = [read_turn(turn, number) for number, turn in enumerate(row[name], start=1)]
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}.") from None
+    while messages and messages[-1]["role"] != "user":
+        messages.pop()
+    return messages
+
+
+def encode(prompt: Prompt, tokenizer: Any) -> Tensor:
+    """(1, T): a text as the tokenizer takes it, or a chat up to where the assistant's answer begins."""
+    if isinstance(prompt, str):
+        tokens = tokenizer(prompt)["input_ids"]
+    else:
+        template = choose_template(tokenizer, None)
+        tokens = tokenizer.apply_chat_template(
+            prompt, chat_template=template, add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+    return torch.tensor([tokens], dtype=torch.long)
+
+
+def default_prompts(backbone: str | Path, tokenizer: Any, count: int, num_tokens: int = 64) -> list[Tensor]:
+    """Prompts from the text that was held out when a backbone was trained, where its folder says which.
+
+    Raises:
+        ValueError: the folder does not say.
+    """
+    record = Path(backbone) / "training.json"
+    if not record.is_file():
+        raise ValueError(
+            f"The backbone {backbone} does not say which text it never saw (no {record.name} with heldout_files); "
+            f"give a .txt or .jsonl file of prompts."
+        )
+    return demo_prompts(tokenizer, load_heldout_files(record), count, num_tokens)
+
+
+def demo_prompts(tokenizer: Any, heldout_files: Sequence[str], count: int, num_tokens: int = 64) -> list[Tensor]:
+    """`count` prompts of `num_tokens` tokens: one from each of `count` files spread over the held-out files.
+
+    A prompt begins at the first line start after a third of the file, behind imports and licences. Files too short for
+    that are passed over.
+
+    Raises:
+        ValueError: fewer files are long enough.
+    """
+    prompts = [cut_prompt(text, tokenizer, num_tokens) for _, text in stdlib_documents("heldout", heldout_files)]
+    long_enough = [prompt_1T for prompt_1T in prompts if prompt_1T.shape[1] == num_tokens]
+    if len(long_enough) < count:
+        raise ValueError(
+            f"{count} prompts were asked for, but only {len(long_enough)} held-out files of this Python's standard "
+            f"library are long enough for one of {num_tokens} tokens; ask for fewer or give a file of prompts."
+        )
+    return [long_enough[i * len(long_enough) // count] for i in range(count)]
+
+
+def cut_prompt(text: str, tokenizer: Any, num_tokens: int) -> Tensor:
+    """(1, T): at most `num_tokens` tokens from the first line start after a third of the text."""
+    start = text.find("\n", len(text) // 3) + 1
+    piece = text[start:].lstrip("\n")[: 20 * num_tokens]  # a token of more than 20 characters on average is none
+    return encode(piece, tokenizer)[:, :num_tokens]

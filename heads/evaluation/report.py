@@ -1,0 +1,155 @@
+"""Pictures: accuracy of each head through training, tokens per pass, and speeds side by side, in one PNG.
+
+Colours are told apart by colour-blind readers too (Okabe and Ito's palette), and every line is named at its end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from heads.evaluation.throughput import Row
+
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+GREY, DARK = "#8C8C8C", "#333333"
+MARKERS = "osD^vP"
+STYLE: dict[str, Any] = {"fontsize": 9, "color": DARK}
+DOTS_PER_INCH = 150
+
+Series = list[tuple[int, float]]
+"""(step, value) pairs."""
+
+
+def draw_report(metrics: str | Path, rows: Sequence[Row], path: str | Path) -> None:
+    """A run's picture: top-1 and top-5 by head through training, tokens per pass, tokens per second.
+
+    Args:
+        metrics: the run's metrics.jsonl.
+        rows: measured speeds; the first is plain `generate`.
+
+    Raises:
+        ValueError: the file holds no evaluation of heads.
+    """
+    lines = read_metrics(metrics)
+    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    halves: Any = figure.subfigures(2, 1)  # laid out each for itself: long names below cost no width above
+    upper, lower = halves
+    top1, top5 = upper.subplots(1, 2)
+    per_pass, speed = lower.subplots(1, 2)
+    draw_accuracy(top1, lines, "top1", "top-1 accuracy on held-out text")
+    draw_accuracy(top5, lines, "top5", "top-5 accuracy on held-out text")
+    draw_tokens_per_pass(per_pass, series(lines, "eval_tokens_per_pass"))
+    draw_speeds(speed, rows, "tokens per second")
+    save_figure(figure, path)
+
+
+def draw_speed_blocks(blocks: Mapping[str, Sequence[Row]], path: str | Path) -> None:
+    """Bars of tokens per second, one panel for each block of rows."""
+    longest = max(len(rows) for rows in blocks.values())
+    figure = Figure(figsize=(5.5 * len(blocks), 0.9 + 0.5 * longest), layout="constrained")
+    for axes, (name, rows) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
+        draw_speeds(axes, rows, f"tokens per second, {name}")
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The evaluations of a run; where a step was evaluated again, as after a resume, the last one counts."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path} does not exist; a run writes it with `report_to: [jsonl]`.")
+    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    by_step = {line["step"]: line for line in lines if "eval_head1_top1" in line}
+    if not by_step:
+        raise ValueError(f"{path} holds no evaluation of heads; give data.eval and evaluation.every_steps to the run.")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def series(lines: Sequence[dict[str, Any]], name: str) -> Series:
+    return [(line["step"], line[name]) for line in lines if name in line]
+
+
+def draw_accuracy(axes: Axes, lines: Sequence[dict[str, Any]], metric: str, title: str) -> None:
+    """One line for each head, and the backbone's own accuracy on its next token as a dashed reference."""
+    num_heads = 1
+    while f"eval_head{num_heads + 1}_{metric}" in lines[0]:
+        num_heads += 1
+    curves = [series(lines, f"eval_head{k}_{metric}") for k in range(1, num_heads + 1)]
+    labels = []
+    for k, (curve, color) in enumerate(zip(curves, head_colors(num_heads), strict=True), start=1):
+        marker = MARKERS[(k - 1) % len(MARKERS)]
+        axes.plot(*zip(*curve, strict=True), color=color, marker=marker, markersize=4, linewidth=1.6)
+        labels.append((curve[-1][1], f"head {k}  {curve[-1][1]:.0%}", color))
+    if backbone := series(lines, f"eval_backbone_{metric}"):
+        axes.plot(*zip(*backbone, strict=True), color=DARK, linestyle="--", linewidth=1.2)
+        labels.append((backbone[-1][1], f"backbone  {backbone[-1][1]:.0%}", DARK))
+    highest = max(value for value, _, _ in labels)
+    axes.set_ylim(0, min(1.02, 1.12 * max(highest, *(value for curve in curves for _, value in curve))))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    label_ends(axes, lines[-1]["step"], labels)
+    tidy(axes, title, "training step")
+
+
+def label_ends(axes: Axes, x: float, labels: list[tuple[float, str, str]]) -> None:
+    """Names at the right end of lines, moved apart where values are close."""
+    low, high = axes.get_ylim()
+    gap = 0.065 * (high - low)
+    heights: list[float] = []
+    for value, _, _ in sorted(labels):
+        heights.append(max(value, heights[-1] + gap) if heights else value)
+    for height, (_, text, color) in zip(heights, sorted(labels), strict=True):
+        axes.annotate(
+            text, (x, height), xytext=(8, 0), textcoords="offset points", va="center", annotation_clip=False,
+            fontsize=9, color=color, fontweight="bold",
+        )  # fmt: skip
+
+
+def draw_tokens_per_pass(axes: Axes, curve: Series) -> None:
+    if curve:
+        axes.plot(*zip(*curve, strict=True), color=PALETTE[0], marker="o", markersize=4, linewidth=1.6)
+        axes.plot([curve[0][0], curve[-1][0]], [1, 1], color=DARK, linestyle="--", linewidth=1.2)
+        label_ends(
+            axes, curve[-1][0], [(1.0, "plain  1.00", DARK), (curve[-1][1], f"heads  {curve[-1][1]:.2f}", PALETTE[0])]
+        )
+    else:
+        axes.text(0.5, 0.5, "not measured in this run", ha="center", transform=axes.transAxes, **STYLE)
+    tidy(axes, "tokens per backbone pass on held-out prompts", "training step")
+
+
+def draw_speeds(axes: Axes, rows: Sequence[Row], title: str) -> None:
+    """Horizontal bars, the first row on top, each with its speed and its ratio to the first."""
+    speeds = [row.tokens_per_second for row in rows]
+    axes.barh(range(len(rows)), speeds, color=[GREY, *[PALETTE[4]] * (len(rows) - 1)], height=0.66)
+    for i, row in enumerate(rows):
+        text = f"{row.tokens_per_second:.0f}  ({row.ratio:.2f} ×)"
+        axes.annotate(text, (speeds[i], i), xytext=(5, 0), textcoords="offset points", va="center", **STYLE)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.45 * max(speeds))
+    tidy(axes, title, "tokens / s (× plain)")
+    axes.grid(visible=False, axis="y")
+
+
+def head_colors(num_heads: int) -> list[Any]:
+    """The palette, or for more heads than it has, a sequence from dark to light."""
+    if num_heads <= len(PALETTE):
+        return list(PALETTE[:num_heads])
+    return [colormaps["viridis"](0.85 * i / (num_heads - 1)) for i in range(num_heads)]
+
+
+def tidy(axes: Axes, title: str, x_label: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10.5, color=DARK)
+    axes.set_xlabel(x_label, **STYLE)
+    axes.tick_params(labelsize=9, colors=DARK)
+    axes.grid(visible=True, color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,91 @@
+"""What a folder of heads holds, read from its files without loading the backbone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from heads.checkpoint import DESCRIPTION, TENSORS, read_description, read_tensors
+from heads.opening import find_backbone
+
+RANKS_SHOWN = 5
+
+
+def describe(folder: str | Path) -> dict[str, Any]:
+    """heads.json, with what the tensors themselves say and where the backbone was found.
+
+    Raises:
+        ValueError: no heads there, or damaged ones.
+    """
+    description = read_description(folder)
+    path = Path(folder) / TENSORS
+    tensors = read_tensors(path, description["sha256"])
+    return {
+        "folder": str(folder),
+        **description,
+        "measured_accuracy": description.get("measured_accuracy"),
+        "recipe": description.get("recipe") or {},
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}),
+        "bytes": path.stat().st_size + (Path(folder) / DESCRIPTION).stat().st_size,
+        "backbone_found_at": find_backbone(folder),
+    }
+
+
+def facts_table(description: dict[str, Any]) -> Table:
+    """Two columns: what, and how much of it or which."""
+    backbone, recipe = description["backbone"], description["recipe"]
+    facts = {
+        "family": description["family"],
+        "config": ", ".join(f"{name} {value}" for name, value in description["config"].items()),
+        "parameters": f"{description['num_parameters']:,} in {', '.join(description['dtypes'])}",
+        "size": f"{description['bytes'] / 2**20:.2f} MiB",
+        "backbone": f"{backbone['name']} ({backbone.get('architecture', 'architecture not recorded')}, hidden size "
+        f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
+        **recipe_facts(recipe),
+    }
+    table = Table(
+        title=description["folder"], title_justify="left", box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, str(value))
+    return table
+
+
+def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
+    """How the heads were made, as far as it was recorded."""
+    if not recipe:
+        return {"made by": "not recorded"}
+    facts: dict[str, str] = {}
+    measured = recipe.get("measured") or {}
+    if "step" in measured:
+        facts["steps"] = str(measured["step"])
+    with contextlib.suppress(KeyError, TypeError):
+        facts["data"] = ", ".join(source["path"] for source in recipe["config"]["data"]["train"])
+    if command := recipe.get("command"):
+        facts["command"] = " ".join(command)
+    facts["commit"] = str(recipe.get("commit") or "not recorded")
+    if versions := recipe.get("versions"):
+        facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return facts
+
+
+def accuracy_table(accuracy: Sequence[Sequence[float]]) -> Table:
+    """How often each head's candidate of each rank was the backbone's own choice."""
+    ranks = min(RANKS_SHOWN, max(map(len, accuracy)))
+    title = "measured agreement with the backbone's choice, by rank of the candidate"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("head")
+    for rank in range(1, ranks + 1):
+        table.add_column(f"rank {rank}", justify="right")
+    table.add_column(f"ranks 1–{ranks}", justify="right")
+    for k, shares in enumerate(accuracy, start=1):
+        table.add_row(str(k), *(f"{share:.1%}" for share in shares[:ranks]), f"{sum(shares[:ranks]):.1%}")
+    return table

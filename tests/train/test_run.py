@@ -1,0 +1,221 @@
+"""Whole runs on a tiny backbone: the real command, splits of a batch, resume, continuing, errors without tracebacks."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import heads
+from heads import checkpoint
+from train.config import read_config
+from train.run import run
+from train.trainer import HeadsTrainer
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_BASE = ROOT / "checkpoints/demo/base"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Text that repeats and a tiny Llama that has learned it, so that heads agree with it after a few steps."""
+    folder = tmp_path_factory.mktemp("run")
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_BASE)
+    lines = [f"def f{i % 7}(x):\n    return x + {i % 5}\n" * 12 for i in range(60)]
+    config = LlamaConfig(vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                         bos_token_id=0, eos_token_id=0, pad_token_id=0, max_position_embeddings=256)  # fmt: skip
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(40):
+        tokens = tokenizer(lines[step % 60], return_tensors="pt").input_ids[:, :96]
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(folder, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("train.run.use_all_cores", lambda: None)  # tests run side by side
+
+
+def write_config(folder, name, **changes):
+    content = {
+        "output_dir": str(folder / name),
+        "backbone": {"name_or_path": str(folder / "base")},
+        "data": {"train": [{"path": str(folder / "text.jsonl")}], "eval_fraction": 0.1, "block_size": 32},
+        "family": "grounded",
+        "heads": {"num_heads": 2},
+        "rates": {"heads": 1e-2},
+        "evaluation": {"every_steps": 0, "num_prompts": 2, "prompt_tokens": 8, "new_tokens": 8},
+        "trainer": {"max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "use_cpu": True},
+    }
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(content.get(key), dict) else value
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(content))  # JSON is YAML
+    return str(path)
+
+
+def train(folder, name, *flags, **changes):
+    return run(read_config(["--config", write_config(folder, name, **changes), *flags]))
+
+
+def metrics(run_folder):
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def launch(*arguments, **environment):
+    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "train.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def test_the_real_command_trains_saves_and_measures(folder):
+    path = write_config(folder, "real", trainer={"max_steps": 30}, evaluation={"every_steps": 15})
+    done = launch("--config", path, HF_DATASETS_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    output = done.stdout + done.stderr
+    assert "engine: one process, cpu" in output
+    assert "30/30" in output, "no progress bar"
+    logged = metrics(folder / "real")
+    losses = [line["head1_loss"] for line in logged if "head1_loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+    assert [line["step"] for line in logged if "eval_head2_top5" in line] == [15, 30]
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    for name in ("last", "best"):
+        token_heads = heads.load(folder / "real" / name, model)
+        assert token_heads.measured_accuracy is not None
+    recipe = json.loads((folder / "real/last/heads.json").read_text())["recipe"]
+    assert recipe["config"]["rates"]["heads"] == 1e-2
+    assert recipe["versions"]["torch"] == torch.__version__
+    assert recipe["measured"]["step"] == 30
+
+
+def test_logged_loss_is_the_mean_over_labels(folder):
+    """At a rate near 0 each step's logged head losses equal a forward of the first weights on that step's batch."""
+    where = train(folder, "logged", rates={"heads": 1e-12}, trainer={"max_steps": 3, "gradient_accumulation_steps": 2})
+    for line in metrics(where):
+        if "head1_loss" in line:
+            # The summed loss of the Trainer's log and our heads' means come by two routes; logs keep four digits.
+            assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)
+
+
+def test_any_split_of_a_batch_trains_the_same_heads(folder):
+    weights = []
+    for name, batch, accumulation in (("split8", 8, 1), ("split2", 2, 4)):
+        trainer = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation, "max_steps": 3}
+        weights.append(load_file(train(folder, name, trainer=trainer) / "last/heads.safetensors"))
+    for name, tensor in weights[0].items():
+        # float32 sums in another order; Adam divides by the gradient's size, so an entry near 0 may move by a few
+        # thousandths of the rate (1e-2).
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=5e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_resume_ends_with_the_same_weights(folder):
+    whole = train(folder, "whole", trainer={"max_steps": 6})
+    with pytest.raises(ValueError, match="holds no checkpoint-"):
+        train(folder, "parts", "--resume", "true")
+    train(folder, "parts", trainer={"max_steps": 6}, save_every_steps=3)
+    parts = folder / "parts"
+    for path in (parts / "last").iterdir():
+        path.unlink()
+    (parts / "checkpoint-6").rename(folder / "put-away")
+    train(folder, "parts", "--resume", "true", trainer={"max_steps": 6}, save_every_steps=3)
+    for name, tensor in load_file(whole / "last/heads.safetensors").items():
+        assert torch.equal(load_file(parts / "last/heads.safetensors")[name], tensor), name
+
+
+def test_init_from_continues_where_the_heads_were(folder):
+    first = train(folder, "first", trainer={"max_steps": 20})
+    trained = metrics(first)[-1]
+    again = train(folder, "again", init_from=str(first / "last"), trainer={"max_steps": 1, "eval_on_start": True})
+    start = metrics(again)[0]
+    assert start["step"] == 0
+    assert start["eval_head1_loss"] == pytest.approx(trained["eval_head1_loss"], rel=1e-5)
+    with pytest.raises(ValueError, match="init_from .* holds grounded heads"):
+        train(folder, "wrong", init_from=str(first / "last"), heads={"num_heads": 1})
+
+
+def test_the_backbone_alone_learns_and_can_be_loaded(folder):
+    changes = {"family": None, "rates": {"heads": 1e-4, "base": 1e-2}, "trainer": {"max_steps": 25}}
+    path = write_config(folder, "alone", **changes)
+    content = json.loads(Path(path).read_text())
+    content["heads"] = {}
+    content["backbone"]["random_weights"] = True
+    Path(path).write_text(json.dumps(content))
+    where = run(read_config(["--config", path]))
+    losses = [line["backbone_loss"] for line in metrics(where) if "backbone_loss" in line]
+    assert losses[-1] < 0.7 * losses[0]
+    loaded = AutoModelForCausalLM.from_pretrained(where / "last")
+    assert loaded.config.vocab_size == 2048
+
+
+def test_tokens_per_pass_is_what_the_loaded_heads_do(folder):
+    """The decoder that ships, on the same prompts, after a save and a load."""
+    where = train(folder, "measured", trainer={"max_steps": 30})
+    measured = metrics(where)[-1]["eval_tokens_per_pass"]
+    model = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
+    token_heads = heads.load(where / "last", model)
+    from train.evaluation import spread, tokens_per_pass
+    from train.packing import build_datasets
+
+    config = read_config(["--config", write_config(folder, "measured", trainer={"max_steps": 30})])
+    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+    data = build_datasets(config.data, tokenizer, num_heads=2, vocab_size=2048)
+    prompts = [torch.tensor(row["input_ids"][:8]) for row in data.eval]
+    assert tokens_per_pass(token_heads, spread(prompts, 2), config.evaluation) == pytest.approx(measured)
+    assert measured > 1.2
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, monkeypatch, caplog):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(HeadsTrainer, "_save_optimizer_and_scheduler", full)
+    where = train(folder, "full", save_every_steps=2)
+    assert "No checkpoint at step 2" in caplog.text
+    assert not list(where.glob("checkpoint-*"))
+    assert (where / "last" / checkpoint.TENSORS).is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.train", '[{"path": "nowhere.jsonl"}]'], "nowhere.jsonl"),
+        (["--backbone.name_or_path", "nowhere"], "'nowhere' could not be loaded as a causal LM"),
+        (["--rates.heads", "0"], "rates.heads=0"),
+        (["--init_from", "nowhere"], "nowhere holds no heads.json"),
+        (["--trainer.max_step", "3"], "Did you mean 'max_steps'"),
+        (["--data.block_size", "3"], "2 heads need blocks of at least 4"),
+        (["--resume", "true"], "holds no checkpoint-"),
+    ],
+)
+def test_what_a_user_can_cause_ends_in_a_sentence(folder, flags, message):
+    path = write_config(folder, "errors")
+    command = [sys.executable, "train.py", "--config", path, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert message in re.sub(r"\s+", " ", done.stderr.splitlines()[-1])
+
+
+def test_an_engine_that_is_not_there_is_an_error(folder):
+    path = write_config(folder, "engine")
+    environment = {**os.environ, "ACCELERATE_USE_FSDP": "true"}
+    done = subprocess.run(
+        [sys.executable, "train.py", "--config", path], cwd=ROOT, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 1
+    assert "asks for FSDP" in done.stderr
