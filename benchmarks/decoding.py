@@ -27,6 +27,7 @@ from heads.evaluation.report import GREY, PALETTE, draw_speeds, save_figure, tid
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
 from heads.evaluation.throughput import Row
 from heads.opening import Opened, open_heads
+from train.run import explain_errors
 
 TARGET_RATIO = 1.5
 REPETITION_PENALTY = 1.1
@@ -35,7 +36,6 @@ REPETITION_PENALTY = 1.1
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = Console()
-    transformers.logging.disable_progress_bar()  # ours are enough
     opened = open_heads(options.heads)
     prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
     prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
@@ -183,4 +183,5 @@ def draw_parts(axes: Any, parts: Sequence[Parts], title: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    transformers.logging.disable_progress_bar()  # ours are enough
+    explain_errors(main)

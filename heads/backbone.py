@@ -23,8 +23,8 @@ from heads.masks import FULL, SLIDING, causal, read_mask_style
 from heads.projection import Projection, read_projection
 
 Tap = int | Literal["final"]
-"""A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer n
-layers before the end, before any final norm: 0 the last layer, 1 the one before, …, the number of layers: embeddings."""
+"""A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer
+n layers before the end, before the final norm: 0 the last, 1 the one before it, …; the number of layers: embeddings."""
 
 Taps = dict[Tap, Tensor]
 

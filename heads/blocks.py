@@ -1,4 +1,4 @@
-"""What families are built from: a residual block that starts as the identity, and a head's unembedding, own or shared."""
+"""What families are built from: a residual block that starts as the identity, a head's unembedding, own or shared."""
 # R rows, D model width, V vocabulary
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Unembedding = Literal["own", "shared"]
 
 
 class ResidualBlock(nn.Module):
-    """x + SiLU(W x + b), W and b zero at start: the identity (Medusa, section 2.1; b is zero too, so that it is exact)."""
+    """x + SiLU(W x + b), W and b zero at start: the identity (Medusa, section 2.1; b too, so that it is exact)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -103,8 +103,8 @@ def read_mask_style(config: Any) -> MaskStyle:
     layer_types = set(getattr(config, "layer_types", None) or [])
     if unknown := layer_types - {FULL, SLIDING}:
         raise ValueError(
-            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, whose state cannot be rolled back when "
-            f"drafted tokens are rejected; heads can be decoded on backbones with full or sliding attention only."
+            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, whose state cannot be rolled back "
+            f"when drafted tokens are rejected; heads can be decoded on backbones with full or sliding attention only."
         )
     window = getattr(config, "sliding_window", None)
     if layer_types and SLIDING not in layer_types:

@@ -160,7 +160,7 @@ def fitted_heads(
     return token_heads
 
 
-def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 40, new_tokens: int = 24) -> float:
+def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tokens: int = 24) -> float:
     """A plain loop: AdamW on the greedy continuations of the prompts; the last loss. The backbone gets no gradient."""
     backbone = token_heads.backbone
     with torch.no_grad():

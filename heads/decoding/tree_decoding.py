@@ -126,7 +126,7 @@ class Run:
         return state, heads_state
 
     def accept(self, rows: list[Row], tokens_BN: Tensor, logits_BNV: Tensor) -> list[list[int]]:
-        """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none in a row that has ended."""
+        """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none of a row that ended."""
         self.stats.count_pass(sum(not row.done for row in rows))
         tokens = tokens_BN.tolist()
         best = best_at_nodes(logits_BNV) if self.request.judges_all_nodes_at_once else None

@@ -1,0 +1,100 @@
+"""`make demo`: train grounded heads on the demo backbone, decode held-out prompts with them, compare, draw the report.
+
+Nothing is downloaded. Training is the very command that a user types; decoding is measured in this process, all methods
+side by side. Everything lands in the run's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import transformers
+from rich.console import Console
+
+from heads.checkpoint import read_description
+from heads.evaluation.methods import Request, plain, prompt_lookup, tree
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.report import draw_report
+from heads.evaluation.tables import measure, speed_table, write_json
+from heads.evaluation.throughput import Row
+from heads.opening import Opened, open_heads
+from train.config import read_config
+from train.run import explain_errors
+
+SHIPPED = {"medusa, shipped": "checkpoints/demo/medusa", "grounded, shipped": "checkpoints/demo/grounded"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = Console()
+    start = time.perf_counter()
+    run = Path(read_config(["--config", options.config]).output_dir)
+    for folder in SHIPPED.values():
+        read_description(folder)  # what is missing is told before minutes are spent
+    if not options.no_training:
+        train(options.config, console)
+    trained = time.perf_counter()
+    report(console, run, options)
+    seconds = (f"training {trained - start:.0f} s, " if not options.no_training else "") + (
+        f"decoding {time.perf_counter() - trained:.0f} s"
+    )
+    console.print(f"heads: {run / 'last'}\npicture: {run / 'report.png'}\n{seconds}", highlight=False, soft_wrap=True)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run to train (default: %(default)s)")
+    parser.add_argument("--no-training", action="store_true", help="measure the heads of the last run again")
+    parser.add_argument("--prompts", type=int, default=8, help="held-out prompts (default: %(default)s)")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats (default: %(default)s)")
+    return parser
+
+
+def train(config: str, console: Console) -> None:
+    """Run the training command with the accelerate of this very environment; its output goes to the terminal.
+
+    Raises:
+        ValueError: accelerate is not installed, or the training failed.
+    """
+    accelerate = Path(sys.executable).parent / "accelerate"
+    if not accelerate.exists():
+        raise ValueError(f"There is no accelerate beside {sys.executable}; install the project's packages: make setup.")
+    console.print(f"$ accelerate launch train.py --config {config}", highlight=False, style="bold")
+    done = subprocess.run([accelerate, "launch", "train.py", "--config", config], check=False)
+    if done.returncode != 0:
+        raise ValueError(f"Training ended with exit code {done.returncode}; the reason stands above.")
+
+
+def report(console: Console, run: Path, options: argparse.Namespace) -> None:
+    """Decode, print the table, write it as JSON and draw the picture."""
+    names = ["grounded, just trained", *SHIPPED]
+    opened = open_heads([run / "last", *SHIPPED.values()])
+    opened = dataclasses.replace(opened, token_heads=dict(zip(names, opened.token_heads.values(), strict=True)))
+    rows = decode(console, opened, options)
+    same = all(row.same_text.startswith("yes") for row in rows)
+    console.print(speed_table(rows, f"\n{options.prompts} held-out prompts, {options.new_tokens} new tokens, greedy"))
+    console.print(f"same text: {'yes' if same else 'no'}", highlight=False)
+    write_json(run / "decoding.json", {"greedy": rows}, opened.model.device)
+    draw_report(run / "metrics.jsonl", rows, run / "report.png")
+
+
+def decode(console: Console, opened: Opened, options: argparse.Namespace) -> list[Row]:
+    """All methods on held-out prompts."""
+    model, request = opened.model, Request(new_tokens=options.new_tokens)
+    ours = [tree(model, token_heads, request, name) for name, token_heads in opened.token_heads.items()]
+    methods = [plain(model, request), prompt_lookup(model, request), *ours]
+    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts)
+    prompts = [prompt_1T.to(model.device) for prompt_1T in prompts]
+    return measure(console, model, methods, request, prompts, options.repeats, "decoding")
+
+
+if __name__ == "__main__":
+    transformers.logging.disable_progress_bar()
+    explain_errors(main)

@@ -1,0 +1,89 @@
+"""Repetition by hand, and the judge of texts: finds a difference, excuses a tie, and nothing after a tie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from heads.evaluation.text import Verdict, first_difference, judge, repeated_ngrams
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"),
+    [
+        ([1, 2, 3, 4, 5, 6], 0.0),  # 3 different 4-grams
+        ([7] * 8, 0.8),  # 5 times the same: 1 - 1/5
+        ([1, 2, 1, 2, 1, 2, 1], 0.5),
+        ([1, 2, 3], 0.0),  # too short to have any
+        ([], 0.0),
+    ],
+)
+def test_repeated_4grams_are_counted_as_by_hand(tokens: list[int], share: float) -> None:
+    assert repeated_ngrams(tokens) == pytest.approx(share)
+
+
+def test_first_difference_counts_the_end_of_the_shorter_text() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def scores(**by_token: float) -> Tensor:
+    """Scores over a vocabulary of 10, 0 where nothing is said: scores(t3=10.0)."""
+    found_V = torch.zeros(10)
+    for name, value in by_token.items():
+        found_V[int(name[1:])] = value
+    return found_V
+
+
+def never(_: list[int]) -> list[int]:
+    raise AssertionError("plain generation was asked to go on without need")
+
+
+def test_a_real_difference_is_told_with_its_place() -> None:
+    found = judge([5, 3, 1], [5, 4, 1], lambda _: scores(t3=10.0, t4=9.9), never, torch.float32)
+    assert found == Verdict(differs_at=1)
+
+
+def test_a_token_that_is_no_runner_up_is_no_tie_though_two_others_are() -> None:
+    found = judge([5, 3], [5, 6], lambda _: scores(t3=10.0, t4=10.0), never, torch.float32)
+    assert found == Verdict(differs_at=1)
+
+
+def test_a_shorter_text_is_a_difference() -> None:
+    assert judge([5, 3], [5], lambda _: scores(t3=1.0), never, torch.float32).differs_at == 1
+
+
+def test_a_tie_is_excused_and_the_rest_is_held_against_plain_from_there() -> None:
+    nearly = scores(t3=10.0, t4=10.0 - 1e-5)  # 8 units of float32's eps at 10
+    asked: list[list[int]] = []
+
+    def go_on(new: list[int]) -> list[int]:
+        asked.append(new)
+        return [*new, 8]
+
+    assert judge([5, 3, 1], [5, 4, 8], lambda _: nearly, go_on, torch.float32) == Verdict(ties=1)
+    assert asked == [[5, 4]]
+
+
+def test_a_tie_does_not_excuse_what_follows_it() -> None:
+    def scores_at(new: list[int]) -> Tensor:
+        return scores(t3=10.0, t4=10.0) if len(new) == 1 else scores(t8=10.0)
+
+    found = judge([5, 3, 1], [5, 4, 9], scores_at, lambda new: [*new, 8], torch.float32)
+    assert found == Verdict(differs_at=2, ties=1)
+
+
+def test_what_is_a_tie_in_float32_is_none_in_float64() -> None:
+    def nearly(_: list[int]) -> Tensor:
+        return scores(t3=10.0, t4=10.0 - 1e-5)
+
+    assert judge([3], [4], nearly, lambda new: new, torch.float32).ties == 1
+    assert judge([3], [4], nearly, lambda new: new, torch.float64).differs_at == 0
+
+
+def test_masked_scores_do_not_widen_the_tolerance() -> None:
+    masked = scores(t3=10.0, t4=9.9)
+    masked[0] = -torch.inf
+    assert judge([3], [4], lambda _: masked, never, torch.float32).differs_at == 0

@@ -1,0 +1,156 @@
+"""Medians, ratios, interleaving and passes by arithmetic, on methods that do nothing and a clock that they move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import random_tokens, shared_model
+from torch import Tensor
+
+from heads.evaluation.methods import Method, Outcome, Request, counted_forwards, plain, prompt_lookup, tree
+from heads.evaluation.text import Verdict, first_difference
+from heads.evaluation.throughput import SameText, compare, count_runs, describe_verdicts
+from heads.families import create
+
+
+class Clock:
+    """Seconds that pass only when a method says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed_method(
+    clock: Clock, name: str, seconds: list[float], log: list[str], tokens: Callable[[Tensor], list[int]]
+) -> Method:
+    """A method whose runs take these seconds one after another; the first is the warm-up."""
+    left = iter(seconds)
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        log.append(name)
+        clock.now += next(left)
+        return Outcome(tokens=tokens(prompt_1T), passes=2)
+
+    return Method(name=name, run=run)
+
+
+def four_tokens(_: Tensor) -> list[int]:
+    return [1, 2, 3, 4]
+
+
+def compare_tokens(_: Tensor, base: list[int], tokens: list[int]) -> Verdict:
+    return Verdict(differs_at=first_difference(base, tokens))
+
+
+def test_rows_are_medians_over_repeats_and_ratios_to_the_first_method() -> None:
+    clock, log = Clock(), []
+    prompts = [torch.tensor([[0]]), torch.tensor([[1]])]
+    # warm-up 99; then repeats of prompt 0 and prompt 1 in turn
+    base = timed_method(clock, "plain", [99, 4, 8, 4, 8, 40, 8], log, four_tokens)
+    fast = timed_method(clock, "fast", [99, 2, 2, 1, 4, 2, 2], log, four_tokens)
+    advanced: list[None] = []
+    rows = compare(
+        [base, fast],
+        prompts,
+        repeats=3,
+        verdict=compare_tokens,
+        clock=clock,
+        advance=lambda: advanced.append(None),
+    )
+    assert [row.name for row in rows] == ["plain", "fast"]
+    assert rows[0].tokens == 8
+    assert rows[0].tokens_per_second == pytest.approx(8 / (4 + 8))
+    assert rows[1].tokens_per_second == pytest.approx(8 / (2 + 2))
+    assert rows[1].ratio == pytest.approx(3.0)
+    assert (rows[0].ratio, rows[0].ratio_low, rows[0].ratio_high) == (1.0, 1.0, 1.0)
+    assert rows[1].ratio_low == pytest.approx((4 + 8) / (1 + 4))
+    assert rows[1].ratio_high == pytest.approx((40 + 8) / (2 + 2))
+    assert rows[1].tokens_per_pass == pytest.approx(8 / 4)
+    assert rows[1].same_text == "yes"
+    assert len(advanced) == count_runs([base, fast], prompts, 3) == len(log)
+
+
+def test_methods_are_interleaved_and_take_turns_at_going_first() -> None:
+    clock, log = Clock(), []
+    methods = [timed_method(clock, name, [1.0] * 5, log, four_tokens) for name in "abc"]
+    compare(methods, [torch.tensor([[0]]), torch.tensor([[1]])], repeats=2, verdict=compare_tokens, clock=clock)
+    assert "".join(log) == "abc" + "abc" + "bca" + "bca" + "cab"
+
+
+def test_another_text_is_told_by_prompt_and_token_from_1() -> None:
+    clock, log = Clock(), []
+
+    def wrong_on_the_second(prompt_1T: Tensor) -> list[int]:
+        return [1, 2, 9, 4] if int(prompt_1T) else [1, 2, 3, 4]
+
+    methods = [
+        timed_method(clock, "plain", [1.0] * 3, log, four_tokens),
+        timed_method(clock, "other", [1.0] * 3, log, wrong_on_the_second),
+    ]
+    prompts = [torch.tensor([[0]]), torch.tensor([[1]])]
+    rows = compare(methods, prompts, repeats=1, verdict=compare_tokens, clock=clock)
+    assert rows[1].same_text == "no: prompt 2, token 3"
+
+
+def test_verdicts_in_words() -> None:
+    assert describe_verdicts([Verdict(), Verdict()]) == "yes"
+    assert describe_verdicts([Verdict(ties=1), Verdict()]) == "yes (1 tie)"
+    assert describe_verdicts([Verdict(ties=1), Verdict(ties=2)]) == "yes (3 ties)"
+
+
+def test_nothing_to_measure_is_an_error() -> None:
+    with pytest.raises(ValueError, match="0 prompts"):
+        compare([], [], verdict=compare_tokens)
+
+
+def test_passes_of_a_method_that_counts_none_come_from_an_untimed_run() -> None:
+    clock = Clock()
+    method = Method(name="m", run=lambda _: Outcome(tokens=[1, 2, 3, 4]), count_passes=lambda _: 3)
+    clock_step = Method(name="plain", run=timed_method(clock, "p", [1.0] * 2, [], four_tokens).run)
+    clock_less = Method(name="m", run=method.run)
+    prompts = [torch.tensor([[0]])]
+
+    def ticking() -> float:
+        clock.now += 1.0
+        return clock.now
+
+    rows = compare([clock_step, method], prompts, repeats=1, verdict=compare_tokens, clock=ticking)
+    assert rows[1].tokens_per_pass == pytest.approx(4 / 3)
+    with pytest.raises(ValueError, match="count_passes"):
+        compare([clock_less], prompts, repeats=1, verdict=compare_tokens, clock=ticking)
+
+
+def test_real_methods_agree_with_plain_and_count_their_passes() -> None:
+    model = shared_model("llama")
+    request = Request(new_tokens=12, repetition_penalty=1.1)
+    token_heads = create("medusa", model, num_heads=2).to(model.dtype)
+    methods = [plain(model, request), prompt_lookup(model, request), tree(model, token_heads, request, "medusa", 4)]
+    prompts = [random_tokens(1, 6, seed=seed) for seed in range(2)]
+    rows = compare(methods, prompts, repeats=1, verdict=SameText(model=model, request=request))
+    assert [row.same_text for row in rows] == ["yes", "yes", "yes"]
+    assert rows[0].tokens_per_pass == 1.0
+    assert all(row.tokens_per_pass >= 1.0 for row in rows)
+
+
+def test_plain_generation_runs_one_pass_for_each_token() -> None:
+    model = shared_model("llama")
+    prompt_1T = random_tokens(1, 6)
+    with counted_forwards(model) as calls:
+        outcome = plain(model, Request(new_tokens=7)).run(prompt_1T)
+    assert len(calls) == outcome.passes == len(outcome.tokens)
+    assert "forward" not in vars(model)  # the class's own method again
+
+
+def test_same_text_finds_a_wrong_token_on_a_real_model() -> None:
+    model = shared_model("llama")
+    request = Request(new_tokens=8)
+    prompt_1T = random_tokens(1, 6)
+    tokens = plain(model, request).run(prompt_1T).tokens
+    wrong = [*tokens[:3], (tokens[3] + 1) % 29, *tokens[4:]]
+    judged = SameText(model=model, request=request)(prompt_1T, tokens, wrong)
+    assert judged.differs_at == 3

@@ -1,0 +1,219 @@
+"""The command line on a tiny model: the text is plain generation's, errors are one sentence, help explains everything."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
+from tiny import tiny_model
+from typer.testing import CliRunner
+
+from heads import checkpoint
+from heads.cli import app, read_tree_option, use_color
+from heads.families import create
+
+COMMANDS = ("generate", "chat", "benchmark", "info")
+PROMPT = "def main"
+NEW_TOKENS = 24
+SUMMARY = re.compile(r"^\d+ tokens, \d+\.\d\d tokens per pass, \d+\.\d tokens/s$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a backbone `base` and heads `medusa` and `grounded` on it."""
+    folder = tmp_path_factory.mktemp("demo")
+    model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = EOS
+    model.config.eos_token_id = model.config.pad_token_id = EOS
+    model.config.bos_token_id = model.generation_config.bos_token_id = EOS
+    model.config._name_or_path = str(folder / "base")
+    model.save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    held_out = {"heldout_files": ["copyreg.py", "dataclasses.py", "fractions.py"]}
+    (folder / "base" / "training.json").write_text(json.dumps(held_out), encoding="utf-8")
+    for family in ("medusa", "grounded"):
+        token_heads = create(family, model, num_heads=2)
+        token_heads.measured_accuracy = [[0.5, 0.2, 0.1], [0.4, 0.1, 0.05]]
+        checkpoint.save(token_heads, folder / family, recipe={"commit": "abc123", "measured": {"step": 7}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain_text(folder: Path) -> str:
+    """What plain `generate` says after the prompt."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
+    prompt_1T = torch.tensor([byte_tokenizer()(PROMPT)["input_ids"]])
+    output = model.generate(prompt_1T, max_new_tokens=NEW_TOKENS, do_sample=False)
+    return str(byte_tokenizer().decode(output[0, prompt_1T.shape[1] :], skip_special_tokens=True))
+
+
+def run(*arguments: Any, **more: Any) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **more)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_option(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    assert parameters
+    assert [p.name for p in parameters if p.name != "help" and not getattr(p, "help", None)] == []
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("family", ["medusa", "grounded"])
+def test_greedy_text_is_plain_generations_text(folder: Path, plain_text: str, family: str) -> None:
+    result = run("generate", folder / family, "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == plain_text + "\n"
+    assert SUMMARY.search(result.stderr)
+
+
+@pytest.mark.parametrize("options", [["--plain"], ["--tree", "3"], ["--temperature", "0"]])
+def test_text_does_not_depend_on_how_it_is_decoded(folder: Path, plain_text: str, options: list[str]) -> None:
+    result = run("generate", folder / "grounded", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS, *options)
+    assert result.stdout == plain_text + "\n"
+
+
+def test_highlight_without_its_colours_is_the_text(folder: Path, plain_text: str) -> None:
+    asked = ["generate", folder / "medusa", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS, "--highlight"]
+    coloured = run(*asked, "--color", "always", color=True)
+    assert "\x1b[32m" in coloured.stdout
+    assert re.sub(r"\x1b\[\d+m", "", coloured.stdout) == plain_text + "\n"
+    assert run(*asked, color=True).stdout == plain_text + "\n"  # no terminal, no colours
+
+
+def test_the_prompt_may_come_through_a_pipe(folder: Path, plain_text: str) -> None:
+    result = run("generate", folder / "medusa", "--max-new-tokens", NEW_TOKENS, input=PROMPT + "\n")
+    assert result.stdout == plain_text + "\n"
+
+
+def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
+    asked = ["generate", folder / "medusa", "--prompt", PROMPT, "--temperature", "1.5", "--max-new-tokens", "16"]
+    first, again, other = (run(*asked, "--seed", seed).stdout for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "{folder}/nothing", "--prompt", "a"], "holds no heads.json"),
+        (["info", "{folder}/base"], "holds no heads.json"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--top-k", "5"], "--temperature above 0"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--highlight"], "leave out --plain"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--tree", "no.json"], "no.json does not exist"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--backbone", "{folder}/no"], "could not be loaded"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--max-new-tokens", "9999"], "lower --max-new-tokens"),
+        (["generate", "{folder}/medusa", "--prompt", ""], "prompt is empty"),
+        (["benchmark", "{folder}/medusa", "{folder}/medusa"], "given twice"),
+        (["benchmark", "{folder}/medusa", "--prompts", "{folder}/no.txt"], "does not exist"),
+    ],
+)
+def test_what_a_user_can_cause_is_one_sentence(folder: Path, arguments: list[str], message: str) -> None:
+    result = run(*(argument.format(folder=folder) for argument in arguments))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_traceback_is_there_when_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_TRACEBACK", "1")
+    assert isinstance(run("info", folder / "base").exception, ValueError)
+
+
+def test_info_shows_what_the_folder_holds(folder: Path) -> None:
+    parameters = json.loads((folder / "grounded" / "heads.json").read_text(encoding="utf-8"))["num_parameters"]
+    text = run("info", folder / "grounded").stdout
+    for expected in ("grounded", "num_heads 2", f"{parameters:,}", "LlamaForCausalLM", "abc123", "50.0%", "steps"):
+        assert expected in text
+    described = json.loads(run("info", folder / "grounded", "--json").stdout)
+    assert described["num_parameters"] == parameters
+    assert described["bytes"] > 4 * parameters
+    assert described["backbone_found_at"] == str(folder / "base")
+    assert described["recipe"]["commit"] == "abc123"
+
+
+def test_the_backbone_is_found_beside_heads_that_were_moved_with_it(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "medusa").mkdir()
+    description = json.loads((folder / "medusa" / "heads.json").read_text(encoding="utf-8"))
+    description["backbone"]["name"] = "elsewhere/base"
+    (tmp_path / "medusa" / "heads.json").write_text(json.dumps(description), encoding="utf-8")
+    (tmp_path / "medusa" / "heads.safetensors").write_bytes((folder / "medusa" / "heads.safetensors").read_bytes())
+    (tmp_path / "base").symlink_to(folder / "base")
+    result = run("generate", tmp_path / "medusa", "--prompt", PROMPT, "--max-new-tokens", "2")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_chat_answers_resets_and_ends_with_its_input(folder: Path) -> None:
+    asked = "Hi\n/what\n\n/reset\nHi\n"
+    result = run("chat", folder / "medusa", "--max-new-tokens", "4", input=asked)
+    assert result.exit_code == 0, result.stderr
+    assert len(SUMMARY.findall(result.stderr)) == 2
+    assert "no command /what" in result.stderr
+    assert "begins anew" in result.stderr
+    first, second = result.stdout[: len(result.stdout) // 2], result.stdout[len(result.stdout) // 2 :]
+    assert first == second  # after /reset the same question has the same answer
+    assert run("chat", folder / "medusa", input="/exit\nHi\n").stdout == ""
+
+
+def test_a_conversation_that_outgrows_the_backbone_can_begin_anew(folder: Path) -> None:
+    asked = "Hi\n" + "a" * 700 + "\n/reset\nHi\n"
+    result = run("chat", folder / "medusa", "--max-new-tokens", "4", input=asked)
+    assert result.exit_code == 0, result.stderr
+    assert "begin anew with /reset" in result.stderr
+    assert len(SUMMARY.findall(result.stderr)) == 2
+
+
+def test_benchmark_compares_several_folders(folder: Path, tmp_path: Path) -> None:
+    files = ["--json", tmp_path / "rows.json", "--picture", tmp_path / "speed.png"]
+    small = ["--num-prompts", "2", "--prompt-tokens", "12", "--new-tokens", "6", "--repeats", "1"]
+    result = run("benchmark", folder / "medusa", folder / "grounded", *small, *files)
+    assert result.exit_code == 0, result.stderr
+    (rows,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"].values()
+    assert [row["name"] for row in rows] == ["plain", "prompt lookup", "medusa", "grounded"]
+    assert all(row["same_text"].startswith("yes") for row in rows)
+    assert all(row["name"] in result.stdout for row in rows)
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+
+
+def test_benchmark_takes_prompts_from_a_file_and_can_leave_prompt_lookup_out(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("one\ntwo\n", encoding="utf-8")
+    small = ["--new-tokens", "4", "--repeats", "1", "--no-prompt-lookup", "--repetition-penalty", "1.1"]
+    result = run("benchmark", folder / "medusa", "--prompts", tmp_path / "p.txt", *small)
+    assert result.exit_code == 0, result.stderr
+    assert "2 prompts" in result.stdout
+    assert "lookup" not in result.stdout
+
+
+def test_a_tree_is_a_number_of_nodes_or_a_file() -> None:
+    assert read_tree_option("12") == 12
+    assert read_tree_option("configs/trees/a.json") == "configs/trees/a.json"
+    assert read_tree_option(None) is None
+
+
+def test_colours_follow_the_terminal_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe:
+        def isatty(self) -> bool:
+            return False
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert [use_color(Pipe(), color) for color in ("auto", "always", "never")] == [False, True, False]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert use_color(Pipe(), "auto")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not use_color(Pipe(), "auto")
