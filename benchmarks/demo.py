@@ -74,12 +74,13 @@ def train(config: str, console: Console) -> None:
 
 def report(console: Console, run: Path, options: argparse.Namespace) -> None:
     """Decode, print the table, write it as JSON and draw the picture."""
-    names = ["grounded, just trained", *SHIPPED]
+    names = ["grounded, new", *SHIPPED]
     opened = open_heads([run / "last", *SHIPPED.values()])
     opened = dataclasses.replace(opened, token_heads=dict(zip(names, opened.token_heads.values(), strict=True)))
     rows = decode(console, opened, options)
     same = all(row.same_text.startswith("yes") for row in rows)
-    console.print(speed_table(rows, f"\n{options.prompts} held-out prompts, {options.new_tokens} new tokens, greedy"))
+    asked = f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, greedy"
+    console.print(speed_table(rows, f"\n{asked}; `grounded, new` was trained just now"))
     console.print(f"same text: {'yes' if same else 'no'}", highlight=False)
     write_json(run / "decoding.json", {"greedy": rows}, opened.model.device)
     draw_report(run / "metrics.jsonl", rows, run / "report.png")

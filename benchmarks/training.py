@@ -2,9 +2,9 @@
 
     python -m benchmarks.training [--json FILE] [--picture FILE]
 
-Memory: the peak of one loss forward and backward with K heads, each point in a process of its own, plain loss beside the
-chunked one. What must not appear is (batch, time, K, vocabulary). Time: steps of the demo config through the real Trainer;
-what lies outside backbone forward, heads and loss, backward and optimizer is the share that is ours to lose.
+Memory: the peak of one loss forward and backward with K heads, each point in a process of its own, plain loss beside
+the chunked one. What must not appear is (batch, time, K, vocabulary). Time: steps of the demo config through the real
+Trainer; what lies outside backbone forward, heads and loss, backward and optimizer is the share that is ours to lose.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from train.config import read_config
 from train.losses import chunked_cross_entropy, plain_cross_entropy
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - after the backend
+from matplotlib import pyplot as plt
 
 VOCABULARIES = (2_048, 32_000, 128_256)
 ROWS, WIDTH, HEADS = 1024, 64, 4
@@ -39,7 +39,7 @@ MIB = 2**20
 
 
 def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None:
-    """Bytes of peak memory that K heads' losses and their backward add, on a shared unembedding as a frozen backbone has."""
+    """Bytes of peak memory that K heads' losses and backward add, on one frozen unembedding."""
     torch.set_num_threads(1)
     weight = torch.randn(vocab, WIDTH)
     hidden = [torch.randn(rows, WIDTH, requires_grad=True) for _ in range(HEADS)]
@@ -68,7 +68,9 @@ def memory_table(console: Console) -> list[dict[str, Any]]:
     for vocab in VOCABULARIES:
         peaks = {name: measure_peak(name, vocab) for name in LOSSES}
         full = ROWS * HEADS * vocab * 4
-        rows.append({"vocab": vocab, "full_logits_bytes": full, **{f"{name}_bytes": peak for name, peak in peaks.items()}})
+        rows.append(
+            {"vocab": vocab, "full_logits_bytes": full, **{f"{name}_bytes": peak for name, peak in peaks.items()}}
+        )
         cells = [f"{full / MIB:,.0f} MiB", *(f"{peaks[name] / MIB:,.0f} MiB" for name in LOSSES)]
         table.add_row(f"{vocab:,}", *cells, f"{peaks['plain'] / max(1, peaks['chunked']):.1f}")
     console.print(table)
@@ -156,7 +158,9 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
         ("chunked_bytes", "chunked loss", "s-"),
     ):
         axes.plot(vocabularies, [row[key] / MIB for row in rows], style, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="vocabulary", ylabel="peak memory, MiB", title="Loss and backward, 4 heads")
+    axes.set(
+        xscale="log", yscale="log", xlabel="vocabulary", ylabel="peak memory, MiB", title="Loss and backward, 4 heads"
+    )
     axes.set_xticks(vocabularies, [f"{v:,}" for v in vocabularies])
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -20,6 +20,8 @@ GROWTH_SLOTS = 256
 class TreeCacheLayer(DynamicLayer):
     """Keys and values of one layer: `length` committed slots, `pending` written by the last pass."""
 
+    is_initialized: bool
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.length = 0

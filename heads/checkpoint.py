@@ -1,8 +1,8 @@
-"""Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked against the backbone.
+"""Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked on loading.
 
-heads.json says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes and
-a fingerprint of its embedding), what they can do (accuracy per rank, from which trees are grown) and how they were made
-(recipe). Both files are written beside the old ones and moved into place when they are whole; the JSON holds the
+heads.json says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes
+and a fingerprint of its embedding), what they can do (accuracy per rank, from which trees are grown) and how they were
+made (recipe). Both files are written beside the old ones and moved into place when they are whole; the JSON holds the
 tensors' checksum, so that a mixed or truncated pair is found.
 """
 
@@ -82,8 +82,8 @@ def write_whole(folder: Path, files: dict[str, bytes]) -> None:
             temporary.unlink(missing_ok=True)
         size = sum(map(len, files.values())) / 2**20
         raise OSError(
-            f"{', '.join(files)} ({size:.1f} MiB) could not be written to {folder} ({error.strerror or error}); what was "
-            f"saved there before is untouched. Free space or choose another folder."
+            f"{', '.join(files)} ({size:.1f} MiB) could not be written to {folder} ({error.strerror or error}); "
+            f"what was saved there before is untouched. Free space or choose another folder."
         ) from error
     for temporary, final in begun:
         temporary.replace(final)
@@ -120,13 +120,15 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again.") from None
+        raise ValueError(
+            f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
+        ) from None
     missing = {"format_version", "family", "config", "backbone", "sha256"} - set(description)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is no description of heads.")
     if description["format_version"] > FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {description['format_version']}; this version reads up to {FORMAT_VERSION}: update."
+            f"{path} has format version {description['format_version']}; this version reads up to {FORMAT_VERSION}."
         )
     return description
 
@@ -192,4 +194,6 @@ def check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], folder: s
         if found[name].shape != wanted[name].shape
     ]
     if problems:
-        raise ValueError(f"The tensors in {folder} do not fit the heads that {DESCRIPTION} describes: {'; '.join(problems)}.")
+        raise ValueError(
+            f"The tensors in {folder} do not fit the heads that {DESCRIPTION} describes: {'; '.join(problems)}."
+        )

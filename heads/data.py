@@ -5,36 +5,26 @@ one row here, good or not, with its counts beside it, so that reports are exact 
 Tokenised documents are cached under `$HF_DATASETS_CACHE/headway`, one file per source, tokenizer, template and format.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
-from heads.chat import (
-    BadRowError,
-    ChatEncoder,
-    EmptyRowError,
-    alpaca_messages,
-    choose_template,
-    kind_of,
-    read_conversation,
-)
+from heads.chat import BadRowError, choose_template
 from heads.corpora import open_rows
+from heads.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
 
-Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
-Encoded = tuple[Sequence[int], Sequence[bool] | None]  # token ids and mask; None: all True
 CHAT_FORMATS = ("sharegpt", "messages", "alpaca")
-AUTO_COLUMNS: dict[str, Format] = {  # first match wins
+AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, then in any case
     "conversations": "sharegpt",
     "messages": "messages",
     "instruction": "alpaca",
@@ -42,19 +32,6 @@ AUTO_COLUMNS: dict[str, Format] = {  # first match wins
     "tokens": "tokens",
     "text": "text",
 }
-DOCUMENT_FEATURES = Features(
-    {
-        "row_number": Value("int64"),  # in the source, from 0
-        "input_ids": List(Value("int32")),
-        "loss_mask": List(Value("bool")),
-        "num_tokens": Value("int64"),
-        "num_supervised": Value("int64"),
-        "max_id": Value("int64"),
-        "status": Value("string"),  # "ok", "bad" or "empty"
-        "problem": Value("string"),  # where and why, for a bad row
-    }
-)
-TEXT_OPTIONS = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
 SAMPLE_ROWS = 20  # looked at to find out what a source holds
 DRAW_FRACTION, DRAW_EVAL = 0, 1  # purposes of a seeded draw per row
 CACHE_VERSION = 1  # raise it when the same row would become other tokens than before
@@ -71,7 +48,8 @@ class SourceConfig:
         name: Configuration name of a dataset on the hub.
         split: Split of a hub dataset or directory; "train" or "heldout" for python-stdlib; not used for single files.
         format: What a row holds; "auto" goes by the columns.
-        column: Text, token-id or conversation column; default "text", "input_ids"/"tokens", "conversations"/"messages".
+        column: Text, token-id or conversation column; default "text", "input_ids"/"tokens", "conversations"/"messages",
+            in any case.
         weight: Share of documents in a mixture, relative to the other sources' weights. Smaller sources are repeated
             until the largest, by its share, has been used up.
         fraction: Random subset of the rows to use, over 0 and up to 1; drawn by the seed.
@@ -151,7 +129,7 @@ def load_documents(
     return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows)
 
 
-def tokenize_cached(rows: Dataset, tokenize: "RowTokenizer", fraction: float, config: DataConfig) -> Dataset:
+def tokenize_cached(rows: Dataset, tokenize: RowTokenizer, fraction: float, config: DataConfig) -> Dataset:
     numbers = np.arange(len(rows))
     if fraction < 1:
         count = max(1, round(len(rows) * fraction))
@@ -174,7 +152,7 @@ def tokenize_cached(rows: Dataset, tokenize: "RowTokenizer", fraction: float, co
 
 
 def tokenize_streamed(
-    rows: IterableDataset, tokenize: "RowTokenizer", fraction: float, seed: int, columns: list[str]
+    rows: IterableDataset, tokenize: RowTokenizer, fraction: float, seed: int, columns: list[str]
 ) -> IterableDataset:
     rows = rows.map(number_rows, with_indices=True, batched=True)
     if fraction < 1:
@@ -205,6 +183,7 @@ def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tu
     """What the rows of a source hold, and in which column, from its first rows.
 
     [{"id": 1, "conversations": [...]}]  ->  ("sharegpt", "conversations")
+    [{"Tokens": [5, 6]}]                 ->  ("tokens", "Tokens")
     """
     first: dict[str, Any] = {}
     for sample in samples:
@@ -212,13 +191,14 @@ def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tu
             first |= {key: value for key, value in parse_row(sample).items() if first.get(key) is None}
     columns = [name for name in first if name != "_place"]
     if source.format == "auto" and source.column is None:
-        named = [(format, name) for name, format in AUTO_COLUMNS.items() if name in first]
+        named = [(AUTO_COLUMNS[name.lower()], name) for name in spelled(AUTO_COLUMNS, columns)]
     elif source.format == "auto":
         named = [(format_of_value(first.get(source.column)), source.column)] if source.column in first else []
     else:
         usual = [name for name, format in AUTO_COLUMNS.items() if format == source.format]
         usual += ["messages", "conversations"] if source.format in ("sharegpt", "messages") else []
-        named = [(source.format, name) for name in ([source.column] if source.column else usual) if name in first]
+        wanted = [source.column] if source.column else spelled(usual, columns)
+        named = [(source.format, name) for name in wanted if name in first]
     if not named:
         raise ValueError(
             f"{source.path!r} has the columns {', '.join(columns) or '(none that could be read)'}, in which no "
@@ -228,124 +208,15 @@ def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tu
     return named[0]
 
 
+def spelled(usual: Iterable[str], columns: Sequence[str]) -> list[str]:
+    """The columns of the usual names, as they are spelled: exactly so first, then in another case ("Tokens")."""
+    usual = list(usual)
+    exact = [name for name in usual if name in columns]
+    return exact + [column for name in usual for column in columns if column != name and column.lower() == name]
+
+
 def format_of_value(value: Any) -> Format:
     if isinstance(value, str):
         return "text"
     turns = value if isinstance(value, list) else [value]
     return "messages" if turns and isinstance(turns[0], dict) else "tokens"
-
-
-def parse_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's fields; those of a JSON line are inside the line."""
-    if "_json_line" not in row:
-        return row
-    if not row["_json_line"]:
-        raise BadRowError("an empty line")
-    try:
-        fields = json.loads(row["_json_line"])
-        if b"\\u" in row["_json_line"]:
-            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
-    except (ValueError, RecursionError) as error:
-        raise BadRowError(f"not JSON ({getattr(error, 'msg', error)})") from None
-    if not isinstance(fields, dict):
-        raise BadRowError(f"{kind_of(fields)}, not an object with fields")
-    return fields
-
-
-def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Ids put before and behind every text, so that a model sees where one ends.
-
-    bos is eos (GPT-2, GPT-NeoX, the demo)       ->  [eos] text
-    the tokenizer begins with bos itself (Llama) ->  [bos] text [eos]
-    otherwise (Qwen)                             ->        text [eos]
-    """
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos is None and eos is None:
-        raise ValueError("The tokenizer has neither bos_token nor eos_token to keep documents apart; set eos_token.")
-    if bos == eos:
-        return [eos], []
-    begins_with_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
-    return [bos] if begins_with_bos or eos is None else [], [] if eos is None else [eos]
-
-
-class RowTokenizer:
-    """Turns a batch of rows into documents; a row that cannot become one stays, with its place and the reason."""
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, name: str, format: Format, column: str, template: str | None
-    ):
-        self.tokenizer, self.name, self.format, self.column, self.template = tokenizer, name, format, column, template
-        self.chat = ChatEncoder(tokenizer, template) if template is not None else None
-        self.frame = document_frame(tokenizer) if format == "text" else ([], [])
-
-    def identity(self) -> tuple[Any, ...]:
-        """All that decides which tokens a row becomes, for the cache."""
-        tokenizer = self.tokenizer
-        if tokenizer.is_fast:
-            state = json.loads(tokenizer.backend_tokenizer.to_str())
-            state |= {"truncation": None, "padding": None}  # set anew by every call
-        else:
-            state = tokenizer.get_vocab()
-        words = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True)
-        return type(tokenizer).__name__, words, self.frame, self.name, self.format, self.column, self.template
-
-    def __call__(
-        self, batch: dict[str, list[Any]], indices: Sequence[int] = (), row_numbers: np.ndarray | None = None
-    ) -> dict[str, list[Any]]:
-        numbers = batch["row_number"] if row_numbers is None else row_numbers[indices].tolist()
-        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        results = [self.read(row, number) for row, number in zip(rows, numbers, strict=True)]
-        texts = [text for text, _, _, _ in results if text]
-        encoded = iter(self.tokenizer(texts, **TEXT_OPTIONS)["input_ids"] if texts else [])
-        columns: dict[str, list[Any]] = {name: [] for name in DOCUMENT_FEATURES}
-        for number, (text, (ids, mask), status, problem) in zip(numbers, results, strict=True):
-            if text:
-                ids = self.frame[0] + next(encoded) + self.frame[1]
-            ids_T = np.asarray(ids, np.int32)
-            mask_T = np.ones(len(ids), bool) if mask is None else np.asarray(mask, bool)
-            values = (number, ids_T, mask_T, len(ids_T), mask_T.sum(), ids_T.max(initial=-1), status, problem)
-            for name, value in zip(DOCUMENT_FEATURES, values, strict=True):
-                columns[name].append(value)
-        return columns
-
-    def read(self, row: dict[str, Any], number: int) -> tuple[str, Encoded, str, str]:
-        """Text still to be tokenised, or ids and mask (None: all True), and what is wrong with the row."""
-        nothing: Encoded = ([], None)
-        try:
-            fields = parse_row(row)
-            if self.format == "text":
-                return read_text(fields.get(self.column)), nothing, "ok", ""
-            if self.format == "tokens":
-                return "", (read_ids(fields.get(self.column)), None), "ok", ""
-            alpaca = self.format == "alpaca"
-            messages = alpaca_messages(fields) if alpaca else read_conversation(fields.get(self.column))
-            assert self.chat is not None
-            return "", self.chat.encode(messages), "ok", ""
-        except EmptyRowError as problem:
-            return "", nothing, "empty", f"{self.place(row, number)}: {problem}"
-        except BadRowError as problem:
-            return "", nothing, "bad", f"{self.place(row, number)}: {problem}"
-
-    def place(self, row: dict[str, Any], number: int) -> str:
-        return row.get("_place") or f"{self.name} row {number + 1}"
-
-
-def read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadRowError(f"the text is {kind_of(value)}")
-    if not value.strip():
-        raise EmptyRowError("no text")
-    return value
-
-
-def read_ids(value: Any) -> list[int]:
-    """Token ids of a row, which must be whole numbers from 0."""
-    if not isinstance(value, list):
-        raise BadRowError(f"the token ids are {kind_of(value)}, not a list")
-    if not value:
-        raise EmptyRowError("no token ids")
-    if not all(type(item) is int for item in value):
-        raise BadRowError("the token ids are not all whole numbers")
-    if min(value) < 0 or max(value) > np.iinfo(np.int32).max:
-        raise BadRowError(f"the token ids reach from {min(value)} to {max(value)}")
-    return value

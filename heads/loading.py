@@ -98,6 +98,6 @@ class explained:  # noqa: N801 - reads as a phrase: `with explained(name): load(
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         kind = "folder" if Path(self.name).is_dir() else "folder or hub name"
         raise ValueError(
-            f"The {kind} {self.name!r} could not be loaded as a causal LM with its tokenizer ({first_line}); give a folder "
-            f"that holds config.json and weights, or a name that the hub knows."
+            f"The {kind} {self.name!r} could not be loaded as a causal LM with its tokenizer ({first_line}); give a "
+            f"folder that holds config.json and weights, or a name that the hub knows."
         ) from error

@@ -188,4 +188,4 @@ def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tok
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
         optimizer.step()
-    return float(loss)
+    return float(loss.detach())

@@ -42,7 +42,9 @@ def dispatch(arguments: list[str]) -> None:
         lines = "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
         asked = command in ("-h", "--help")
         wrong = "" if asked else f"error: unknown command {command!r}; allowed are {', '.join(COMMANDS)}.\n"
-        (sys.stdout if asked else sys.stderr).write(f"{wrong}usage: python -m train COMMAND --config FILE [--help]\n{lines}\n")
+        (sys.stdout if asked else sys.stderr).write(
+            f"{wrong}usage: python -m train COMMAND --config FILE [--help]\n{lines}\n"
+        )
         sys.exit(0 if asked else 2)
 
 

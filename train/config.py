@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
@@ -24,9 +25,22 @@ from heads.data import DataConfig
 from heads.families import build_config
 from heads.loading import BackboneConfig
 
-SET_BY_HEADWAY = {"output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "report_to",
-                  "resume_from_checkpoint", "save_strategy", "eval_strategy", "eval_steps", "seed", "data_seed",
-                  "remove_unused_columns"}
+SET_BY_HEADWAY = {
+    "output_dir",
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "report_to",
+    "resume_from_checkpoint",
+    "save_strategy",
+    "eval_strategy",
+    "eval_steps",
+    "seed",
+    "data_seed",
+    "remove_unused_columns",
+}
 
 
 @dataclass(kw_only=True)
@@ -93,8 +107,9 @@ class TrainConfig:
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
         optimizer: AdamW's settings.
         evaluation: what is measured while training.
-        trainer: fields of transformers.TrainingArguments, such as num_train_epochs, per_device_train_batch_size (blocks),
-            gradient_accumulation_steps, warmup_steps (steps, or a share of all steps below 1), lr_scheduler_type, bf16.
+        trainer: fields of transformers.TrainingArguments, such as num_train_epochs,
+            per_device_train_batch_size (blocks), gradient_accumulation_steps, warmup_steps (steps, or a share of all
+            steps below 1), lr_scheduler_type, bf16.
         report_to: where metrics go: any of jsonl, tensorboard, wandb.
         save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 keeps none.
         save_dtype: of the saved heads.
@@ -215,7 +230,7 @@ def config_files(arguments: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: one does not exist.
     """
-    paths = [Path(after) for flag, after in zip(arguments, arguments[1:], strict=False) if flag == "--config"]
+    paths = [Path(after) for flag, after in pairwise(arguments) if flag == "--config"]
     paths += [Path(argument.partition("=")[2]) for argument in arguments if argument.startswith("--config=")]
     for path in paths:
         if not path.is_file():

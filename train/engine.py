@@ -1,4 +1,4 @@
-"""Which engine runs: said on the first line of a run; asked for and not active is an error, never another one in its place."""
+"""Which engine runs: said on the first line of a run. One that was asked for and is not active is an error."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def describe_engine() -> str:
     for variable, name in ASKED_BY_ENVIRONMENT.items():
         if os.environ.get(variable, "false").lower() in ("true", "1"):
             raise ValueError(
-                f"The launch asks for {name}; this version trains in one process or with DDP, and no other engine takes "
-                f"its place silently: use launch/single.yaml or launch/ddp.yaml."
+                f"The launch asks for {name}; this version trains in one process or with DDP, and no other engine "
+                f"takes its place silently: use launch/single.yaml or launch/ddp.yaml."
             )
     if state.distributed_type not in SUPPORTED:
         raise ValueError(

@@ -21,7 +21,7 @@ from train.targets import labels_at, supervised_rows
 def evaluate(
     model: TrainedModel, batches: Iterable[dict[str, Tensor]], config: EvaluationConfig, accelerator: Any
 ) -> dict[str, float]:
-    """Metrics by name: `head1_top1`, `head1_top5`, `head1_loss`, `head1_agreement`, …, `backbone_top1`, `tokens_per_pass`.
+    """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
 
     The heads' measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
     """

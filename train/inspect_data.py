@@ -15,7 +15,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from heads.data import DataConfig
-from train.packing import DataReport, PackReport, Source, SourceReport, build_datasets, read_sources
+from train.data_report import DataReport, PackReport, Source, SourceReport
+from train.packing import build_datasets, read_sources
 
 SHOWN_TOKENS = 400  # of a sample; the rest is counted
 GREEN, DIM = "green", "dim"

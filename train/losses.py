@@ -57,6 +57,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss, hidden_grad, grads = _chunk(projection, hidden_RD[rows], labels_R[rows], tensors, wanted)
             total += loss
             if hidden_grad_RD is not None:
+                assert hidden_grad is not None
                 hidden_grad_RD[rows] = hidden_grad
             for accumulated, grad in zip([g for g in tensor_grads if g is not None], grads, strict=True):
                 accumulated += grad

@@ -29,6 +29,8 @@ class TrainedModel(nn.Module):
         head_decay: head k's loss is weighted with head_decay ** (k - 1).
     """
 
+    head_weights_K: Tensor
+
     def __init__(
         self,
         backbone: Backbone,
@@ -79,7 +81,9 @@ class TrainedModel(nn.Module):
         sums_K = torch.stack(
             [
                 chunked_cross_entropy(projection, hidden_RD, labels_at(input_ids, rows_R, shift))
-                for (projection, hidden_RD), rows_R, shift in zip(self.states(batch), batch.rows, self.shifts, strict=True)
+                for (projection, hidden_RD), rows_R, shift in zip(
+                    self.states(batch), batch.rows, self.shifts, strict=True
+                )
             ]
         )
         if counts_K is None:
@@ -100,13 +104,10 @@ class TrainedModel(nn.Module):
     ) -> TeacherForcing:
         """Run the backbone over the packed block and find the supervised rows of each head."""
         taps = {*(("final",) if self.token_heads is None else self.token_heads.taps), *also}
-        if self.attend_across_documents:
-            document_ids_for_attention = torch.zeros_like(document_ids)
-        else:
-            document_ids_for_attention = document_ids
-        positions_BT = positions_within_documents(document_ids_for_attention)
+        attended = torch.zeros_like(document_ids) if self.attend_across_documents else document_ids
+        positions_BT = positions_within_documents(attended)
         mask = self.backbone.mask_style.finish(
-            within_documents(document_ids_for_attention), positions_BT, positions_BT, self.backbone.dtype
+            within_documents(attended), positions_BT, positions_BT, self.backbone.dtype
         )
         with torch.set_grad_enabled(self.trains_backbone and torch.is_grad_enabled()):
             _, recorded = self.backbone.forward(

@@ -7,7 +7,9 @@ from typing import Any
 from torch import nn
 
 
-def optimizer_groups(model: nn.Module, *, heads_rate: float, base_rate: float | None, weight_decay: float) -> list[dict[str, Any]]:
+def optimizer_groups(
+    model: nn.Module, *, heads_rate: float, base_rate: float | None, weight_decay: float
+) -> list[dict[str, Any]]:
     """Groups for AdamW: heads and backbone, matrices with weight decay, vectors (biases, norms) without.
 
     Raises:
@@ -37,6 +39,8 @@ def check_groups(model: nn.Module, groups: list[dict[str, Any]]) -> None:
     listed = [id(p) for group in groups for p in group["params"]]
     wanted = [id(p) for p in model.parameters() if p.requires_grad]
     if not wanted:
-        raise ValueError("Nothing is trained: no parameter asks for a gradient; give a family, or family: null for the backbone.")
+        raise ValueError(
+            "Nothing is trained: no parameter asks for a gradient; give a family, or family: null for the backbone."
+        )
     assert sorted(listed) == sorted(wanted), "every trained parameter stands in exactly one group"
     assert all(group["lr"] is not None for group in groups), "a trained group has no rate"

@@ -17,7 +17,8 @@ def recipe(config: Any) -> dict[str, Any]:
     """The run's recipe as plain values, stored in heads.json."""
     return {
         "config": dataclasses.asdict(config),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
+        | {"python": platform.python_version()},
         "commit": commit(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
@@ -28,7 +29,11 @@ def commit() -> str | None:
     root = Path(__file__).resolve().parent.parent
     try:
         run = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=root, capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--abbrev=40", "--dirty"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -19,10 +19,11 @@ from heads.backbone import Backbone
 from heads.families import build_config, create
 from heads.interface import TokenHeads
 from heads.loading import load_backbone, load_tokenizer
+from train.blocks import PackedData
 from train.config import TrainConfig, read_config
 from train.engine import describe_engine, use_all_cores
 from train.model import TrainedModel
-from train.packing import PackedData, build_datasets
+from train.packing import build_datasets
 from train.provenance import recipe
 from train.trainer import HeadsTrainer, JsonLines
 
@@ -55,9 +56,8 @@ def run(config: TrainConfig) -> Path:
     arguments = training_arguments(config)  # first: it decides on the device
     tokenizer = load_tokenizer(config.backbone)
     model = build_model(config, arguments.device)
-    data = build_datasets(
-        config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size
-    )
+    with arguments.main_process_first(desc="tokenising"):  # one process fills the cache, the others read it
+        data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
     trainer = build_trainer(config, arguments, model, tokenizer, data)
     describe_run(trainer, data)
     trainer.train(resume_from_checkpoint=last_checkpoint(config))
@@ -89,8 +89,9 @@ def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     wanted = build_config(config.family, **config.heads)
     if token_heads.family != config.family or (config.heads and token_heads.config != wanted):
         raise ValueError(
-            f"init_from {config.init_from} holds {token_heads.family} heads with {vars(token_heads.config)}; the config asks "
-            f"for {config.family} with {vars(wanted)}: make them agree, or leave `heads` out to take them as they are."
+            f"init_from {config.init_from} holds {token_heads.family} heads with {vars(token_heads.config)}; the "
+            f"config asks for {config.family} with {vars(wanted)}: make them agree, or leave `heads` out to take them "
+            "as they are."
         )
     return token_heads.train()
 
@@ -150,8 +151,8 @@ def last_checkpoint(config: TrainConfig) -> str | None:
     found = get_last_checkpoint(config.output_dir) if Path(config.output_dir).is_dir() else None
     if found is None:
         raise ValueError(
-            f"resume was asked for, but {config.output_dir} holds no checkpoint-* folder; checkpoints are written every "
-            f"save_every_steps steps (now {config.save_every_steps}). Start without --resume."
+            f"resume was asked for, but {config.output_dir} holds no checkpoint-* folder; checkpoints are written "
+            f"every save_every_steps steps (now {config.save_every_steps}). Start without --resume."
         )
     return found
 
@@ -160,7 +161,10 @@ def describe_run(trainer: HeadsTrainer, data: PackedData) -> None:
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in trainer.model.parameters())
     blocks = f"{len(data.train):,} blocks" if hasattr(data.train, "__len__") else "streamed blocks"
-    logger.info(f"{trained:,} parameters trained, {total - trained:,} frozen; {blocks} of {trainer.config.data.block_size} tokens")
+    logger.info(
+        f"{trained:,} parameters trained, {total - trained:,} frozen; "
+        f"{blocks} of {trainer.config.data.block_size} tokens"
+    )
 
 
 def finish(trainer: HeadsTrainer) -> None:

@@ -41,6 +41,8 @@ class HeadsTrainer(Trainer):
     """Trains a `TrainedModel`."""
 
     model: TrainedModel
+    optimizer: Any
+    control: Any
 
     def __init__(self, *, config: TrainConfig, recipe: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(data_collator=collate, **kwargs)
@@ -89,7 +91,9 @@ class HeadsTrainer(Trainer):
         if "loss" in logs and self._loss_sums_K is not None and self._counts_K is not None:
             sums_K = self.accelerator.reduce(self._loss_sums_K.clone(), reduction="sum")
             means = (sums_K / self._counts_K.clamp(min=1)).tolist()
-            names = ["backbone_loss"] if self.token_heads is None else [f"head{k}_loss" for k in range(1, len(means) + 1)]
+            names = (
+                ["backbone_loss"] if self.token_heads is None else [f"head{k}_loss" for k in range(1, len(means) + 1)]
+            )
             logs = {**logs, **dict(zip(names, means, strict=True))}
             self._loss_sums_K = self._counts_K = None
         super().log(logs, start_time)
@@ -109,7 +113,9 @@ class HeadsTrainer(Trainer):
 
     # ---- evaluation
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
         dataloader = self.get_eval_dataloader(eval_dataset)
         found = evaluate(self.model, dataloader, self.config.evaluation, self.accelerator)

@@ -1,4 +1,4 @@
-"""The command line on a tiny model: the text is plain generation's, errors are one sentence, help explains everything."""
+"""The command line on a tiny model: text is plain generation's, errors are one sentence, help explains every option."""
 
 from __future__ import annotations
 
@@ -88,8 +88,11 @@ def test_text_does_not_depend_on_how_it_is_decoded(folder: Path, plain_text: str
     assert result.stdout == plain_text + "\n"
 
 
-def test_highlight_without_its_colours_is_the_text(folder: Path, plain_text: str) -> None:
+def test_highlight_without_its_colours_is_the_text(folder: Path, plain_text: str, tmp_path: Path) -> None:
+    every_token = {"paths": [[rank] for rank in range(NUM_TOKENS)]}  # so that untrained heads have drafts accepted
+    (tmp_path / "tree.json").write_text(json.dumps(every_token), encoding="utf-8")
     asked = ["generate", folder / "medusa", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS, "--highlight"]
+    asked += ["--tree", tmp_path / "tree.json"]
     coloured = run(*asked, "--color", "always", color=True)
     assert "\x1b[32m" in coloured.stdout
     assert re.sub(r"\x1b\[\d+m", "", coloured.stdout) == plain_text + "\n"

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heads import corpora
-from heads.data import DataConfig, RowTokenizer, SourceConfig, detect_format, document_frame, load_documents
+from heads.data import DataConfig, SourceConfig, detect_format, load_documents
+from heads.rows import RowTokenizer, document_frame
 
 BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
 HELDOUT_LIST = str(BASE / "training.json")
@@ -249,6 +250,36 @@ def test_formats_by_column():
         detect_format([{"body": "a"}], source)
     with pytest.raises(ValueError, match="columns body"):
         detect_format([{"body": "a"}], SourceConfig(path="x", format="alpaca"))
+
+
+def test_columns_are_found_in_any_case():
+    source = SourceConfig(path="x")
+    assert detect_format([{"Tokens": [5, 6]}], source) == ("tokens", "Tokens")
+    assert detect_format([{"TEXT": "a", "Messages": []}], source) == ("messages", "Messages")
+    assert detect_format([{"Text": "a", "text": "b"}], source) == ("text", "text")
+    assert detect_format([{"Tokens": 512, "text": "a"}], source) == ("text", "text")  # the exact spelling goes first
+    assert detect_format([{"Tokens": [5]}], SourceConfig(path="x", format="tokens")) == ("tokens", "Tokens")
+    with pytest.raises(ValueError, match="columns Tokens"):  # a column that is asked for is taken at its word
+        detect_format([{"Tokens": [5]}], SourceConfig(path="x", format="tokens", column="tokens"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_columns_in_another_case_are_read(tokenizer, tmp_path, streaming):
+    Dataset.from_list([{"Tokens": [5, 6, 7]}]).to_parquet(str(tmp_path / "a.parquet"))
+    (row,) = documents(tokenizer, SourceConfig(path=str(tmp_path / "a.parquet")), streaming)
+    assert (row["status"], row["input_ids"]) == ("ok", [5, 6, 7])
+    chats = [
+        write_lines(tmp_path / f"{n}.jsonl", [chat])
+        for n, chat in enumerate(
+            (
+                {"instruction": "Add.", "input": "1 2", "output": "3"},
+                {"Instruction": "Add.", "INPUT": "1 2", "Output": "3"},
+            )
+        )
+    ]
+    usual, other = (documents(tokenizer, SourceConfig(path=path), streaming) for path in chats)
+    assert usual == other
+    assert usual[0]["status"] == "ok"
 
 
 def test_paths_that_lead_nowhere_say_so(tokenizer, tmp_path, monkeypatch):

@@ -46,7 +46,10 @@ def test_yaml_then_overrides(tmp_path):
         ({"rates": {"heads": float("nan")}}, r"rates.heads=nan"),
         ({"rates": {"base": 1e-5}}, r"rates.base was given with a family"),
         ({"family": None, "heads": ...}, r"rates.base=None"),
-        ({"heads": {"num_heads": 30}, "data": {**BASE["data"], "block_size": 16}}, r"30 heads need blocks of at least 32"),
+        (
+            {"heads": {"num_heads": 30}, "data": {**BASE["data"], "block_size": 16}},
+            r"30 heads need blocks of at least 32",
+        ),
         ({"heads": {"num_heads": 0}}, r"num_heads=0.*allowed are 1 to"),
         ({"head_decay": 0}, r"head_decay=0"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
@@ -69,7 +72,7 @@ def test_unknown_flags_name_the_nearest(tmp_path, capsys):
 
 
 def test_missing_and_malformed_files(tmp_path):
-    with pytest.raises(ValueError, match="nowhere.yaml does not exist"):
+    with pytest.raises(ValueError, match=r"nowhere\.yaml does not exist"):
         read_config(["--config", "nowhere.yaml"])
     path = tmp_path / "bad.yaml"
     path.write_text("a: [1,\n")
@@ -105,4 +108,9 @@ def test_paper_settings_of_grounded_heads():
     assert (config.data.block_size, config.num_heads, config.trainer["num_train_epochs"]) == (2048, 4, 1)
     assert config.trainer["lr_scheduler_type"] == "cosine"
     assert config.trainer["per_device_train_batch_size"] * config.trainer["gradient_accumulation_steps"] * 8 == 128
-    assert (twin.family, twin.rates, twin.optimizer, twin.trainer) == ("medusa", config.rates, config.optimizer, config.trainer)
+    assert (twin.family, twin.rates, twin.optimizer, twin.trainer) == (
+        "medusa",
+        config.rates,
+        config.optimizer,
+        config.trainer,
+    )

@@ -56,7 +56,9 @@ def test_chunks_equal_the_plain_loss(record, chunk_rows, monkeypatch):
     plain, chunked = (loss(projection, hidden, labels) for loss in (plain_cross_entropy, chunked_cross_entropy))
     # The running sum is float32; the addends are float64.
     torch.testing.assert_close(chunked.double(), plain, rtol=1e-6, atol=1e-6)
-    for fast, reference in zip(gradients(chunked, projection, hidden), gradients(plain, projection, hidden), strict=True):
+    for fast, reference in zip(
+        gradients(chunked, projection, hidden), gradients(plain, projection, hidden), strict=True
+    ):
         torch.testing.assert_close(fast, reference, rtol=1e-12, atol=1e-12)  # sums in another order
 
 

@@ -12,8 +12,10 @@ import pytest
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from heads.data import DataConfig, RowTokenizer, SourceConfig
-from train.packing import PackedData, build_datasets, pack, read_sources
+from heads.data import DataConfig, SourceConfig
+from heads.rows import RowTokenizer
+from train.blocks import PackedData, pack
+from train.packing import build_datasets, read_sources
 
 BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
 VOCABULARY = 2048

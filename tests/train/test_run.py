@@ -29,8 +29,8 @@ def folder(tmp_path_factory):
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(DEMO_BASE)
     lines = [f"def f{i % 7}(x):\n    return x + {i % 5}\n" * 12 for i in range(60)]
-    config = LlamaConfig(vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                         bos_token_id=0, eos_token_id=0, pad_token_id=0, max_position_embeddings=256)  # fmt: skip
+    config = LlamaConfig(vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=2, bos_token_id=0, eos_token_id=0, pad_token_id=0, max_position_embeddings=256)  # fmt: skip
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(40):
@@ -80,7 +80,9 @@ def metrics(run_folder):
 def launch(*arguments, **environment):
     """As a user would: `accelerate launch train.py …`, from the repository root."""
     command = [str(Path(sys.executable).with_name("accelerate")), "launch", "train.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
 
 
 def test_the_real_command_trains_saves_and_measures(folder):
@@ -145,7 +147,7 @@ def test_init_from_continues_where_the_heads_were(folder):
     start = metrics(again)[0]
     assert start["step"] == 0
     assert start["eval_head1_loss"] == pytest.approx(trained["eval_head1_loss"], rel=1e-5)
-    with pytest.raises(ValueError, match="init_from .* holds grounded heads"):
+    with pytest.raises(ValueError, match=r"init_from .* holds grounded heads"):
         train(folder, "wrong", init_from=str(first / "last"), heads={"num_heads": 1})
 
 

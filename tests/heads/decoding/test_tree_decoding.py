@@ -473,6 +473,19 @@ def test_scores_and_logits_are_generates(processor, do_sample):
             torch.testing.assert_close(a, b, atol=2e-6, rtol=0.0)
 
 
+class WritesInPlace(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, ::2] = -float("inf")
+        return scores
+
+
+def test_logits_stay_raw_where_a_processor_writes_in_place():
+    model, decoding = decoding_of()
+    _, ours = both(model, decoding, output_logits=True, logits_processor=[WritesInPlace()], **NO_EOS)
+    assert all(logits.isfinite().all() for logits in ours.logits)
+    assert (ours.sequences[0, 5:] % 2 == 1).all()
+
+
 def test_only_what_is_asked_for_is_returned():
     model, decoding = decoding_of()
     _, ours = both(model, decoding, output_logits=True, **NO_EOS)

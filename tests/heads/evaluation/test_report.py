@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 from pathlib import Path
 
@@ -72,7 +74,7 @@ def test_labels_of_close_lines_do_not_overlap(tmp_path: Path) -> None:
     lines = [{"step": 1, **{f"eval_head{k}_top1": 0.300 + 0.001 * k for k in range(1, 5)}}]
     draw_accuracy(axes, lines, "top1", "title")
     heights = sorted(text.xy[1] for text in axes.texts)
-    assert min(high - low for low, high in zip(heights, heights[1:], strict=False)) > 0.01
+    assert min(high - low for low, high in itertools.pairwise(heights)) > 0.01
 
 
 def test_bars_are_speeds_with_ratios(tmp_path: Path) -> None:
@@ -103,9 +105,10 @@ def test_metrics_without_evaluations_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_every_number() -> None:
-    console = Console(width=100, record=True, quiet=True)
-    console.print(speed_table(ROWS, "title"))
-    line = next(line for line in console.export_text().splitlines() if "grounded" in line)
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(speed_table(ROWS, "title"))
+    line = next(line for line in printed.get().splitlines() if "grounded" in line)
     assert line.split() == ["grounded", "2.00", "80.0", "1.60", "1.50–1.70", "37%", "yes"]
 
 
