@@ -29,8 +29,17 @@ def folder(tmp_path_factory):
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(DEMO_BASE)
     lines = [f"def f{i % 7}(x):\n    return x + {i % 5}\n" * 12 for i in range(60)]
-    config = LlamaConfig(vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=2, bos_token_id=0, eos_token_id=0, pad_token_id=0, max_position_embeddings=256)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        max_position_embeddings=256,
+    )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(40):

@@ -1,0 +1,125 @@
+"""The slow checks: run each, print it, and write its tables with machine, versions and command to benchmarks/results.md.
+
+    make verify        or        python -m benchmarks.verify [NAME …]
+
+A later capability adds its command to `CHECKS`; a name on the command line runs that check alone and keeps the other
+sections of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import platform
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results.md"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+PROGRESS = re.compile(r"it/s\]|s/it\]|examples/s\]|━|╸")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One command; `shows` says what to look for in its tables."""
+
+    command: tuple[str, ...]
+    shows: str
+
+
+CHECKS = {
+    "decoding": Check(
+        command=("python", "-m", "benchmarks.decoding"),
+        shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where each "
+        "millisecond goes",
+    ),
+    "training": Check(
+        command=("python", "-m", "benchmarks.training"),
+        shows="peak memory of the chunked loss against the vocabulary, and the share of a step that is overhead",
+    ),
+    "base recipe": Check(
+        command=("accelerate", "launch", "train.py", "--config", "configs/demo/base.yaml"),
+        shows="the demo backbone's recipe learns from random weights: eval_backbone_loss falls",
+    ),
+}
+
+
+def run_check(name: str, check: Check) -> str:
+    """The check's section of the results; its output goes to the screen as well.
+
+    Raises:
+        SystemExit: the command failed.
+    """
+    print(f"== {name}: {' '.join(check.command)}", flush=True)
+    beside_python = Path(sys.executable).parent
+    started = time.perf_counter()
+    done = subprocess.run(
+        [str(beside_python / check.command[0]), *check.command[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout)
+    if done.returncode:
+        sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
+    minutes = (time.perf_counter() - started) / 60
+    kept = [line.rstrip() for line in ANSI.sub("", done.stdout).splitlines() if not PROGRESS.search(line)]
+    output = "\n".join(kept).strip()
+    return f"## {name}\nShows {check.shows}.\n\n`{' '.join(check.command)}` ({minutes:.1f} minutes; {machine()})\n```\n{output}\n```\n"
+
+
+def machine() -> str:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
+    return (
+        f"{processor()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, {versions}, {today()}"
+    )
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else []
+    return models[0].strip() if models else platform.processor() or platform.machine()
+
+
+def today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+
+
+def sections(text: str) -> dict[str, str]:
+    """The `## name` sections of a results file.
+
+    >>> sections("# Results\\n## a\\n1\\n## b\\n2\\n")
+    {'a': '## a\\n1\\n', 'b': '## b\\n2\\n'}
+    """
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0].removeprefix("## "): part for part in parts}
+
+
+def write_results(new: dict[str, str]) -> None:
+    old = sections(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    head = "# Results\nWritten by `make verify` (`python -m benchmarks.verify`); each section with its command, never by hand.\n\n"
+    RESULTS.write_text(head + "\n".join((old | new).values()), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"checks to run; all where none is named: {', '.join(CHECKS)}")
+    names = parser.parse_args().names or list(CHECKS)
+    if unknown := set(names) - set(CHECKS):
+        parser.error(f"unknown check {', '.join(sorted(unknown))}; allowed are {', '.join(CHECKS)}")
+    for name in names:
+        write_results({name: run_check(name, CHECKS[name])})  # each at once: a later failure keeps it
+    print(f"written to {RESULTS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
