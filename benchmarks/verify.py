@@ -1,4 +1,4 @@
-"""The slow checks: run each, print it, and write its tables with machine, versions and command to benchmarks/results.md.
+"""The slow checks: run each, print it, and write its tables with machine and command to benchmarks/results.md.
 
     make verify        or        python -m benchmarks.verify [NAME …]
 
@@ -38,8 +38,8 @@ class Check:
 CHECKS = {
     "decoding": Check(
         command=("python", "-m", "benchmarks.decoding"),
-        shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where each "
-        "millisecond goes",
+        shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where "
+        "each millisecond goes",
     ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
@@ -74,7 +74,8 @@ def run_check(name: str, check: Check) -> str:
     minutes = (time.perf_counter() - started) / 60
     kept = [line.rstrip() for line in ANSI.sub("", done.stdout).splitlines() if not PROGRESS.search(line)]
     output = "\n".join(kept).strip()
-    return f"## {name}\nShows {check.shows}.\n\n`{' '.join(check.command)}` ({minutes:.1f} minutes; {machine()})\n```\n{output}\n```\n"
+    how = f"`{' '.join(check.command)}` ({minutes:.1f} minutes; {machine()})"
+    return f"## {name}\nShows {check.shows}.\n\n{how}\n```\n{output}\n```\n"
 
 
 def machine() -> str:
@@ -106,7 +107,7 @@ def sections(text: str) -> dict[str, str]:
 
 def write_results(new: dict[str, str]) -> None:
     old = sections(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    head = "# Results\nWritten by `make verify` (`python -m benchmarks.verify`); each section with its command, never by hand.\n\n"
+    head = "# Results\nWritten by `make verify` (`python -m benchmarks.verify`), never by hand.\n\n"
     RESULTS.write_text(head + "\n".join((old | new).values()), encoding="utf-8")
 
 

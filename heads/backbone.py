@@ -274,7 +274,7 @@ class Backbone:
             )
         if tap == self.num_layers:  # the input of the first layer: the embeddings as the model scales them
 
-            def before(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 recorded[tap] = args[0] if args else kwargs["hidden_states"]
 
             return self.layers[0].register_forward_pre_hook(before, with_kwargs=True)

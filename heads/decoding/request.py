@@ -68,7 +68,7 @@ class Request:
             padding = getattr(processor, "prompt_ignore_length", None)
             if isinstance(padding, Tensor) and len(padding) > 1:
                 processor = copy.copy(processor)
-                processor.prompt_ignore_length = padding[row : row + 1]  # type: ignore[attr-defined]
+                processor.prompt_ignore_length = padding[row : row + 1]
             own.append(processor)
         return own
 
@@ -91,6 +91,11 @@ def read_request(
     eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
     lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
     others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
+    if others and not eos and input_ids_BL.shape[0] > 1:
+        raise ValueError(
+            f"{type(others[0]).__name__} was given for {input_ids_BL.shape[0]} rows without an eos token, where "
+            f"generate goes on writing to rows that have ended until all have; set eos_token_id or give one row at a time."
+        )
     pad = getattr(config, "_pad_token_tensor", None)
     return Request(
         processors=LogitsProcessorList(logits_processor),

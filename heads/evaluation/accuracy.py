@@ -87,5 +87,5 @@ class HeadAccuracy:
 def backbone_choices(projection: Projection, final_BTD: Tensor) -> Tensor:
     """(B, T): the token that the backbone would choose next at each position."""
     chunk_rows = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
-    chunks = [projection(rows_CD).argmax(dim=-1) for rows_CD in final_BTD.flatten(0, 1).split(chunk_rows)]
+    chunks = [projection(rows_CD).argmax(dim=-1) for rows_CD in torch.split(final_BTD.flatten(0, 1), chunk_rows)]
     return torch.cat(chunks).view(final_BTD.shape[:2])

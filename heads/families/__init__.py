@@ -50,7 +50,7 @@ def build_config(family: str, **fields: Any) -> Any:
 
 
 def create(family: str, model: Any, *, num_heads: int = 4, **config: Any) -> TokenHeads:
-    """New heads of a family on a causal LM, untrained.
+    """New heads of a family on a causal LM, untrained, in the backbone's dtype.
 
     Args:
         family: one of `families()`.
@@ -60,7 +60,7 @@ def create(family: str, model: Any, *, num_heads: int = 4, **config: Any) -> Tok
     """
     backbone = model if isinstance(model, Backbone) else Backbone(model)
     token_heads = family_module(family).Heads(build_config(family, num_heads=num_heads, **config), backbone)
-    return token_heads.to(device=backbone.device)
+    return token_heads.to(device=backbone.device, dtype=backbone.dtype)
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -654,6 +654,26 @@ def test_scores_of_a_batch_are_refused():
         )
 
 
+def test_criteria_for_several_rows_without_eos_are_refused():
+    """There generate goes on writing to rows that have ended, until all have."""
+    model, decoding = decoding_of()
+    criteria = StoppingCriteriaList([StopAfter([99, 99])])
+    with pytest.raises(ValueError, match="StopAfter was given for 2 rows without an eos token"):
+        model.generate(
+            random_tokens(2, 4), custom_generate=decoding, max_new_tokens=4, stopping_criteria=criteria, **NO_EOS
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_new_heads_decode_in_the_backbones_dtype(dtype):
+    model = tiny_model("llama", dtype=dtype)
+    decoding = heads.TreeDecoding(heads.create("grounded", model, num_heads=2))
+    assert model.generate(PROMPT, custom_generate=decoding, max_new_tokens=4, **NO_EOS).shape == (
+        1,
+        PROMPT.shape[1] + 4,
+    )
+
+
 def test_another_model_is_refused():
     _, decoding = decoding_of()
     with pytest.raises(ValueError, match="another model than the heads' backbone"):
