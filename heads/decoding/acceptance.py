@@ -16,34 +16,35 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from heads.decoding.tree import Tree
+from heads.decoding.tree import Shape
 
 Choose = Callable[[Tensor], int]
 """One token from processed scores (1, V)."""
 
 
-def walk(tree: Tree, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
+def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
     """The accepted nodes, root first.
+
+    Several branches may begin with the same tokens (a chain that was looked up, beside the heads' tree); they are one
+    text so far, so all are followed, and the path is that of a branch which goes on longest.
 
     Args:
         tokens: the token of each node.
         choose_at: chooses and emits the token after a node.
         ended: has the row ended with the token just emitted?
 
-    >>> tree = Tree([[0], [0, 0], [1]])                  # root 7, its children 3 and 5, and 4 below 3
+    >>> shape = Shape((-1, 0, 1, 0))                     # root 7, its children 3 and 5, and 4 below 3
     >>> chosen = {0: 3, 1: 4, 2: 9}                      # what the backbone says after each node
-    >>> walk(tree, [7, 3, 4, 5], lambda node: chosen[node], lambda: False)
+    >>> walk(shape, [7, 3, 4, 5], lambda node: chosen[node], lambda: False)
     [0, 1, 2]
     """
-    path = [0]
+    reached = [0]
     while True:
-        token = choose_at(path[-1])
-        child = next((node for node in tree.children[path[-1]] if tokens[node] == token), None)
-        if child is None:
-            return path
-        path.append(child)
-        if ended():
-            return path
+        token = choose_at(reached[0])
+        followed = [child for node in reached for child in shape.children[node] if tokens[child] == token]
+        reached = followed or reached
+        if not followed or ended():
+            return shape.ancestors(reached[0])
 
 
 def choose_best(scores_1V: Tensor) -> int:

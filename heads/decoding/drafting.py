@@ -8,6 +8,7 @@ al., section 3.2, "grounded tree candidates"). An independent head gives every n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from heads.decoding.tree import Tree
 from heads.interface import TokenHeads
+from heads.projection import Projection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,17 @@ class LevelIndex:
 
 
 class TreeIndex:
-    """A tree's indices on one device for one batch size, made once for each `generate` call."""
+    """A tree's indices on one device for one batch size, kept from pass to pass.
 
-    def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool) -> None:
+    Args:
+        chain: nodes of a second branch below the root, whose tokens come from elsewhere; 0: none.
+    """
+
+    def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
         self.tree = tree
-        self.depth_N = tree.depth_tensor(device)
-        self.sees_NN = tree.sees_NN(device)
+        self.shape = tree.with_chain(chain) if chain else tree
+        self.depth_N = self.shape.depth_tensor(device)
+        self.sees_NN = self.shape.sees_NN(device)
         self.order_N = torch.tensor(tree.draft_order, device=device)
         self.rows_B = torch.arange(batch, device=device)
         self.levels = [self._level(depth, device, grounded) for depth in range(tree.depth)]
@@ -60,8 +67,15 @@ class TreeIndex:
         )
 
 
-def draft(token_heads: TokenHeads, state: Any, root_B: Tensor, index: TreeIndex) -> Tensor:
-    """Tokens of all nodes (B, N): the root's given ones, the others as the heads propose them."""
+def draft(
+    token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, index: TreeIndex
+) -> Tensor:
+    """Tokens of the tree's nodes (B, N): the root's given ones, the others as the heads propose them.
+
+    Args:
+        projections: head k's at index k - 1, read once for each `generate` call.
+        state: the family's state after the last commit.
+    """
     drafted = [root_B[:, None]]
     level = token_heads.first_level(state)
     tokens_M = root_B
@@ -70,7 +84,7 @@ def draft(token_heads: TokenHeads, state: Any, root_B: Tensor, index: TreeIndex)
         if k > 1 and token_heads.grounded:
             tokens_M = candidates_MR[at.parents_M, at.ranks_M]
         hidden_MD, level = token_heads.step(k, level, tokens_M, at.parents_M)
-        candidates_MR = best_candidates(token_heads.projection(k)(hidden_MD), at.num_candidates)
+        candidates_MR = best_candidates(projections[k - 1](hidden_MD), at.num_candidates)
         drafted.append(candidates_MR[at.child_parents_BC, at.child_ranks_C])
     return torch.cat(drafted, dim=1)[:, index.order_N]
 

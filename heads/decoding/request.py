@@ -94,7 +94,7 @@ def read_request(
     if others and not eos and input_ids_BL.shape[0] > 1:
         raise ValueError(
             f"{type(others[0]).__name__} was given for {input_ids_BL.shape[0]} rows without an eos token, where "
-            f"generate goes on writing to rows that have ended until all have; set eos_token_id or give one row at a time."
+            f"generate goes on writing to rows that have ended until all have; set eos_token_id or give single rows."
         )
     pad = getattr(config, "_pad_token_tensor", None)
     return Request(

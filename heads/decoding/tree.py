@@ -53,7 +53,70 @@ class Level:
     child_ranks: tuple[int, ...]
 
 
-class Tree:
+class Shape:
+    """Who follows whom among the nodes of one pass: all that verification and acceptance need.
+
+    >>> shape = Shape((-1, 0, 1, 0))
+    >>> shape.depths, shape.children
+    ((0, 1, 2, 1), ((1, 3), (2,), (), ()))
+    """
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        self.parents = tuple(parents)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        self.depths = tuple(depths)
+        self.children: tuple[tuple[int, ...], ...] = tuple(
+            tuple(i for i, parent in enumerate(self.parents) if parent == node) for node in range(len(self.parents))
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes with the root."""
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        return max(self.depths)
+
+    def with_chain(self, length: int) -> Shape:
+        """The same nodes and a second branch below the root, a chain of `length` nodes behind all others.
+
+        >>> Shape((-1, 0)).with_chain(2).parents
+        (-1, 0, 0, 2)
+        """
+        first = self.num_nodes
+        return Shape((*self.parents, 0, *range(first, first + length - 1)))
+
+    def ancestors(self, node: int) -> list[int]:
+        """The path from the root to a node, both included.
+
+        >>> Shape((-1, 0, 1, 0)).ancestors(2)
+        [0, 1, 2]
+        """
+        path = [node]
+        while self.parents[path[-1]] >= 0:
+            path.append(self.parents[path[-1]])
+        return path[::-1]
+
+    def depth_tensor(self, device: torch.device | str) -> Tensor:
+        return torch.tensor(self.depths, device=device)
+
+    def sees_NN(self, device: torch.device | str = "cpu") -> Tensor:  # noqa: N802 - its shape, like a tensor's
+        """True where a node sees another: itself and its ancestors.
+
+        >>> Shape((-1, 0, 1, 0)).sees_NN().int().tolist()
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+        """
+        sees = torch.eye(self.num_nodes, dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                sees[node] |= sees[parent]
+        return sees.to(device)
+
+
+class Tree(Shape):
     """A static tree over ranks.
 
     >>> tree = Tree([[0], [0, 0], [0, 1], [1]])
@@ -69,20 +132,7 @@ class Tree:
         check_paths(chosen)
         self.paths: tuple[tuple[int, ...], ...] = ((), *chosen)
         index = {path: i for i, path in enumerate(self.paths)}
-        self.parents = tuple(-1 if not path else index[path[:-1]] for path in self.paths)
-        self.depths = tuple(len(path) for path in self.paths)
-        self.children: tuple[tuple[int, ...], ...] = tuple(
-            tuple(i for i, parent in enumerate(self.parents) if parent == node) for node in range(len(self.paths))
-        )
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes with the root."""
-        return len(self.paths)
-
-    @property
-    def depth(self) -> int:
-        return max(self.depths)
+        super().__init__([-1 if not path else index[path[:-1]] for path in self.paths])
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -97,21 +147,6 @@ class Tree:
             *(child for depth in range(self.depth) for node in self._expanding(depth) for child in self.children[node]),
         ]
         return tuple(drafted.index(node) for node in range(self.num_nodes))
-
-    def depth_tensor(self, device: torch.device | str) -> Tensor:
-        return torch.tensor(self.depths, device=device)
-
-    def sees_NN(self, device: torch.device | str = "cpu") -> Tensor:  # noqa: N802 - its shape, like a tensor's
-        """True where a node sees another: itself and its ancestors.
-
-        >>> Tree([[0], [0, 0], [1]]).sees_NN().int().tolist()
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
-        """
-        sees = torch.eye(self.num_nodes, dtype=torch.bool)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                sees[node] |= sees[parent]
-        return sees.to(device)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps({"paths": [list(p) for p in self.paths[1:]]}) + "\n", encoding="utf-8")

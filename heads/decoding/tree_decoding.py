@@ -18,10 +18,12 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from heads.backbone import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.acceptance import best_at_nodes, walk
 from heads.decoding.drafting import TreeIndex, draft
+from heads.decoding.lookup import Lookup, check_lookup
 from heads.decoding.request import Request, Row, read_request
 from heads.decoding.stats import DecodingOutput, DecodingStats
-from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree, read_tree
+from heads.decoding.tree import TYPICAL_ACCURACY, Shape, Tree, grow_tree, read_tree
 from heads.interface import TokenHeads
+from heads.projection import Projection
 
 DEFAULT_NODES = 16
 
@@ -33,6 +35,8 @@ class TreeDecoding:
         token_heads: heads on the very model that `generate` is called on.
         tree: a `Tree`, a list of paths, a JSON file of paths, a node budget, or None for a default that fits the number
             of heads (grown from the heads' own measured accuracy where their checkpoint has it).
+        lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
+            verified in the same pass beside the heads' tree; 0: none. Pays where text repeats itself.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
 
     Raises:
@@ -44,11 +48,14 @@ class TreeDecoding:
         token_heads: TokenHeads,
         tree: Tree | Sequence[Sequence[int]] | str | Path | int | None = None,
         generator: torch.Generator | None = None,
+        *,
+        lookup: int = 0,
     ) -> None:
         self.token_heads = token_heads
         self.tree = choose_tree(token_heads, tree)
         self.generator = generator
-        self._index: TreeIndex | None = None
+        self.lookup = check_lookup(lookup)
+        self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
 
     def __call__(
         self,
@@ -70,11 +77,13 @@ class TreeDecoding:
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
         return Run(self, request, streamer).decode(input_ids, valid_BT)
 
-    def index(self, batch: int, device: torch.device) -> TreeIndex:
-        """The tree's indices for a batch size, kept from call to call."""
-        if self._index is None or len(self._index.rows_B) != batch or self._index.depth_N.device != device:
-            self._index = TreeIndex(self.tree, batch, device, grounded=self.token_heads.grounded)
-        return self._index
+    def index(self, batch: int, device: torch.device, *, chained: bool) -> TreeIndex:
+        """The tree's indices for a batch size, with or without the looked-up chain; kept from call to call."""
+        key = (batch, device, chained)
+        if key not in self._indices:
+            chain = self.lookup if chained else 0
+            self._indices[key] = TreeIndex(self.tree, batch, device, grounded=self.token_heads.grounded, chain=chain)
+        return self._indices[key]
 
 
 class Run:
@@ -86,7 +95,8 @@ class Run:
         self.backbone: Backbone = self.token_heads.backbone
         self.request = request
         self.streamer = streamer
-        self.stats = DecodingStats(accepted_per_depth=[0] * decoding.tree.depth)
+        self.stats = DecodingStats(accepted_per_depth=[0] * max(decoding.tree.depth, decoding.lookup))
+        self.lookups: list[Lookup] = []
 
     @torch.no_grad()
     def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
@@ -94,17 +104,18 @@ class Run:
             Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
             for b, tokens in enumerate(tokens_BT.tolist())
         ]
-        index = self.decoding.index(len(rows), tokens_BT.device)
+        projections = [self.token_heads.projection(k) for k in range(1, self.token_heads.num_heads + 1)]
+        if self.decoding.lookup:
+            self.lookups = [Lookup(self.decoding.lookup) for _ in rows]
         state, heads_state = self.prefill(rows, tokens_BT, valid_BT)
         while not all(row.done for row in rows):
-            root_B = torch.tensor([row.tokens[-1] for row in rows], device=tokens_BT.device)
             with self.stats.time("draft"):
-                tokens_BN = draft(self.token_heads, heads_state, root_B, index)
+                tokens_BN, index = self.propose(rows, heads_state, projections)
             with self.stats.time("verify"):
                 output = self.backbone.verify(state, tokens_BN, index.depth_N, index.sees_NN, self.token_heads.taps)
                 logits_BNV = self.backbone.logits(output.final_BND)
             with self.stats.time("accept"):
-                paths = self.accept(rows, tokens_BN, logits_BNV)
+                paths = self.accept(rows, index.shape, tokens_BN, logits_BNV)
             with self.stats.time("commit"):
                 plan = CommitPlan.from_paths(paths, tokens_BT.device)
                 state, heads_state = self.commit(state, heads_state, output, plan)
@@ -125,24 +136,46 @@ class Run:
                 self.record(b, row, num_tokens=1, num_drafted=0)
         return state, heads_state
 
-    def accept(self, rows: list[Row], tokens_BN: Tensor, logits_BNV: Tensor) -> list[list[int]]:
+    def propose(self, rows: list[Row], heads_state: Any, projections: list[Projection]) -> tuple[Tensor, TreeIndex]:
+        """The nodes' tokens (B, N) and the shape they form: the heads' tree, and a chain where one was looked up."""
+        device = rows[0].device
+        chains = self.look_up(rows)
+        index = self.decoding.index(len(rows), device, chained=chains is not None)
+        root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
+        tokens_BN = draft(self.token_heads, projections, heads_state, root_B, index)
+        if chains is not None:
+            tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=device)], dim=1)
+        return tokens_BN, index
+
+    def look_up(self, rows: list[Row]) -> list[list[int]] | None:
+        """A chain for each row; None where no row's last tokens have been there before."""
+        found = [lookup.propose(row.tokens) for lookup, row in zip(self.lookups, rows, strict=False)]
+        if not any(found):
+            return None
+        return [chain or [0] * self.decoding.lookup for chain in found]
+
+    def accept(self, rows: list[Row], shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> list[list[int]]:
         """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none of a row that ended."""
         self.stats.count_pass(sum(not row.done for row in rows))
         tokens = tokens_BN.tolist()
         best = best_at_nodes(logits_BNV) if self.request.judges_all_nodes_at_once else None
         return [
-            [] if row.done else self.accept_row(b, row, tokens[b], logits_BNV[b], None if best is None else best[b])
+            []
+            if row.done
+            else self.accept_row(b, row, shape, tokens[b], logits_BNV[b], None if best is None else best[b])
             for b, row in enumerate(rows)
         ]
 
-    def accept_row(self, b: int, row: Row, tokens: list[int], logits_NV: Tensor, best: list[int] | None) -> list[int]:
+    def accept_row(
+        self, b: int, row: Row, shape: Shape, tokens: list[int], logits_NV: Tensor, best: list[int] | None
+    ) -> list[int]:
         def choose_at(node: int) -> int:
             token = best[node] if best is not None else row.choose(logits_NV[node])
             row.emit(token)
             return token
 
         before = len(row.tokens)
-        path = walk(self.decoding.tree, tokens, choose_at, lambda: row.done)
+        path = walk(shape, tokens, choose_at, lambda: row.done)
         self.record(b, row, num_tokens=len(row.tokens) - before, num_drafted=len(path) - 1)
         return path
 

@@ -45,10 +45,28 @@ def test_walk_ends_inside_a_path(end_after):
     assert path == [0, 1, 2, 3][: end_after + 1], "the ending token was drafted and is on the path"
 
 
-def test_of_two_children_with_one_token_one_is_taken():
+def test_of_branches_that_begin_alike_the_longest_is_taken():
+    """Nodes 1 and 2 hold the same token; only what follows node 2 is right."""
     tree = Tree([[0], [1], [1, 0]])
-    chosen = {0: 5, 1: 6}
-    assert walk(tree, [7, 5, 5, 6], lambda node: chosen[node], lambda: False) == [0, 1]
+    chosen = {0: 5, 1: 6, 2: 6, 3: 9}
+    asked = []
+
+    def choose_at(node):
+        asked.append(node)
+        return chosen[node]
+
+    assert walk(tree, [7, 5, 5, 6], choose_at, lambda: False) == [0, 2, 3]
+    assert len(asked) == 3, "one choice for each emitted token, however many branches hold it"
+
+
+def test_a_chain_beside_the_tree_is_followed_to_its_end():
+    """Tree 7 -> 5 -> 6, chain 7 -> 5 -> 8 -> 9."""
+    shape = Tree([[0], [0, 0]]).with_chain(3)
+    tokens = [7, 5, 6, 5, 8, 9]
+    chosen = {0: 5, 1: 8, 3: 8, 4: 9, 5: 1}
+    assert walk(shape, tokens, lambda node: chosen[node], lambda: False) == [0, 3, 4, 5]
+    chosen = {0: 5, 1: 6, 3: 6, 2: 1}
+    assert walk(shape, tokens, lambda node: chosen[node], lambda: False) == [0, 1, 2]
 
 
 def test_greedy_takes_the_first_of_equals():

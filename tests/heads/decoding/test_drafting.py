@@ -30,7 +30,9 @@ def test_every_node_is_the_candidate_of_its_rank(family, tree):
     state = token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
     root_B = torch.tensor([7, 11])
     index = TreeIndex(tree, 2, "cpu", grounded=token_heads.grounded)
-    drafted_BN = draft(token_heads, state, root_B, index)
+    drafted_BN = draft(
+        token_heads, [token_heads.projection(k + 1) for k in range(token_heads.num_heads)], state, root_B, index
+    )
     assert drafted_BN.shape == (2, tree.num_nodes)
     assert torch.equal(drafted_BN[:, 0], root_B)
     for node, path in enumerate(tree.paths):

@@ -1,0 +1,89 @@
+"""Looked-up chains beside the heads' tree: what is proposed, and that the text stays `generate`'s."""
+
+import random
+
+import pytest
+import torch
+from throwaway_families import FAMILIES, fitted_heads, make_heads
+from tiny import PAD, left_padded, random_tokens, tiny_model
+
+import heads
+from heads.backbone import Backbone
+from heads.decoding.lookup import Lookup
+
+LOOP = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+
+
+def plain_proposal(tokens, length):
+    """By search: the end of three or else two tokens, its last earlier place, copied from behind it with overlap."""
+    for size in (3, 2):
+        for start in range(len(tokens) - size - 1, -1, -1):
+            if len(tokens) > size and tokens[start : start + size] == tokens[-size:]:
+                text = list(tokens)
+                for i in range(length):
+                    text.append(text[start + size + i])
+                return text[len(tokens) :]
+    return []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_index_finds_what_a_search_finds(seed):
+    generator = random.Random(seed)
+    lookup, tokens, found = Lookup(5), [], 0
+    for _ in range(200):
+        tokens += [generator.randrange(4) for _ in range(generator.randrange(1, 4))]
+        assert lookup.propose(tokens) == plain_proposal(tokens, 5)
+        found += bool(plain_proposal(tokens, 5))
+    assert found > 100
+
+
+def run(family, tokens, token_heads=None, **options):
+    token_heads = token_heads or fitted_heads(family, "llama")
+    model = token_heads.backbone.model
+    settings = {
+        "max_new_tokens": 40,
+        "return_dict_in_generate": True,
+        "pad_token_id": PAD,
+        "do_sample": False,
+        **options,
+    }
+    torch.manual_seed(0)
+    plain = model.generate(tokens, **settings)
+    torch.manual_seed(0)
+    return plain, model.generate(tokens, custom_generate=heads.TreeDecoding(token_heads, 6, lookup=7), **settings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_generates_where_it_repeats_and_where_it_does_not(family):
+    """Sharpened models wander, and chains are mostly wrong; with transformers' own weights a model repeats itself."""
+    repeating = make_heads(family, Backbone(tiny_model("llama", sharpen=False)), num_heads=3)
+    deep = 0
+    for token_heads in (None, repeating):
+        for tokens in (LOOP, random_tokens(1, 6, seed=3), random_tokens(1, 9, seed=4)):
+            plain, ours = run(family, tokens, token_heads, eos_token_id=None)
+            assert torch.equal(plain.sequences, ours.sequences)
+            assert ours.stats.tokens == 40
+            deep += sum(ours.stats.accepted_per_depth[3:])
+    assert deep, "nothing deeper than the three heads was accepted: the chains were never followed"
+
+
+def test_a_padded_batch_in_which_some_rows_have_nothing_to_look_up():
+    tokens, mask = left_padded([[5, 6, 7, 5, 6], [9, 3, 4, 10, 11, 12, 13]])
+    plain, ours = run("grounded", tokens, attention_mask=mask, eos_token_id=None)
+    assert torch.equal(plain.sequences, ours.sequences)
+
+
+def test_sampled_text_has_the_same_draws():
+    plain, ours = run("grounded", LOOP, do_sample=True, temperature=0.7, top_k=10, eos_token_id=None)
+    assert torch.equal(plain.sequences, ours.sequences)
+
+
+def test_processors_see_the_same_prefixes():
+    plain, ours = run("grounded", LOOP, repetition_penalty=1.3, no_repeat_ngram_size=4, eos_token_id=None)
+    assert torch.equal(plain.sequences, ours.sequences)
+
+
+@pytest.mark.parametrize("length", [-1, 65])
+def test_a_length_that_cannot_be_is_refused(length):
+    with pytest.raises(ValueError, match=f"lookup={length} was given"):
+        heads.TreeDecoding(fitted_heads("grounded", "llama"), lookup=length)
