@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import transformers
 from rich.console import Console
 
@@ -21,12 +23,15 @@ from heads.checkpoint import read_description
 from heads.evaluation.methods import Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import draw_report
-from heads.evaluation.tables import measure, speed_table, write_json
+from heads.evaluation.tables import describe_machine, measure, speed_table, write_json
 from heads.evaluation.throughput import Row
 from heads.opening import Opened, open_heads
 from train.config import read_config
 from train.run import explain_errors
 
+LOOKUP = 10  # tokens, as many as generate's own prompt lookup is given
+README, README_PICTURE = Path("README.md"), Path("docs/demo_report.png")
+MARKERS = ("<!-- demo: written by `python -m benchmarks.demo --readme`, never by hand -->", "<!-- /demo -->")
 SHIPPED = {"medusa, shipped": "checkpoints/demo/medusa", "grounded, shipped": "checkpoints/demo/grounded"}
 
 
@@ -40,10 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.no_training:
         train(options.config, console)
     trained = time.perf_counter()
-    report(console, run, options)
+    rows = report(console, run, options)
     seconds = (f"training {trained - start:.0f} s, " if not options.no_training else "") + (
         f"decoding {time.perf_counter() - trained:.0f} s"
     )
+    if options.readme:
+        write_readme(rows, run / "report.png", f"{describe_asked(options)}; {describe_cpu()}; {seconds}.")
     console.print(f"heads: {run / 'last'}\npicture: {run / 'report.png'}\n{seconds}", highlight=False, soft_wrap=True)
 
 
@@ -51,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run to train (default: %(default)s)")
     parser.add_argument("--no-training", action="store_true", help="measure the heads of the last run again")
+    parser.add_argument("--readme", action="store_true", help="write table and picture into README.md")
     parser.add_argument("--prompts", type=int, default=8, help="held-out prompts (default: %(default)s)")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats (default: %(default)s)")
@@ -72,28 +80,60 @@ def train(config: str, console: Console) -> None:
         raise ValueError(f"Training ended with exit code {done.returncode}; the reason stands above.")
 
 
-def report(console: Console, run: Path, options: argparse.Namespace) -> None:
+def report(console: Console, run: Path, options: argparse.Namespace) -> list[Row]:
     """Decode, print the table, write it as JSON and draw the picture."""
     names = ["grounded, new", *SHIPPED]
     opened = open_heads([run / "last", *SHIPPED.values()])
     opened = dataclasses.replace(opened, token_heads=dict(zip(names, opened.token_heads.values(), strict=True)))
     rows = decode(console, opened, options)
     same = all(row.same_text.startswith("yes") for row in rows)
-    asked = f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, greedy"
-    console.print(speed_table(rows, f"\n{asked}; `grounded, new` was trained just now"))
+    console.print(speed_table(rows, f"\n{describe_asked(options)}; `grounded, new` was trained just now"))
     console.print(f"same text: {'yes' if same else 'no'}", highlight=False)
     write_json(run / "decoding.json", {"greedy": rows}, opened.model.device)
     draw_report(run / "metrics.jsonl", rows, run / "report.png")
+    return rows
+
+
+def describe_asked(options: argparse.Namespace) -> str:
+    return f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, greedy"
+
+
+def describe_cpu() -> str:
+    machine = describe_machine(torch.device("cpu"))
+    return f"{machine['cpu']}, {machine['threads']} threads"
 
 
 def decode(console: Console, opened: Opened, options: argparse.Namespace) -> list[Row]:
     """All methods on held-out prompts."""
     model, request = opened.model, Request(new_tokens=options.new_tokens)
     ours = [tree(model, token_heads, request, name) for name, token_heads in opened.token_heads.items()]
+    last = list(opened.token_heads.values())[-1]
+    ours.append(tree(model, last, request, "grounded + lookup, shipped", lookup=LOOKUP))
     methods = [plain(model, request), prompt_lookup(model, request), *ours]
     prompts = default_prompts(opened.source, opened.tokenizer, options.prompts)
     prompts = [prompt_1T.to(model.device) for prompt_1T in prompts]
     return measure(console, model, methods, request, prompts, options.repeats, "decoding")
+
+
+def write_readme(rows: Sequence[Row], picture: Path, seconds: str) -> None:
+    """Put the table and the picture into the README, between its markers."""
+    shutil.copyfile(picture, README_PICTURE)
+    head = (
+        "| | tokens per pass | tokens per second | ratio to plain | repeated 4-grams | same text |\n"
+        + "|---" * 6
+        + "|\n"
+    )
+    lines = [
+        f"| {r.name} | {r.tokens_per_pass:.2f} | {r.tokens_per_second:.1f} | {r.ratio:.2f} | {r.repeated_4grams:.0%} | "
+        f"{r.same_text} |\n"
+        for r in rows
+    ]
+    block = f"{head}{''.join(lines)}\n{seconds}\n\n![accuracy through training and speed]({README_PICTURE})\n"
+    before, marker, rest = README.read_text(encoding="utf-8").partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not end:
+        raise ValueError(f"README.md has lost the markers {MARKERS[0]} and {MARKERS[1]}; put them back.")
+    README.write_text(f"{before}{marker}\n{block}{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from heads.conversation import Conversation, converse
+from heads.decoding.lookup import MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts, read_prompts
@@ -40,6 +41,12 @@ DtypeOption = Annotated[
 ]
 TreeOption = Annotated[
     str | None, typer.Option("--tree", help="JSON file of paths, or a number of nodes; by default grown for the heads.")
+]
+LookupOption = Annotated[
+    int,
+    typer.Option(
+        "--lookup", min=0, max=MAX_LOOKUP, help="Tokens copied from earlier in the text, tried beside the tree."
+    ),
 ]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")]
@@ -95,6 +102,7 @@ def generate(
     top_k: TopK = None,
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
+    lookup: LookupOption = 0,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -105,7 +113,7 @@ def generate(
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
     text = read_prompt(prompt)
     speaker = build_speaker(
-        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, plain, highlight, color
+        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, lookup, plain, highlight, color
     )
     torch.manual_seed(seed)
     stream = speaker.speak(speaker.encode(text))
@@ -123,6 +131,7 @@ def chat(
     top_k: TopK = None,
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
+    lookup: LookupOption = 0,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -132,7 +141,7 @@ def chat(
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
     speaker = build_speaker(
-        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, plain, highlight, color
+        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, lookup, plain, highlight, color
     )
     torch.manual_seed(seed)
     converse(Conversation(speaker), say=lambda text: say_aside(text, color))
@@ -151,6 +160,7 @@ def benchmark(
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats, of which medians are taken.")] = 3,
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
+    lookup: LookupOption = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rows, machine, versions and command here.")
     ] = None,
@@ -169,7 +179,7 @@ def benchmark(
     )
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
-    methods = build_methods(opened, request, read_tree_option(tree), with_prompt_lookup=not no_prompt_lookup)
+    methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)
     console = Console()
     rows = measure(console, opened.model, methods, request, found, repeats)
     title = f"{opened.source}, {len(found)} prompts, {new_tokens} new tokens, medians of {repeats} repeats"
@@ -216,26 +226,36 @@ def read_tree_option(tree: str | None) -> str | int | None:
 
 
 def build_methods(
-    opened: Opened, request: Request, shape: str | int | None, *, with_prompt_lookup: bool
+    opened: Opened, request: Request, shape: str | int | None, lookup: int, *, with_prompt_lookup: bool
 ) -> list[Method]:
     methods = [plain(opened.model, request)]
     if with_prompt_lookup:
         methods.append(prompt_lookup(opened.model, request))
-    return methods + [tree(opened.model, heads, request, name, shape) for name, heads in opened.token_heads.items()]
+    return methods + [
+        tree(opened.model, heads, request, f"{name} + lookup" if lookup else name, shape, lookup)
+        for name, heads in opened.token_heads.items()
+    ]
 
 
 def build_speaker(
-    opened: Opened, sampling: Sampling, new_tokens: int, tree: str | None, plain: bool, highlight: bool, color: Color
+    opened: Opened,
+    sampling: Sampling,
+    new_tokens: int,
+    tree: str | None,
+    lookup: int,
+    plain: bool,
+    highlight: bool,
+    color: Color,
 ) -> Speaker:
-    if plain and (highlight or tree is not None):
+    if plain and (highlight or tree is not None or lookup):
         raise ValueError(
-            "--plain drafts nothing, so --highlight and --tree have no meaning with it; leave out --plain."
+            "--plain drafts nothing, so --highlight, --tree and --lookup have no meaning with it; leave out --plain."
         )
     (token_heads,) = opened.token_heads.values()
     return Speaker(
         model=opened.model,
         tokenizer=opened.tokenizer,
-        decoding=None if plain else TreeDecoding(token_heads, read_tree_option(tree)),
+        decoding=None if plain else TreeDecoding(token_heads, read_tree_option(tree), lookup=lookup),
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),

@@ -22,7 +22,7 @@ class MaskStyle:
     """How one backbone wants its masks.
 
     Attributes:
-        additive: floats to add (eager) instead of booleans (sdpa).
+        additive: floats to add (eager) instead of booleans (sdpa, which takes floats too).
         window: positions that a windowed layer sees, itself included; None where no layer has a window.
         by_layer_type: the model mixes layer types and takes a dict.
     """
@@ -44,7 +44,8 @@ class MaskStyle:
 
     def _as_input(self, may_attend_BQS: Tensor, dtype: torch.dtype) -> Tensor:
         mask_B1QS = may_attend_BQS[:, None]
-        if not self.additive:
+        # sdpa on a CPU turns booleans into floats in every layer; once is enough.
+        if not self.additive and mask_B1QS.device.type != "cpu":
             return mask_B1QS
         return torch.zeros_like(mask_B1QS, dtype=dtype).masked_fill_(~mask_B1QS, torch.finfo(dtype).min)
 

@@ -91,9 +91,11 @@ def prompt_lookup(model: Any, request: Request, num_tokens: int = LOOKUP_TOKENS)
     return Method(name="prompt lookup", run=run, count_passes=count_passes)
 
 
-def tree(model: Any, token_heads: TokenHeads, request: Request, name: str, shape: TreeShape = None) -> Method:
-    """Tree decoding with these heads; `shape` as `TreeDecoding` takes it."""
-    decoding = TreeDecoding(token_heads, shape)
+def tree(
+    model: Any, token_heads: TokenHeads, request: Request, name: str, shape: TreeShape = None, lookup: int = 0
+) -> Method:
+    """Tree decoding with these heads; `shape` and `lookup` as `TreeDecoding` takes them."""
+    decoding = TreeDecoding(token_heads, shape, lookup=lookup)
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)

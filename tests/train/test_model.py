@@ -30,6 +30,10 @@ def a_batch(rows=3, length=12, vocab=20):
     return {"input_ids": tokens, "loss_mask": mask, "document_ids": documents}
 
 
+def unit_rms(x):
+    return x / (x.pow(2).mean() + torch.finfo(x.dtype).eps).sqrt()
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gemma2", "mistral_windowed"])
 def test_loss_equals_a_loop_over_documents_and_positions(architecture):
     """Each document alone through the model's own forward, each label looked up by hand."""
@@ -45,7 +49,7 @@ def test_loss_equals_a_loop_over_documents_and_positions(architecture):
             for k in (1, 2):
                 for t in range(text.shape[1] - 1 - k):
                     if supervised[t + 1 + k]:
-                        embeddings = [hf.get_input_embeddings()(text[0, t + j]) for j in range(1, k + 1)]
+                        embeddings = [unit_rms(hf.get_input_embeddings()(text[0, t + j])) for j in range(1, k + 1)]
                         hidden = heads.bodies[k - 1](torch.cat([final[t], *embeddings])[None])
                         logits = heads.projection(k)(hidden)
                         sums[k - 1] += F.cross_entropy(logits, text[0, t + 1 + k][None]).item()
