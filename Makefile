@@ -23,10 +23,10 @@ lint: setup
 	$(RUN) ruff check . && ruff format --check . && mypy && lint-imports
 
 test: lint
-	$(RUN) pytest -n 2 -m "not slow"
+	$(RUN) pytest -n 2
 
 verify: setup
-	$(RUN) pytest -n 2 -m slow && python -m benchmarks.verify
+	$(RUN) python -m benchmarks.verify
 
 format: setup
 	$(RUN) ruff check --fix . && ruff format .

@@ -76,6 +76,15 @@ def load_tokenizer(config: BackboneConfig) -> Any:
         )
 
 
+def read_vocab_size(config: BackboneConfig) -> int:
+    """How many tokens the backbone knows, from its config alone."""
+    with explained(config.name_or_path):
+        found = AutoConfig.from_pretrained(
+            config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    return int(found.get_text_config().vocab_size)
+
+
 def resolve_dtype(dtype: Dtype, device: torch.device | str | None) -> Any:
     if dtype != "auto":
         return getattr(torch, dtype)

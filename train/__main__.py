@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from heads.loading import load_tokenizer
-from train.config import Parser, read_config
+from heads.loading import load_tokenizer, read_vocab_size
+from train.config import read_config
 from train.run import explain_errors, main
 
 COMMANDS = {
@@ -18,7 +19,7 @@ def inspect_data(arguments: list[str]) -> None:
     """Arguments are those of train.py and `--samples N`."""
     from train.inspect_data import run  # imports rich and datasets only for this command
 
-    parser = Parser(prog="python -m train inspect-data", add_help=False)
+    parser = argparse.ArgumentParser(add_help=False)  # jsonargparse's own knows no rest
     parser.add_argument("--samples", type=int, default=3, help="documents to show")
     options, rest = parser.parse_known_args(arguments)
     config = read_config(rest, prog="python -m train inspect-data [--samples N]")
@@ -27,7 +28,7 @@ def inspect_data(arguments: list[str]) -> None:
         config.data,
         tokenizer,
         num_heads=config.num_heads,
-        vocab_size=len(tokenizer),
+        vocab_size=read_vocab_size(config.backbone),
         samples=options.samples,
     )
 

@@ -20,6 +20,7 @@ from train.packing import build_datasets, read_sources
 
 SHOWN_TOKENS = 400  # of a sample; the rest is counted
 GREEN, DIM = "green", "dim"
+COUNTS = ("rows", "bad", "empty", "too short", "documents", "longer than a block", "tokens", "supervised")
 
 
 def run(
@@ -45,14 +46,14 @@ def run(
 
 def source_table(train: list[Source], evaluated: list[Source], *, streamed: bool) -> Table:
     first_rows = " (first rows of each stream)" if streamed else ""
+    listed = [("train", source) for source in train] + [("eval", source) for source in evaluated]
     table = Table(title=f"Sources{first_rows}", title_justify="left")
-    for heading in ("source", "split"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("rows", "bad", "empty", "too short", "documents", "over a block", "tokens", "supervised"):
-        table.add_column(heading, justify="right")
-    for split, sources in (("train", train), ("eval", evaluated)):
-        for source in sources:
-            table.add_row(source.report.name, split, *count_cells(source.report))
+    table.add_column("")
+    for split, source in listed:  # a column each: names and counts stay whole on a narrow terminal
+        table.add_column(f"{source.report.name}\n({split})", justify="right", overflow="fold")
+    columns = [count_cells(source.report) for _, source in listed]
+    for heading, *cells in zip(COUNTS, *columns, strict=True):
+        table.add_row(heading, *cells)
     return table
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import heads
 from heads import checkpoint
+from train.__main__ import dispatch
 from train.config import read_config
 from train.run import main, run
 from train.trainer import HeadsTrainer
@@ -237,3 +238,20 @@ def test_an_engine_that_is_not_there_is_an_error(folder, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["--config", write_config(folder, "engine")])
     assert "asks for FSDP" in capsys.readouterr().err
+
+
+def test_inspect_data_shows_samples_and_counts(folder, capsys):
+    dispatch(["inspect-data", "--config", write_config(folder, "inspected"), "--samples", "2"])
+    shown = capsys.readouterr().out
+    assert "def f" in shown
+    assert "text.jsonl" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect"], ["inspect-data", "--config", "nowhere.yaml"], ["inspect-data", "--what"]]
+)
+def test_wrong_commands_end_in_a_sentence(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        dispatch(arguments)
+    assert stop.value.code in (1, 2)
+    assert "error" in capsys.readouterr().err
