@@ -1,4 +1,4 @@
-"""Every `>>>` example in the library runs and says what it shows; a module that cannot be imported fails here."""
+"""Every `>>>` example in the code runs and says what it shows; a module that cannot be imported fails here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
 import heads
+import train
+
+PACKAGES = (heads, train, benchmarks)
 
 
 def modules_with_examples() -> list[str]:
-    names = ["heads", *(module.name for module in pkgutil.walk_packages(heads.__path__, "heads.", onerror=fail))]
+    names = [package.__name__ for package in PACKAGES]
+    for package in PACKAGES:
+        found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=fail)
+        names += [module.name for module in found]
     return [name for name in names if ">>>" in source(name)]
 
 
@@ -36,4 +43,5 @@ def test_examples(name):
 
 
 def test_the_core_has_examples():
-    assert {"heads.backbone", "heads.masks", "heads.decoding.tree", "heads.families"} <= set(modules_with_examples())
+    core = {"heads.backbone", "heads.masks", "heads.decoding.tree", "heads.families", "train.targets", "train.losses"}
+    assert core <= set(modules_with_examples())
