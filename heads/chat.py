@@ -128,6 +128,25 @@ def say_once(sentence: str) -> None:
     logger.warning(sentence)
 
 
+def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a chat up to where the assistant's answer begins.
+
+    Raises:
+        ValueError: the template refuses the messages.
+    """
+    try:
+        return list(
+            tokenizer.apply_chat_template(
+                list(messages), chat_template=template, add_generation_prompt=True, return_dict=True
+            )["input_ids"]
+        )
+    except jinja2.TemplateError as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise ValueError(
+            f"The chat template refuses turns of {roles} ({error}); give turns that the template knows."
+        ) from None
+
+
 def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> str:
     """Jinja source of "vicuna", of a file, or of the tokenizer itself (vicuna, said once, where it has none)."""
     if chat_template is None and not tokenizer.chat_template:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from heads.interface import TokenHeads
 FORMAT_VERSION = 1
 TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
 FINGERPRINT_ROWS = 64
+NEEDED = ("format_version", "family", "config", "backbone", "sha256")
 
 
 def save(
@@ -123,14 +125,64 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
         ) from None
-    missing = {"format_version", "family", "config", "backbone", "sha256"} - set(description)
+    missing = set(NEEDED) - set(description if isinstance(description, dict) else ())
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is no description of heads.")
+    check_kind(path, "format_version", description["format_version"], "an int")
     if description["format_version"] > FORMAT_VERSION:
         raise ValueError(
             f"{path} has format version {description['format_version']}; this version reads up to {FORMAT_VERSION}."
         )
+    check_description(path, description)
     return description
+
+
+def check_description(path: Path, description: dict[str, Any]) -> None:
+    """Every field is of the type that `save` writes, and the config is one that the family takes."""
+    for field, kind in {"family": "a text", "sha256": "a text", "config": "an object", "backbone": "an object"}.items():
+        check_kind(path, field, description[field], kind)
+    backbone = description["backbone"]
+    kinds = {"name": "a text", "hidden_size": "an int", "vocab_size": "an int", "embedding_fingerprint": "numbers"}
+    for field, kind in kinds.items():
+        check_kind(path, f"backbone.{field}", backbone.get(field), kind)
+    if description.get("recipe") is not None:
+        check_kind(path, "recipe", description["recipe"], "an object")
+    try:
+        config = build_config(description["family"], **description["config"])
+    except ValueError as error:
+        raise ValueError(f"{path} describes heads that cannot be built: {error}") from None
+    if description.get("measured_accuracy") is not None:
+        check_accuracy(path, description["measured_accuracy"], config.num_heads)
+
+
+def check_accuracy(path: Path, accuracy: Any, num_heads: int) -> None:
+    kind = f"null or {num_heads} equally long lists of numbers, one for each head"
+    rows = accuracy if isinstance(accuracy, list) else []
+    if (
+        len(rows) != num_heads
+        or not all(are_numbers(row) and row for row in rows)
+        or len({len(row) for row in rows}) != 1
+    ):
+        raise ValueError(f"{path} has no usable measured_accuracy; expected is {kind}: save or copy the heads again.")
+
+
+def check_kind(path: Path, field: str, value: Any, kind: str) -> None:
+    fits = {
+        "an int": isinstance(value, int) and not isinstance(value, bool),
+        "a text": isinstance(value, str),
+        "an object": isinstance(value, dict),
+        "numbers": are_numbers(value),
+    }
+    if not fits[kind]:
+        given = value if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+        expected = "a list of numbers" if kind == "numbers" else kind
+        raise ValueError(f"{path} has {given!r} as {field}; expected is {expected}: save or copy the heads again.")
+
+
+def are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number) for number in value
+    )
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
@@ -161,9 +213,10 @@ def check_backbone(description: dict[str, Any], backbone: Backbone, folder: str 
                 f"The heads in {folder} belong to {wanted['name']} with {key} {wanted[key]}; the given backbone "
                 f"{found['name']} has {found[key]}. Load the heads on their own backbone."
             )
-    pairs = list(zip(wanted["embedding_fingerprint"], found["embedding_fingerprint"], strict=True))
+    one, other = wanted["embedding_fingerprint"], found["embedding_fingerprint"]
+    pairs = zip(one, other, strict=False)
     # bfloat16 keeps 8 bits of a number, so one value in two dtypes differs by up to 2^-8 of itself.
-    if any(abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in pairs):
+    if len(one) != len(other) or any(abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in pairs):
         raise ValueError(
             f"The heads in {folder} belong to {wanted['name']}; the embedding of the given backbone {found['name']} is "
             f"another one, though its sizes fit. Load the heads on their own backbone."

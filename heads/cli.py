@@ -22,7 +22,7 @@ from heads.conversation import Conversation, converse
 from heads.decoding.lookup import MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
-from heads.evaluation.prompts import default_prompts, read_prompts
+from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 from heads.evaluation.report import draw_speed_blocks
 from heads.evaluation.tables import measure, speed_table, write_json
 from heads.info import accuracy_table, describe, facts_table
@@ -177,6 +177,7 @@ def benchmark(
         if prompts is None
         else read_prompts(prompts, opened.tokenizer, num_prompts, prompt_tokens)
     )
+    check_length(opened.model, found, new_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
     methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)

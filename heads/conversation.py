@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.chat import choose_template
+from heads.chat import choose_template, encode_chat
 from heads.speaking import Speaker, Spoken
 
 PROMPT = "> "
@@ -35,9 +35,7 @@ class Conversation:
         return spoken
 
     def encode(self, messages: list[dict[str, Any]]) -> Tensor:
-        tokens = self.speaker.tokenizer.apply_chat_template(
-            messages, chat_template=self.template, add_generation_prompt=True, return_dict=True
-        )["input_ids"]
+        tokens = encode_chat(self.speaker.tokenizer, self.template, messages)
         return torch.tensor([tokens], dtype=torch.long, device=self.speaker.model.device)
 
 

@@ -13,6 +13,7 @@ Trainer, decoder and checkpoints know this contract and never a family. The conf
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,12 @@ class TokenHeads(nn.Module):
     @property
     def num_heads(self) -> int:
         return self.config.num_heads
+
+    def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
+        """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
+        if all(p.dtype == dtype for p in self.parameters()):
+            return self
+        return copy.deepcopy(self, {id(self.backbone): self.backbone}).to(dtype)
 
     @property
     def family(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.quantizers.auto import AutoQuantizationConfig
 
@@ -19,7 +20,7 @@ class BackboneConfig:
 
     Attributes:
         name_or_path: a folder with a Hugging Face model, or a name on the hub.
-        revision: branch, tag or commit on the hub.
+        revision: branch, tag or commit on the hub, of the backbone and of its own tokenizer.
         dtype: of the weights once loaded; "auto" is the checkpoint's on an accelerator and float32 on a CPU.
         attn_implementation: "sdpa" or "eager"; others cannot take the mask of a token tree. None lets the model choose.
         trust_remote_code: run modelling code that lies beside the weights. Off unless you know whose code it is.
@@ -47,6 +48,10 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
     Raises:
         ValueError: the folder or name holds no causal LM, or a setting does not fit it; says which.
     """
+    if config.random_weights and config.quantization:
+        raise ValueError(
+            "random_weights and quantization were both given; quantization is of weights that exist: give one of them."
+        )
     kwargs: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     dtype = resolve_dtype(config.dtype, device)
     if config.attn_implementation:
@@ -58,8 +63,8 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
             model_config = AutoConfig.from_pretrained(
                 config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
             )
-            attention = {k: v for k, v in kwargs.items() if k == "attn_implementation"}
-            model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **attention)
+            kwargs.pop("revision")  # of the config, which is read
+            model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **kwargs)
         else:
             model = AutoModelForCausalLM.from_pretrained(config.name_or_path, dtype=dtype, **kwargs)
     if config.gradient_checkpointing:
@@ -70,9 +75,10 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
 def load_tokenizer(config: BackboneConfig) -> Any:
     """The backbone's tokenizer, padding on the left as decoding needs it."""
     source = config.tokenizer or config.name_or_path
+    revision = config.revision if source == config.name_or_path else None
     with explained(source):
         return AutoTokenizer.from_pretrained(
-            source, revision=config.revision, trust_remote_code=config.trust_remote_code, padding_side="left"
+            source, revision=revision, trust_remote_code=config.trust_remote_code, padding_side="left"
         )
 
 
@@ -83,6 +89,11 @@ def read_vocab_size(config: BackboneConfig) -> int:
             config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     return int(found.get_text_config().vocab_size)
+
+
+def max_positions(model: Any) -> int | None:
+    """The longest text that a model takes, in tokens; None where its config does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def resolve_dtype(dtype: Dtype, device: torch.device | str | None) -> Any:
@@ -102,7 +113,7 @@ class explained:  # noqa: N801 - reads as a phrase: `with explained(name): load(
         return None
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if not isinstance(error, OSError | ValueError | ImportError | KeyError):
+        if not isinstance(error, OSError | ValueError | ImportError | KeyError | SafetensorError):
             return
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         kind = "folder" if Path(self.name).is_dir() else "folder or hub name"

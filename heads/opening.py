@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from heads.backbone import Backbone
-from heads.checkpoint import load, read_description
+from heads.checkpoint import DESCRIPTION, load, read_description
 from heads.interface import TokenHeads
 from heads.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
 
@@ -29,19 +29,23 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
     """Load heads and the backbone that they belong to, once for all of them, on an accelerator if there is one.
 
     Args:
-        backbone: folder or hub name; where it is not given, what the first folder's heads.json names.
+        backbone: folder or hub name, loaded as it is; where it is not given, the one that the first folder's heads.json
+            names, with the revision, tokenizer, attention and quantization that the heads were trained with.
 
     Raises:
         ValueError: no heads there, a backbone that is not found, or heads that belong to another one.
     """
-    source = backbone or find_backbone(folders[0])
     for folder in folders:
         read_description(folder)  # before the backbone is loaded: a wrong folder is told at once
-    config = BackboneConfig(name_or_path=source, dtype=dtype)
-    model = load_backbone(config, "cuda" if torch.cuda.is_available() else "cpu")
+    if backbone is None:
+        config = recorded_backbone(folders[0], dtype)
+        model = load_recorded(config, folders[0])
+    else:
+        config = BackboneConfig(name_or_path=backbone, dtype=dtype)
+        model = load_backbone(config, default_device())
     wrapped = Backbone(model)
     token_heads = {name: load(folder, wrapped) for name, folder in zip(name_folders(folders), folders, strict=True)}
-    return Opened(model=model, tokenizer=load_tokenizer(config), source=source, token_heads=token_heads)
+    return Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
 
 
 def find_backbone(folder: str | Path) -> str:
@@ -49,9 +53,58 @@ def find_backbone(folder: str | Path) -> str:
 
     checkpoints/demo/grounded names checkpoints/demo/base; from elsewhere ../base beside the heads is found.
     """
-    name = str(read_description(folder)["backbone"]["name"])
+    return find_beside(read_description(folder)["backbone"]["name"], folder)
+
+
+def find_beside(name: str, folder: str | Path) -> str:
+    """A folder as it is named, or beside the folder of heads if it is not here; else the name, for the hub."""
     beside = Path(folder).resolve().parent / Path(name).name
     return str(beside) if not Path(name).is_dir() and beside.is_dir() else name
+
+
+def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
+    """The backbone as the heads were trained on it. Code beside its weights is never run on a file's word.
+
+    Raises:
+        ValueError: a field of the recipe is of another type than it was written with.
+    """
+    recorded = recorded_fields(folder)
+    kinds = {"revision": str, "tokenizer": str, "attn_implementation": str, "quantization": dict}
+    for name, kind in kinds.items():
+        if not isinstance(recorded.get(name), kind | None):
+            raise ValueError(
+                f"{Path(folder) / DESCRIPTION} has {recorded[name]!r} as recipe.config.backbone.{name}; a "
+                f"{kind.__name__} or null is expected: mend the file or name a backbone."
+            )
+    kept: dict[str, Any] = {name: recorded.get(name) for name in kinds}
+    if kept["tokenizer"] is not None:
+        kept["tokenizer"] = find_beside(kept["tokenizer"], folder)
+    return BackboneConfig(name_or_path=find_backbone(folder), dtype=dtype, **kept)
+
+
+def recorded_fields(folder: str | Path) -> dict[str, Any]:
+    """recipe.config.backbone of heads.json; nothing where it was not recorded."""
+    fields: Any = read_description(folder)
+    for name in ("recipe", "config", "backbone"):
+        fields = fields.get(name) if isinstance(fields, dict) else None
+    return fields if isinstance(fields, dict) else {}
+
+
+def load_recorded(config: BackboneConfig, folder: str | Path) -> Any:
+    """The backbone; where it needs code that is not run unasked, the error says how to go on."""
+    try:
+        return load_backbone(config, default_device())
+    except ValueError as error:
+        if recorded_fields(folder).get("trust_remote_code") is not True:
+            raise
+        raise ValueError(
+            f"{error} The heads were trained with trust_remote_code: if you trust that code, load the backbone in "
+            f"Python with BackboneConfig(name_or_path={config.name_or_path!r}, trust_remote_code=True)."
+        ) from error
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def name_folders(folders: Sequence[str | Path]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heads.decoding.generate import generate
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.loading import max_positions
 from heads.streaming import TextStream
 
 DRAFTED, RESET = "\x1b[32m", "\x1b[0m"
@@ -114,7 +115,7 @@ class Speaker:
         sys.stdout.flush()
 
     def check_length(self, prompt_tokens: int) -> None:
-        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max_positions(self.model)
         if prompt_tokens == 0:
             raise ValueError("The prompt has no tokens; give at least one word.")
         if longest is not None and prompt_tokens + self.new_tokens > longest:

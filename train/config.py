@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import math
 import re
 import sys
@@ -22,6 +23,7 @@ from jsonargparse import ArgumentParser, Namespace
 from transformers import TrainingArguments
 
 from heads.data import DataConfig
+from heads.decoding.tree import MAX_NODES
 from heads.families import build_config
 from heads.loading import BackboneConfig
 
@@ -40,6 +42,21 @@ SET_BY_HEADWAY = {
     "seed",
     "data_seed",
     "remove_unused_columns",
+}
+
+
+NOT_HERE = {
+    "optim": "the optimizer is AdamW with the fields of `optimizer`",
+    "optim_args": "the optimizer is AdamW with the fields of `optimizer`",
+    "label_smoothing_factor": "the loss has hard labels",
+    "label_names": "labels are made from tokens and masks",
+    "gradient_checkpointing": "set backbone.gradient_checkpointing",
+    "gradient_checkpointing_kwargs": "set backbone.gradient_checkpointing",
+    "fsdp": "engines are chosen by the launch file; this version trains in one process or with DDP",
+    "fsdp_config": "engines are chosen by the launch file; this version trains in one process or with DDP",
+    "deepspeed": "engines are chosen by the launch file; this version trains in one process or with DDP",
+    "load_best_model_at_end": "the best heads are kept in best/ beside the last",
+    "metric_for_best_model": "heads are judged by tokens per pass",
 }
 
 
@@ -72,6 +89,16 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
 
+    def check(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"optimizer.{name}={getattr(self, name)} was given; allowed are 0 up to 1 (1 excluded)."
+                )
+        for name in ("eps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name}={getattr(self, name)} was given; allowed are 0 and more.")
+
 
 @dataclass(kw_only=True)
 class EvaluationConfig:
@@ -91,13 +118,21 @@ class EvaluationConfig:
     new_tokens: int = 64
     tree_nodes: int = 16
 
+    def check(self) -> None:
+        least = {"every_steps": 0, "num_prompts": 1, "prompt_tokens": 1, "new_tokens": 1, "tree_nodes": 2}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"evaluation.{name}={getattr(self, name)} was given; allowed are {lowest} and more.")
+        if self.tree_nodes > MAX_NODES:
+            raise ValueError(f"evaluation.tree_nodes={self.tree_nodes} was given; allowed are up to {MAX_NODES}.")
+
 
 @dataclass(kw_only=True)
 class TrainConfig:
     """One run of the trainer.
 
     Attributes:
-        output_dir: folder of the run: `last/` and `best/` heads, metrics.jsonl, report.png, checkpoints for --resume.
+        output_dir: folder of the run: `last/` and `best/` heads, metrics.jsonl, checkpoints for --resume.
         backbone: the causal LM.
         data: training and held-out rows.
         family: the kind of heads (`medusa`, `grounded`); null trains the backbone alone.
@@ -114,7 +149,7 @@ class TrainConfig:
         save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 keeps none.
         save_dtype: of the saved heads.
         resume: continue from the last checkpoint in output_dir.
-        seed: of data order, initial weights and dropout.
+        seed: of initial weights and the order of blocks; data.seed orders and mixes the documents in them.
     """
 
     output_dir: str
@@ -163,8 +198,18 @@ class TrainConfig:
             known = ("jsonl", "tensorboard", "wandb")
             if name not in known:
                 raise ValueError(f"report_to has {name!r}; allowed are {', '.join(known)}.{nearest(name, known)}")
+            if name != "jsonl" and importlib.util.find_spec(name) is None:
+                raise ValueError(
+                    f"report_to has {name!r}, which is not installed; pip install {name}, or leave it out."
+                )
         if self.save_dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"save_dtype={self.save_dtype!r} was given; allowed are float32, bfloat16, float16.")
+        self.optimizer.check()
+        self.evaluation.check()
+        if self.save_every_steps < 0:
+            raise ValueError(
+                f"save_every_steps={self.save_every_steps} was given; give steps, or 0 for no checkpoints."
+            )
         check_trainer_fields(self.trainer)
 
 
@@ -174,12 +219,24 @@ def check_rate(name: str, rate: float | None) -> None:
 
 
 def check_trainer_fields(fields: dict[str, Any]) -> None:
-    known = [f.name for f in dataclasses.fields(TrainingArguments)]
+    defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
+    known = list(defaults)
     for name in fields:
         if name in SET_BY_HEADWAY:
             raise ValueError(f"trainer.{name} has a field of its own in the run's config; remove it from `trainer`.")
         if name not in known:
             raise ValueError(f"trainer.{name} is no field of transformers.TrainingArguments.{nearest(name, known)}")
+        if name in NOT_HERE:
+            raise ValueError(f"trainer.{name} has no effect here and is refused: {NOT_HERE[name]}.")
+        check_type(name, fields[name], defaults[name])
+
+
+def check_type(name: str, value: Any, default: Any) -> None:
+    """A field whose default is a number or a switch takes the same kind."""
+    wanted = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, int | float) else None
+    right = isinstance(value, bool) if wanted == "true or false" else isinstance(value, int | float)
+    if wanted is not None and not right:
+        raise ValueError(f"trainer.{name} takes {wanted}; {value!r} was given.")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,27 +19,32 @@ from train.targets import labels_at, supervised_rows
 
 @torch.no_grad()
 def evaluate(
-    model: TrainedModel, batches: Iterable[dict[str, Tensor]], config: EvaluationConfig, accelerator: Any
+    model: TrainedModel,
+    blocks: Any,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    batch_size: int,
+    config: EvaluationConfig,
+    accelerator: Any,
 ) -> dict[str, float]:
     """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
 
-    The heads' measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
+    Every block and every prompt is measured by exactly one process. The heads' measured accuracy by rank is stored in
+    them, so that the tree grows from it here and after loading.
     """
     was_training = model.training
     model.eval()
     meters = [HeadAccuracy() for _ in range(model.num_heads + 1)]
-    prompts: list[Tensor] = []
-    for batch in batches:
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        measure(model, batch, meters)
-        prompts += list(batch["input_ids"][:, : config.prompt_tokens])
+    mine = range(accelerator.process_index, len(blocks), accelerator.num_processes)
+    for start in range(0, len(mine), batch_size):
+        batch = collate([blocks[i] for i in mine[start : start + batch_size]])
+        measure(model, {name: tensor.to(accelerator.device) for name, tensor in batch.items()}, meters)
     meters = [add_over_processes(meter, accelerator) for meter in meters]
     found = {f"backbone_{name}": getattr(meters[0], name) for name in ("loss", "top1", "top5")}
     for k, meter in enumerate(meters[1:], start=1):
         found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
     if model.token_heads is not None:
         model.token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
-        found["tokens_per_pass"] = tokens_per_pass(model.token_heads, spread(prompts, config.num_prompts), config)
+        found["tokens_per_pass"] = measure_decoding(model.token_heads, blocks, config, accelerator)
     model.train(was_training)
     return found
 
@@ -70,22 +75,28 @@ def add_over_processes(meter: HeadAccuracy, accelerator: Any) -> HeadAccuracy:
     return HeadAccuracy.from_sums(accelerator.reduce(sums, reduction="sum").tolist())
 
 
-def spread(prompts: list[Tensor], count: int) -> list[Tensor]:
-    """`count` prompts spread evenly over all.
+def spread(total: int, count: int) -> list[int]:
+    """`count` numbers spread evenly below `total`.
 
-    >>> spread([0, 1, 2, 3, 4, 5], 2)
-    [0, 3]
+    >>> spread(6, 2), spread(2, 5)
+    ([0, 3], [0, 1])
     """
-    if count >= len(prompts):
-        return prompts
-    return [prompts[i * len(prompts) // count] for i in range(count)]
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
 
 
-def tokens_per_pass(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> float:
-    """Tokens emitted for each backbone pass over the prompts, greedy, with the default tree."""
-    if not prompts:
-        return 0.0
-    decoding = TreeDecoding(token_heads, tree=config.tree_nodes)
+def measure_decoding(token_heads: TokenHeads, blocks: Any, config: EvaluationConfig, accelerator: Any) -> float:
+    """Tokens per pass over prompts from the starts of held-out blocks, each decoded by one process."""
+    chosen = spread(len(blocks), config.num_prompts)[accelerator.process_index :: accelerator.num_processes]
+    prompts = [torch.tensor(blocks[i]["input_ids"][: config.prompt_tokens], device=accelerator.device) for i in chosen]
+    counts = torch.tensor(count_decoding(token_heads, prompts, config), device=accelerator.device)
+    tokens, passes = accelerator.reduce(counts, reduction="sum").tolist()
+    return tokens / max(1, passes)
+
+
+def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> tuple[int, int]:
+    """Tokens emitted and backbone passes over the prompts: greedy, by the decoder and in the dtype that ship."""
+    decoding = TreeDecoding(token_heads.in_dtype(token_heads.backbone.dtype), tree=config.tree_nodes)
     model = token_heads.backbone.model
     tokens = passes = 0
     for prompt_T in prompts:
@@ -99,4 +110,4 @@ def tokens_per_pass(token_heads: TokenHeads, prompts: list[Tensor], config: Eval
         )
         tokens += output.stats.tokens
         passes += output.stats.row_passes
-    return tokens / max(1, passes)
+    return tokens, passes

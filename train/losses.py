@@ -51,10 +51,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         wanted = [ctx.needs_input_grad[0], *ctx.needs_input_grad[4:]]
         hidden_grad_RD = torch.zeros_like(hidden_RD) if wanted[0] else None
         tensor_grads = [torch.zeros_like(t) if needs else None for t, needs in zip(tensors, wanted[1:], strict=True)]
+        # Made once: under autocast each new leaf would leave its cast in autocast's cache until the step ends.
+        leaves = [t.detach().requires_grad_(needs) for t, needs in zip(tensors, wanted[1:], strict=True)]
         total = torch.zeros((), dtype=torch.float32, device=hidden_RD.device)
         for start in range(0, len(hidden_RD), chunk_rows):
             rows = slice(start, start + chunk_rows)
-            loss, hidden_grad, grads = _chunk(projection, hidden_RD[rows], labels_R[rows], tensors, wanted)
+            loss, hidden_grad, grads = _chunk(projection, hidden_RD[rows], labels_R[rows], leaves, wanted)
             total += loss
             if hidden_grad_RD is not None:
                 assert hidden_grad is not None
@@ -72,14 +74,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(
-    projection: Projection, hidden_CD: Tensor, labels_C: Tensor, tensors: tuple[Tensor, ...], wanted: list[bool]
+    projection: Projection, hidden_CD: Tensor, labels_C: Tensor, leaves: list[Tensor], wanted: list[bool]
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """One chunk's loss and its gradients for the hidden states and the tensors that want one."""
     if not any(wanted):
         return plain_cross_entropy(projection, hidden_CD, labels_C), None, []
     with torch.enable_grad():
         hidden_CD = hidden_CD.detach().requires_grad_(wanted[0])
-        leaves = [t.detach().requires_grad_(needs) for t, needs in zip(tensors, wanted[1:], strict=True)]
         loss = plain_cross_entropy(_rebuild(projection, leaves), hidden_CD, labels_C)
         sources = ([hidden_CD] if wanted[0] else []) + [leaf for leaf in leaves if leaf.requires_grad]
         grads = list(torch.autograd.grad(loss, sources))

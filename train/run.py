@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import IntervalStrategy, get_last_checkpoint
 
 from heads import checkpoint
 from heads.backbone import Backbone
@@ -42,7 +43,7 @@ def explain_errors(action: Callable[[], Any]) -> None:
     except (ValueError, OSError) as error:
         if os.environ.get("HEADWAY_TRACEBACK") == "1":
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(1)
 
 
@@ -50,14 +51,17 @@ def run(config: TrainConfig) -> Path:
     """Train and save; returns the folder of the run."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers.logging.set_verbosity_warning()
+    refuse_old_checkpoints(config)
+    arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
     logger.info(describe_engine())
     set_seed(config.seed)
-    arguments = training_arguments(config)  # first: it decides on the device
     tokenizer = load_tokenizer(config.backbone)
     model = build_model(config, arguments.device)
     with arguments.main_process_first(desc="tokenising"):  # one process fills the cache, the others read it
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
+    if data.eval is None:
+        skip_evaluation(arguments)
     trainer = build_trainer(config, arguments, model, tokenizer, data)
     describe_run(trainer, data)
     trainer.train(resume_from_checkpoint=last_checkpoint(config))
@@ -109,7 +113,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
         "save_total_limit": 2,
     }
     try:
-        return TrainingArguments(
+        arguments = TrainingArguments(
             output_dir=config.output_dir,
             learning_rate=config.rates.heads if config.family is not None else config.rates.base,
             report_to=[name for name in config.report_to if name != "jsonl"],
@@ -118,6 +122,10 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
             seed=config.seed,
             **(fields | config.trainer),
         )
+        if arguments.n_gpu > 1:
+            logger.warning("%d GPUs are here and one process: one GPU is used; see launch/ddp.yaml.", arguments.n_gpu)
+            arguments._n_gpu = 1  # nn.DataParallel would scatter the label counts
+        return arguments
     except TypeError as error:
         raise ValueError(f"A field of `trainer` has a value of the wrong type: {error}") from error
 
@@ -126,8 +134,6 @@ def build_trainer(
     config: TrainConfig, arguments: TrainingArguments, model: TrainedModel, tokenizer: Any, data: PackedData
 ) -> HeadsTrainer:
     metrics = Path(config.output_dir) / "metrics.jsonl"
-    if not config.resume and metrics.exists():
-        metrics.unlink()  # a new run in an old folder starts a new record
     return HeadsTrainer(
         config=config,
         recipe=recipe(config),
@@ -136,8 +142,28 @@ def build_trainer(
         train_dataset=data.train,
         eval_dataset=data.eval,
         processing_class=tokenizer,
-        callbacks=[JsonLines(metrics)] if "jsonl" in config.report_to else [],
+        callbacks=[JsonLines(metrics, goes_on=config.resume)] if "jsonl" in config.report_to else [],
     )
+
+
+def refuse_old_checkpoints(config: TrainConfig) -> None:
+    """Checkpoints of an earlier run would be rotated and resumed from as if they were this run's.
+
+    Raises:
+        ValueError: a new run in a folder that holds checkpoints.
+    """
+    old = sorted(path.name for path in Path(config.output_dir).glob("checkpoint-*"))
+    if old and not config.resume:
+        raise ValueError(
+            f"output_dir {config.output_dir} holds {', '.join(old)} of an earlier run; add --resume true to go on with "
+            f"it, remove them, or give another output_dir."
+        )
+
+
+def skip_evaluation(arguments: TrainingArguments) -> None:
+    logger.warning("No held-out data: nothing is evaluated; set data.eval or data.eval_fraction to measure the heads.")
+    arguments.eval_strategy = IntervalStrategy.NO
+    arguments.eval_on_start = False
 
 
 def last_checkpoint(config: TrainConfig) -> str | None:
@@ -174,7 +200,21 @@ def finish(trainer: HeadsTrainer) -> None:
         evaluated = [entry for entry in trainer.state.log_history if "eval_backbone_loss" in entry]
         at_last_step = evaluated and evaluated[-1]["step"] == trainer.state.global_step
         measured |= evaluated[-1] if at_last_step else trainer.evaluate()
-    trainer.save_heads("last", measured)
+    save_last(trainer, measured)
     folder = Path(trainer.args.output_dir)
     best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"
     logger.info(f"saved in {folder / 'last'}{best if trainer.best_tokens_per_pass else ''}")
+
+
+def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
+    """The run's result. Where its folder cannot be written, it goes to a temporary one and the error says where.
+
+    Raises:
+        OSError: the folder could not be written.
+    """
+    try:
+        trainer.save_heads("last", measured)
+    except OSError as error:
+        elsewhere = tempfile.mkdtemp(prefix="headway-")
+        trainer.save_heads(elsewhere, measured)  # an absolute path: the run's folder does not come before it
+        raise OSError(f"{error} What was trained lies in {elsewhere}.") from error

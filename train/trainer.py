@@ -6,13 +6,16 @@ The rest (accumulation, schedulers, resume, logging, DDP) is the library's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model
 from torch import Tensor
 from transformers import Trainer, TrainerCallback
@@ -50,7 +53,7 @@ class HeadsTrainer(Trainer):
         self.recipe = recipe
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
-        self.best_tokens_per_pass = 0.0
+        self.best_tokens_per_pass = best_so_far(config) if config.resume else 0.0
         self._loss_sums_K: Tensor | None = None
         self._counts_K: Tensor | None = None
 
@@ -82,7 +85,7 @@ class HeadsTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _remember(self, sums_K: Tensor, counts_K: Tensor | None) -> None:
-        counts_K = torch.ones_like(sums_K) if counts_K is None else counts_K / self.args.gradient_accumulation_steps
+        counts_K = torch.ones_like(sums_K) if counts_K is None else counts_K / self.current_gradient_accumulation_steps
         self._loss_sums_K = sums_K if self._loss_sums_K is None else self._loss_sums_K + sums_K
         self._counts_K = counts_K if self._counts_K is None else self._counts_K + counts_K
 
@@ -117,14 +120,15 @@ class HeadsTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
-        dataloader = self.get_eval_dataloader(eval_dataset)
-        found = evaluate(self.model, dataloader, self.config.evaluation, self.accelerator)
+        blocks = self.eval_dataset if eval_dataset is None else eval_dataset
+        batch_size = self.args.per_device_eval_batch_size
+        found = evaluate(self.model, blocks, collate, batch_size, self.config.evaluation, self.accelerator)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass:
             self.best_tokens_per_pass = found["tokens_per_pass"]
-            self.save_heads("best", {"step": self.state.global_step, **found})
+            self._save_best({"step": self.state.global_step, **found})
         return metrics
 
     # ---- saving and resuming
@@ -134,9 +138,17 @@ class HeadsTrainer(Trainer):
         if self.args.should_save:
             self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
 
+    def _save_best(self, measured: dict[str, Any]) -> None:
+        """The best heads are a convenience: a disk that is full for the moment does not end the run."""
+        try:
+            self.save_heads("best", measured)
+        except OSError as error:
+            logger.warning("The best heads so far were not saved: %s Training goes on.", error)
+
     def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
         if self.token_heads is None:
-            self.model.model.save_pretrained(folder)
+            state = {name: tensor.to(dtype) for name, tensor in self.model.model.state_dict().items()}
+            self.model.model.save_pretrained(folder, state_dict=state)
             self.processing_class.save_pretrained(folder)
         else:
             checkpoint.save(self.token_heads, folder, dtype=dtype, recipe=self.recipe | {"measured": measured})
@@ -148,26 +160,57 @@ class HeadsTrainer(Trainer):
         """A checkpoint that cannot be written costs itself, not the run."""
         try:
             super()._save_checkpoint(*args, **kwargs)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             shutil.rmtree(folder, ignore_errors=True)
             logger.warning("No checkpoint at step %d: %s Training goes on.", self.state.global_step, error)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        if self.token_heads is None:
-            load_model(self.model.model, folder / "model.safetensors")
-            return
-        tensors = load_file(folder / checkpoint.TENSORS)
+        with explained_damage(folder):
+            if self.token_heads is None:
+                load_model(self.model.model, folder / "model.safetensors")
+                return
+            tensors = load_file(folder / checkpoint.TENSORS)
         checkpoint.check_tensors(tensors, self.token_heads.state_dict(), folder)
         self.token_heads.load_state_dict(tensors)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with explained_damage(Path(checkpoint or "")):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+
+@contextlib.contextmanager
+def explained_damage(folder: Path) -> Iterator[None]:
+    """What a file that was cut short raises, as a sentence."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError, EOFError, FileNotFoundError) as error:
+        raise ValueError(
+            f"{folder} cannot be resumed from, a file in it is missing or cut short ({error}); remove that folder and "
+            f"resume from the checkpoint before it."
+        ) from error
+
+
+def best_so_far(config: TrainConfig) -> float:
+    """Tokens per pass of the heads in best/, for a run that goes on."""
+    folder = Path(config.output_dir) / "best"
+    if not (folder / checkpoint.DESCRIPTION).is_file():
+        return 0.0
+    measured = checkpoint.read_description(folder)["recipe"].get("measured", {})
+    return float(measured.get("tokens_per_pass", 0.0))
 
 
 class JsonLines(TrainerCallback):
     """`report_to: [jsonl]`: every log as one line of metrics.jsonl."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, goes_on: bool) -> None:
         self.path = path
+        self.goes_on = goes_on
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and not self.goes_on:
+            self.path.unlink(missing_ok=True)  # a new run in an old folder starts a new record
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:

@@ -8,6 +8,7 @@ with that token's own prefix, just as plain generation calls them for a batch of
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,20 @@ REFUSED_PROCESSORS = {
     "EncoderNoRepeatNGramLogitsProcessor": "it keeps the prompts of the whole batch",
     "SynthIDTextWatermarkLogitsProcessor": "it keeps a state between calls",
     "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",
+}
+UNDERSTOOD = {
+    "attention_mask",
+    "position_ids",  # check_positions
+    "token_type_ids",  # refuse_unknown
+    "past_key_values",
+    "use_cache",  # a matter of speed: the text is the same
+    "cache_position",
+    "logits_to_keep",
+    "num_logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
 }
 
 
@@ -109,6 +124,44 @@ def read_request(
         keep_logits=bool(config.output_logits and config.return_dict_in_generate),
         as_dict=bool(config.return_dict_in_generate),
     )
+
+
+def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
+    """`generate` always prepares positions; others than those of the mask were given by the caller.
+
+    Positions of padding do not matter: nothing attends to it.
+
+    Raises:
+        ValueError: positions that do not count each row's tokens from 0.
+    """
+    if position_ids is None:
+        return
+    expected_BL = valid_BL.long().cumsum(dim=1) - 1
+    try:
+        differs = (position_ids.to(valid_BL.device) != expected_BL) & valid_BL
+    except RuntimeError:  # a shape that does not go with the tokens
+        differs = valid_BL
+    if bool(differs.any()):
+        raise ValueError(
+            f"position_ids of shape {tuple(position_ids.shape)} were given that do not count each row's tokens from 0; "
+            f"multi-token decoding knows no other positions: leave position_ids out or decode with plain generate."
+        )
+
+
+def refuse_unknown(model: Any, model_kwargs: dict[str, Any]) -> None:
+    """Inputs that plain generation would hand to the backbone and a tree pass would not."""
+    unknown = {name for name, value in model_kwargs.items() if value is not None} - UNDERSTOOD
+    types = model_kwargs.get("token_type_ids")
+    # GPT-2 and its kin add an embedding for type 0 too; others use types for images, and a text of type 0 has none.
+    if types is not None and (
+        bool(types.any()) or "token_type_ids" in inspect.signature(model.get_decoder().forward).parameters
+    ):
+        unknown.add("token_type_ids")
+    if unknown:
+        raise ValueError(
+            f"generate was given {', '.join(sorted(unknown))}, which multi-token decoding does not hand to the "
+            f"backbone; leave it out or decode with plain generate."
+        )
 
 
 def refuse(

@@ -19,7 +19,7 @@ from heads.backbone import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.acceptance import best_at_nodes, walk
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.lookup import Lookup, check_lookup
-from heads.decoding.request import Request, Row, read_request
+from heads.decoding.request import Request, Row, check_positions, read_request, refuse_unknown
 from heads.decoding.stats import DecodingOutput, DecodingStats
 from heads.decoding.tree import TYPICAL_ACCURACY, Shape, Tree, grow_tree, read_tree
 from heads.interface import TokenHeads
@@ -74,7 +74,9 @@ class TreeDecoding:
         request = read_request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
         )
+        refuse_unknown(model, model_kwargs)
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
+        check_positions(model_kwargs.get("position_ids"), valid_BT)
         return Run(self, request, streamer).decode(input_ids, valid_BT)
 
     def index(self, batch: int, device: torch.device, *, chained: bool) -> TreeIndex:

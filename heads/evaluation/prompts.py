@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.chat import choose_template, read_turn
+from heads.chat import choose_template, encode_chat, read_turn
 from heads.corpora import load_heldout_files, stdlib_documents
+from heads.loading import max_positions
 
 Prompt = str | list[dict[str, Any]]
 """A text, or the messages of a chat."""
@@ -42,7 +43,10 @@ def read_prompts(
     if not path.is_file():
         raise ValueError(f"The file of prompts {path} does not exist; give a .txt or .jsonl file.")
     found = readers[path.suffix](path)[:count]
-    prompts = [encode(prompt, tokenizer)[:, :max_tokens] for prompt in found]
+    prompts = [
+        encode_numbered(prompt, tokenizer, f"Prompt {number} of {path}")[:, :max_tokens]
+        for number, prompt in enumerate(found, start=1)
+    ]
     if not prompts or any(prompt_1T.shape[1] == 0 for prompt_1T in prompts):
         raise ValueError(f"{path} holds no prompt, or an empty one; give at least one text in every paragraph or line.")
     return prompts
@@ -78,7 +82,17 @@ def read_object(line: str, place: str) -> Prompt:
         raise ValueError(f"{place}: {error}.") from None
     while messages and messages[-1]["role"] != "user":
         messages.pop()
+    if not messages:
+        raise ValueError(f"{place} has no turn of a user in its {name}; a prompt ends with one.")
     return messages
+
+
+def encode_numbered(prompt: Prompt, tokenizer: Any, which: str) -> Tensor:
+    """`encode`, whose error says which prompt it was."""
+    try:
+        return encode(prompt, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{which}: {error}") from None
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> Tensor:
@@ -86,11 +100,22 @@ def encode(prompt: Prompt, tokenizer: Any) -> Tensor:
     if isinstance(prompt, str):
         tokens = tokenizer(prompt)["input_ids"]
     else:
-        template = choose_template(tokenizer, None)
-        tokens = tokenizer.apply_chat_template(
-            prompt, chat_template=template, add_generation_prompt=True, return_dict=True
-        )["input_ids"]
+        tokens = encode_chat(tokenizer, choose_template(tokenizer, None), prompt)
     return torch.tensor([tokens], dtype=torch.long)
+
+
+def check_length(model: Any, prompts: Sequence[Tensor], new_tokens: int) -> None:
+    """Every prompt and what may follow it fit the backbone's positions.
+
+    Raises:
+        ValueError: one does not.
+    """
+    longest, most = max_positions(model), max(prompt_1T.shape[1] for prompt_1T in prompts)
+    if longest is not None and most + new_tokens > longest:
+        raise ValueError(
+            f"A prompt has {most} tokens and {new_tokens} new ones may follow, but the backbone has {longest} "
+            f"positions; lower --prompt-tokens or --new-tokens."
+        )
 
 
 def default_prompts(backbone: str | Path, tokenizer: Any, count: int, num_tokens: int = 64) -> list[Tensor]:

@@ -10,8 +10,8 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from heads.backbone import Backbone
 from heads.interface import TokenHeads
@@ -35,8 +35,12 @@ def family_module(family: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{family}")
 
 
-def build_config(family: str, **fields: Any) -> Any:
-    """A family's Config from plain values; an unknown field is an error that names the nearest real one."""
+def build_config(family: str, /, **fields: Any) -> Any:
+    """A family's Config from plain values.
+
+    Raises:
+        ValueError: an unknown field (names the nearest real one), a value of another type, or one that is not allowed.
+    """
     config_class = family_module(family).Config
     known = [field.name for field in dataclasses.fields(config_class)]
     for name in fields:
@@ -44,6 +48,11 @@ def build_config(family: str, **fields: Any) -> Any:
             raise ValueError(
                 f"{family} heads have no field {name!r}; allowed are {', '.join(known)}.{_nearest(name, known)}"
             )
+    hints = get_type_hints(config_class)
+    for name, value in fields.items():
+        if not any(_fits(value, kind) for kind in _kinds(hints[name])):
+            kinds = " or ".join(map(_words, _kinds(hints[name])))
+            raise ValueError(f"{family} heads take {kinds} for {name}; {value!r} was given.")
     config = config_class(**fields)
     config.check()
     return config
@@ -66,3 +75,26 @@ def create(family: str, model: Any, *, num_heads: int = 4, **config: Any) -> Tok
 def _nearest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The members of a union; a Literal stands for its values' types, since `check` says which values are allowed."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for member in get_args(annotation) for kind in _kinds(member)]
+    if get_origin(annotation) is Literal:
+        return list(dict.fromkeys(type(value) for value in get_args(annotation)))
+    return [annotation]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in (int, str, NoneType, bool):
+        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    origin = get_origin(kind) or kind  # list[str], dict[str, int]: the container alone
+    return not isinstance(origin, type) or isinstance(value, origin)
+
+
+def _words(kind: Any) -> str:
+    names = {int: "an int", str: "a str", bool: "a bool", float: "a float", NoneType: "null"}
+    return names.get(kind) or f"a {getattr(kind, '__name__', kind)}"

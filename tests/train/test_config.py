@@ -54,11 +54,28 @@ def test_yaml_then_overrides(tmp_path):
         ({"head_decay": 0}, r"head_decay=0"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
         ({"save_dtype": "int4"}, r"save_dtype='int4'"),
+        ({"save_every_steps": -1}, r"save_every_steps=-1"),
+        ({"trainer": {"max_steps": "abc"}}, r"trainer.max_steps takes a number; 'abc' was given"),
+        ({"trainer": {"bf16": "yes please"}}, r"trainer.bf16 takes true or false"),
+        ({"trainer": {"optim": "adafactor"}}, r"trainer.optim has no effect here.*AdamW"),
+        ({"trainer": {"fsdp": "full_shard"}}, r"trainer.fsdp has no effect here.*launch file"),
+        ({"trainer": {"deepspeed": "x.json"}}, r"trainer.deepspeed has no effect here"),
+        ({"trainer": {"gradient_checkpointing": True}}, r"set backbone.gradient_checkpointing"),
+        ({"optimizer": {"beta1": 2}}, r"optimizer.beta1=2"),
+        ({"evaluation": {"tree_nodes": 1}}, r"evaluation.tree_nodes=1 was given; allowed are 2 and more"),
+        ({"evaluation": {"new_tokens": 0}}, r"evaluation.new_tokens=0"),
+        ({"evaluation": {"every_steps": -5}}, r"evaluation.every_steps=-5"),
     ],
 )
 def test_what_cannot_train_is_said_before_anything_is_loaded(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         read_config(write(tmp_path, **changes))
+
+
+def test_a_tracker_that_is_not_installed_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.config.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="'wandb', which is not installed"):
+        read_config(write(tmp_path, report_to=["wandb"]))
 
 
 def test_unknown_flags_name_the_nearest(tmp_path, capsys):

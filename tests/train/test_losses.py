@@ -97,3 +97,23 @@ def test_no_chunk_holds_more_logits_than_it_may(monkeypatch):
     chunked_cross_entropy(projection, hidden, labels)
     assert max(seen) == 5
     assert sum(seen) == 64
+
+
+def test_under_autocast_all_chunks_share_one_cast(monkeypatch):
+    """A new leaf for each chunk would leave its cast in autocast's cache: one copy of the unembedding a chunk."""
+    projection, hidden, labels = make({}, rows=40, dtype=torch.float32)
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * 9)
+    seen = []
+    original = losses.plain_cross_entropy
+    monkeypatch.setattr(losses, "plain_cross_entropy", lambda p, h, y: (seen.append(p.weight), original(p, h, y))[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        chunked = chunked_cross_entropy(projection, hidden, labels)
+        plain = original(projection, hidden, labels)
+    assert len(seen) == 10
+    assert len({id(weight) for weight in seen}) == 1
+    # Both take bfloat16 products of the same numbers; only the order of float32 sums differs.
+    torch.testing.assert_close(chunked, plain, rtol=1e-5, atol=0)
+    for fast, reference in zip(
+        gradients(chunked, projection, hidden), gradients(plain, projection, hidden), strict=True
+    ):
+        torch.testing.assert_close(fast, reference, rtol=2e-2, atol=2e-3)  # bfloat16 gradients, added in another order

@@ -16,6 +16,8 @@ import heads
 from heads import checkpoint
 from train.__main__ import dispatch
 from train.config import read_config
+from train.evaluation import count_decoding, spread
+from train.packing import build_datasets
 from train.run import main, run
 from train.trainer import HeadsTrainer
 
@@ -181,23 +183,101 @@ def test_tokens_per_pass_is_what_the_loaded_heads_do(folder):
     measured = metrics(where)[-1]["eval_tokens_per_pass"]
     model = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
     token_heads = heads.load(where / "last", model)
-    from train.evaluation import spread, tokens_per_pass
-    from train.packing import build_datasets
-
     config = read_config(["--config", write_config(folder, "measured", trainer={"max_steps": 30})])
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
-    data = build_datasets(config.data, tokenizer, num_heads=2, vocab_size=2048)
-    prompts = [torch.tensor(row["input_ids"][:8]) for row in data.eval]
-    assert tokens_per_pass(token_heads, spread(prompts, 2), config.evaluation) == pytest.approx(measured)
+    blocks = build_datasets(config.data, tokenizer, num_heads=2, vocab_size=2048).eval
+    prompts = [torch.tensor(blocks[i]["input_ids"][:8]) for i in spread(len(blocks), 2)]
+    tokens, passes = count_decoding(token_heads, prompts, config.evaluation)
+    assert tokens / passes == pytest.approx(measured, rel=1e-6)
     assert measured > 1.2
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, monkeypatch, caplog):
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("family", "unembedding"), [("grounded", "own"), ("medusa", "shared")])
+def test_a_bfloat16_backbone_trains_evaluates_and_saves(folder, family, unembedding, autocast):
+    """What the 7B configs do: float32 heads on a bfloat16 backbone, decoded in bfloat16 at evaluations."""
+    name = f"half-{family}-{autocast}"
+    path = write_config(
+        folder,
+        name,
+        family=family,
+        heads={"num_heads": 2, "unembedding": unembedding},
+        backbone={"dtype": "bfloat16"},
+        trainer={"max_steps": 8, "bf16": autocast},
+        save_dtype="bfloat16",
+    )
+    where = run(read_config(["--config", path]))
+    logged = metrics(where)
+    losses = [line["loss"] for line in logged if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert logged[-1]["eval_tokens_per_pass"] >= 1
+    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16)
+    assert next(heads.load(where / "last", model).parameters()).dtype == torch.bfloat16
+
+
+def test_without_held_out_data_nothing_is_evaluated(folder, caplog):
+    where = train(folder, "unmeasured", data={"eval_fraction": 0.0}, evaluation={"every_steps": 2})
+    assert "nothing is evaluated" in caplog.text
+    assert (where / "last" / checkpoint.TENSORS).is_file()
+    assert not (where / "best").exists()
+
+
+def test_a_short_last_accumulation_is_averaged_over_what_it_has(folder):
+    """One epoch whose last step has fewer micro-batches than the others."""
+    trainer = {"max_steps": -1, "num_train_epochs": 1, "gradient_accumulation_steps": 4}
+    logged = metrics(train(folder, "short", trainer=trainer, rates={"heads": 1e-12}))
+    lines = [line for line in logged if "head1_loss" in line]
+    config = read_config(["--config", write_config(folder, "short")])
+    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+    batches = -(-len(build_datasets(config.data, tokenizer, num_heads=2, vocab_size=2048).train) // 4)
+    assert batches % 4, "every step is whole: the test shows nothing"
+    assert len(lines) == -(-batches // 4)
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)  # logs keep four digits
+
+
+def test_checkpoints_of_an_earlier_run_are_not_mixed_in(folder):
+    train(folder, "twice", save_every_steps=2)
+    with pytest.raises(ValueError, match="holds checkpoint-2, checkpoint-4 of an earlier run"):
+        train(folder, "twice", "--seed", "7", save_every_steps=2)
+
+
+def test_resume_keeps_the_best_so_far_and_refuses_what_is_damaged(folder, monkeypatch):
+    where = train(folder, "kept", save_every_steps=2)
+    description = json.loads((where / "best/heads.json").read_text())
+    description["recipe"]["measured"]["tokens_per_pass"] = 99.0
+    (where / "best/heads.json").write_text(json.dumps(description))
+    (where / "checkpoint-4").rename(folder / "kept-away")
+    train(folder, "kept", "--resume", "true", save_every_steps=2)
+    assert json.loads((where / "best/heads.json").read_text())["recipe"]["measured"]["tokens_per_pass"] == 99.0
+    for name in ("optimizer.pt", "heads.safetensors"):
+        file = where / "checkpoint-4" / name
+        file.write_bytes(file.read_bytes()[:100])
+        with pytest.raises(ValueError, match="checkpoint-4 cannot be resumed from"):
+            train(folder, "kept", "--resume", "true", save_every_steps=2, trainer={"max_steps": 6})
+
+
+def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):
+    save = checkpoint.save
+
+    def full_under_the_run(token_heads, where, **options):
+        if str(where).startswith(str(folder)):
+            raise OSError("No space left on device.")
+        save(token_heads, where, **options)
+
+    monkeypatch.setattr(checkpoint, "save", full_under_the_run)
+    with pytest.raises(OSError, match="What was trained lies in") as error:
+        train(folder, "nowhere-to-save")
+    assert (Path(str(error.value).split(" lies in ")[1].rstrip(".")) / checkpoint.TENSORS).is_file()
+
+
+@pytest.mark.parametrize("raised", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed")])
+def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, monkeypatch, caplog, raised):
     def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+        raise raised
 
     monkeypatch.setattr(HeadsTrainer, "_save_optimizer_and_scheduler", full)
-    where = train(folder, "full", save_every_steps=2)
+    where = train(folder, f"full-{type(raised).__name__}", save_every_steps=2)
     assert "No checkpoint at step 2" in caplog.text
     assert not list(where.glob("checkpoint-*"))
     assert (where / "last" / checkpoint.TENSORS).is_file()
