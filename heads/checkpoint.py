@@ -148,22 +148,20 @@ def check_description(path: Path, description: dict[str, Any]) -> None:
     if description.get("recipe") is not None:
         check_kind(path, "recipe", description["recipe"], "an object")
     try:
-        config = build_config(description["family"], **description["config"])
+        build_config(description["family"], **description["config"])
     except ValueError as error:
         raise ValueError(f"{path} describes heads that cannot be built: {error}") from None
     if description.get("measured_accuracy") is not None:
-        check_accuracy(path, description["measured_accuracy"], config.num_heads)
+        check_accuracy(path, description["measured_accuracy"])
 
 
-def check_accuracy(path: Path, accuracy: Any, num_heads: int) -> None:
-    kind = f"null or {num_heads} equally long lists of numbers, one for each head"
-    rows = accuracy if isinstance(accuracy, list) else []
-    if (
-        len(rows) != num_heads
-        or not all(are_numbers(row) and row for row in rows)
-        or len({len(row) for row in rows}) != 1
-    ):
-        raise ValueError(f"{path} has no usable measured_accuracy; expected is {kind}: save or copy the heads again.")
+def check_accuracy(path: Path, accuracy: Any) -> None:
+    rows: list[Any] = accuracy if isinstance(accuracy, list) else [None]
+    if not all(are_numbers(row) and row for row in rows) or len({len(row) for row in rows}) > 1:
+        raise ValueError(
+            f"{path} has a measured_accuracy that cannot be read; expected is null or a list of equally long lists of "
+            f"numbers, one for each head: save or copy the heads again."
+        )
 
 
 def check_kind(path: Path, field: str, value: Any, kind: str) -> None:

@@ -78,11 +78,9 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """The members of a union; a Literal stands for its values' types, since `check` says which values are allowed."""
+    """The members of a union; anything else stands for itself."""
     if get_origin(annotation) in (Union, UnionType):
         return [kind for member in get_args(annotation) for kind in _kinds(member)]
-    if get_origin(annotation) is Literal:
-        return list(dict.fromkeys(type(value) for value in get_args(annotation)))
     return [annotation]
 
 
@@ -91,10 +89,14 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind in (int, str, NoneType, bool):
         return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if get_origin(kind) is Literal:  # which of its values: `check` says
+        return any(_fits(value, type(allowed)) for allowed in get_args(kind))
     origin = get_origin(kind) or kind  # list[str], dict[str, int]: the container alone
     return not isinstance(origin, type) or isinstance(value, origin)
 
 
 def _words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
     names = {int: "an int", str: "a str", bool: "a bool", float: "a float", NoneType: "null"}
     return names.get(kind) or f"a {getattr(kind, '__name__', kind)}"

@@ -131,6 +131,62 @@ def test_truncated_swapped_and_missing_files(saved, model, tmp_path):
         heads.load(tmp_path / "nothing", model)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("format_version", "1", "'1' as format_version; expected is an int"),
+        ("format_version", True, "True as format_version"),
+        ("family", 3, "3 as family"),
+        ("family", "medussa", "Did you mean 'medusa'"),
+        ("sha256", None, "None as sha256"),
+        ("config", [1], "'a list' as config"),
+        ("config.num_heads", "2", "grounded heads take an int for num_heads; '2' was given"),
+        ("config.family", "gru", "no field 'family'"),
+        ("backbone", "base", "'base' as backbone; expected is an object"),
+        ("backbone.name", None, r"None as backbone\.name"),
+        ("backbone.hidden_size", 2.5, r"2\.5 as backbone\.hidden_size"),
+        ("backbone.vocab_size", "29", r"'29' as backbone\.vocab_size"),
+        ("backbone.embedding_fingerprint", 3, r"backbone\.embedding_fingerprint; expected is a list of numbers"),
+        ("backbone.embedding_fingerprint", ["a"], r"backbone\.embedding_fingerprint; expected is a list of numbers"),
+        ("measured_accuracy", 0.5, "measured_accuracy"),
+        ("measured_accuracy", [0.5], "measured_accuracy"),
+        ("measured_accuracy", [[]], "measured_accuracy"),
+        ("measured_accuracy", [[0.5], [0.5, 0.1]], "measured_accuracy"),
+        ("measured_accuracy", [["a"]], "measured_accuracy"),
+        ("recipe", "x", "'x' as recipe"),
+    ],
+)
+def test_a_field_of_another_type_is_named_with_its_file(saved, model, place, value, message):
+    folder, _ = saved
+    change_description(folder, place, value)
+    with pytest.raises(ValueError, match=rf"heads\.json .*{message}"):
+        heads.load(folder, model)
+
+
+def test_a_description_that_is_no_object_is_refused(saved, model):
+    folder, _ = saved
+    (folder / "heads.json").write_text("3")
+    with pytest.raises(ValueError, match="it is no description of heads"):
+        heads.load(folder, model)
+
+
+def test_a_fingerprint_of_another_length_is_another_backbones(saved, model):
+    folder, _ = saved
+    change_description(folder, "backbone.embedding_fingerprint", [0.5])
+    with pytest.raises(ValueError, match="embedding of the given backbone"):
+        heads.load(folder, model)
+
+
+def change_description(folder, place, value):
+    description = json.loads((folder / "heads.json").read_text())
+    *way, last = place.split(".")
+    inner = description
+    for name in way:
+        inner = inner[name]
+    inner[last] = value
+    (folder / "heads.json").write_text(json.dumps(description))
+
+
 @pytest.mark.parametrize("fails_at", [1, 2])
 def test_a_full_disk_leaves_the_old_files_whole(saved, model, monkeypatch, fails_at):
     folder, token_heads = saved

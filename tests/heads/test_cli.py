@@ -123,6 +123,7 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["generate", "{folder}/medusa", "--prompt", ""], "prompt is empty"),
         (["benchmark", "{folder}/medusa", "{folder}/medusa"], "given twice"),
         (["benchmark", "{folder}/medusa", "--prompts", "{folder}/no.txt"], "does not exist"),
+        (["benchmark", "{folder}/medusa", "--num-prompts", "1", "--new-tokens", "705"], "lower --prompt-tokens or"),
     ],
 )
 def test_what_a_user_can_cause_is_one_sentence(folder: Path, arguments: list[str], message: str) -> None:
@@ -130,6 +131,33 @@ def test_what_a_user_can_cause_is_one_sentence(folder: Path, arguments: list[str
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["info"], ["generate", "--prompt", "a"]])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backbone": "base"}, "as backbone"),
+        ({"backbone": {}}, "backbone.name"),
+        ({"config": {"num_heads": "2"}}, "num_heads; '2' was given"),
+        ({"config": None}, "as config"),
+        ({"family": 1}, "as family"),
+        ({"format_version": "1"}, "as format_version"),
+        ({"measured_accuracy": [[]]}, "measured_accuracy"),
+        ({"recipe": [1]}, "as recipe"),
+    ],
+)
+def test_a_broken_description_is_one_sentence(
+    folder: Path, tmp_path: Path, command: list[str], change: dict[str, Any], message: str
+) -> None:
+    description = json.loads((folder / "medusa" / "heads.json").read_text(encoding="utf-8"))
+    (tmp_path / "heads.json").write_text(json.dumps(description | change), encoding="utf-8")
+    (tmp_path / "heads.safetensors").symlink_to(folder / "medusa" / "heads.safetensors")
+    result = run(command[0], tmp_path, *command[1:])
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "heads.json" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -36,3 +36,17 @@ def test_a_stopped_answer_stays_as_far_as_it_went(capsys: pytest.CaptureFixture[
     assert conversation.messages[-1] == {"role": "assistant", "content": "Well, \ufffd"}
     assert capsys.readouterr().out == "Well, \ufffd"
     assert EOS in (speaker.end_tokens or [])
+
+
+def test_turns_that_the_template_refuses_are_one_sentence() -> None:
+    speaker = Speaker(
+        model=tiny_model("llama", vocab_size=NUM_TOKENS),
+        tokenizer=byte_tokenizer(),
+        decoding=None,
+        sampling=Sampling(),
+        new_tokens=2,
+    )
+    conversation = Conversation(speaker)
+    conversation.template = "{{ raise_exception('only system turns') }}"
+    with pytest.raises(ValueError, match=r"template refuses turns of user \(only system turns\)"):
+        conversation.answer("Hi")

@@ -314,9 +314,30 @@ def test_the_number_of_heads_has_a_range(family, num_heads):
         ("medusa", {"unembedding": "mine"}, "unembedding='mine' .* 'own' and 'shared'"),
         ("grounded", {"num_hidden_layers": 5}, "num_hidden_layers=5 .* 1 to 4"),
         ("grounded", {"hidden_width": 0}, "hidden_width=0"),
-        ("grounded", {"unembedding": None}, "unembedding=None"),
+        ("grounded", {"unembedding": None}, "'own' or 'shared' for unembedding; None"),
     ],
 )
 def test_values_out_of_range_are_refused(family, config, said):
     with pytest.raises(ValueError, match=said):
         heads.create(family, backbone_of("llama"), **config)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "kinds"),
+    [
+        ("grounded", "num_heads", "four", "an int"),
+        ("grounded", "num_heads", 2.5, "an int"),
+        ("medusa", "num_heads", True, "an int"),
+        ("grounded", "hidden_width", "8", "an int or null"),
+        ("grounded", "normalize_embeddings", 1, "a bool"),
+        ("medusa", "unembedding", 3, "'own' or 'shared'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(family, name, value, kinds):
+    with pytest.raises(ValueError, match=f"^{family} heads take {kinds} for {name}; {value!r} was given.$"):
+        build_config(family, **{name: value})
+
+
+def test_a_field_named_family_is_an_unknown_field():
+    with pytest.raises(ValueError, match="no field 'family'"):
+        build_config("grounded", **{"family": "medusa"})

@@ -31,6 +31,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 import heads
 from heads.backbone import Backbone
 from heads.decoding import tree_decoding
+from heads.decoding.request import refuse_unknown
 from heads.decoding.stats import DecodingStats
 
 NUM_HEADS = 3
@@ -613,6 +614,10 @@ def test_several_sequences_for_a_prompt():
         ({"prefix_allowed_tokens_fn": lambda batch, tokens: [3, 4]}, "prefix_allowed_tokens_fn"),
         ({"encoder_repetition_penalty": 1.2}, "EncoderRepetitionPenalty"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+        ({"position_ids": torch.arange(5)[None] * 3}, r"position_ids of shape \(1, 5\)"),
+        ({"position_ids": torch.arange(1, 6)}, "leave position_ids out"),
+        ({"position_ids": torch.arange(4)[None]}, r"position_ids of shape \(1, 4\)"),
+        ({"labels": PROMPT}, "generate was given labels"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "padding_side='left'"),
         ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, "padding_side='left'"),
         ({"attention_mask": torch.tensor([[0, 0, 0, 0, 0]])}, "padding_side='left'"),
@@ -623,6 +628,35 @@ def test_what_has_no_equal_is_refused(options, said):
     model, decoding = decoding_of()
     with pytest.raises(ValueError, match=said):
         model.generate(PROMPT, custom_generate=decoding, max_new_tokens=4, **{**NO_EOS, **options})
+
+
+@pytest.mark.parametrize("name", ["llama", "codegen"])
+def test_inputs_that_change_nothing_are_taken(name):
+    """Positions as they are anyway, whatever stands at the padding, and no cache of generate's own."""
+    model, decoding = decoding_of(name=name)
+    tokens, mask = left_padded([random_tokens(n, seed=90 + n).tolist() for n in (3, 6)])
+    counted = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 7)
+    for options in ({"position_ids": counted}, {"use_cache": False}, {"logits_to_keep": 1}):
+        plain, ours = both(model, decoding, tokens, attention_mask=mask, **options, **NO_EOS)
+        assert torch.equal(ours.sequences, plain.sequences), options
+    plain, ours = both(model, decoding, position_ids=torch.arange(5)[None], **NO_EOS)
+    assert torch.equal(ours.sequences, plain.sequences)
+
+
+def test_token_types_are_refused_where_they_are_embedded():
+    """CodeGen adds the embedding of token 0 for type 0: another text than without types."""
+    model, decoding = decoding_of(name="codegen")
+    with pytest.raises(ValueError, match="generate was given token_type_ids"):
+        model.generate(
+            PROMPT, custom_generate=decoding, token_type_ids=torch.zeros_like(PROMPT), max_new_tokens=4, **NO_EOS
+        )
+
+
+def test_token_types_of_a_text_are_taken_where_they_mean_images():
+    model = fitted_heads("grounded", "llama").backbone.model
+    refuse_unknown(model, {"token_type_ids": torch.zeros_like(PROMPT)})
+    with pytest.raises(ValueError, match="token_type_ids"):
+        refuse_unknown(model, {"token_type_ids": torch.ones_like(PROMPT)})
 
 
 def test_a_cache_that_holds_tokens_is_refused():

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from byte_tokenizer import byte_tokenizer
+from tiny import shared_model
 
-from heads.evaluation.prompts import default_prompts, demo_prompts, read_prompts
+from heads.evaluation.prompts import check_length, default_prompts, demo_prompts, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,12 @@ def test_fields_of_json_lines(tmp_path: Path, tokenizer: Any) -> None:
         ("p.jsonl", '{"prompt": "a"}\nno json', "line 2 is no JSON"),
         ("p.jsonl", '{"question": "a"}', "line 1 has none of the fields"),
         ("p.jsonl", '{"messages": [{"role": "robot", "content": "a"}]}', "'robot'"),
+        ("p.jsonl", '{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 has no turn of a user"),
+        (
+            "p.jsonl",
+            '{"text": "a"}\n{"messages": [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]}',
+            r"Prompt 2 of .*template refuses turns of tool, user .*not tool",
+        ),
     ],
 )
 def test_what_is_no_prompt_is_refused(tmp_path: Path, tokenizer: Any, name: str, content: str, message: str) -> None:
@@ -82,3 +90,10 @@ def test_too_few_long_files_are_told(tokenizer: Any) -> None:
 def test_a_backbone_that_does_not_say_what_was_held_out(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"\.txt or \.jsonl"):
         default_prompts(tmp_path, tokenizer, count=1)
+
+
+def test_what_does_not_fit_the_backbones_positions_is_refused() -> None:
+    prompts = [torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 700, dtype=torch.long)]
+    check_length(shared_model("llama"), prompts, new_tokens=68)
+    with pytest.raises(ValueError, match=r"700 tokens and 69 new ones.* 768 positions"):
+        check_length(shared_model("llama"), prompts, new_tokens=69)
