@@ -37,7 +37,7 @@ class Check:
 
 CHECKS = {
     "decoding": Check(
-        command=("python", "-m", "benchmarks.decoding"),
+        command=("python", "-m", "benchmarks.decoding", "--repeats", "2"),
         shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where "
         "each millisecond goes",
     ),
