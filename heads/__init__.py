@@ -7,6 +7,7 @@ from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create, families
 from heads.loading import BackboneConfig, load_backbone, load_tokenizer
+from heads.opening import load_with_backbone
 
 __all__ = [
     "Backbone",
@@ -19,5 +20,6 @@ __all__ = [
     "load",
     "load_backbone",
     "load_tokenizer",
+    "load_with_backbone",
     "save",
 ]

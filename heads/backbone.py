@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.cache import TreeCache
+from heads.gradient_gate import gate
 from heads.masks import FULL, SLIDING, causal, read_mask_style
 from heads.projection import Projection, read_projection
 
@@ -123,6 +124,8 @@ class Backbone:
         self.decoder = model.get_decoder()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
         self.norm = find_final_norm(self.decoder)
+        self.gradient_scale = 1.0
+        """LR_MB / LR_B: what gradients of heads are multiplied with where they enter a backbone that is trained."""
         if check_projection:
             check_projection_record(self)
 
@@ -142,8 +145,8 @@ class Backbone:
         return read_projection(self.model, self.norm)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings E(x), as the embedding module gives them."""
-        return self.model.get_input_embeddings()(tokens)
+        """Input embeddings E(x), as the embedding module gives them; for heads, so behind the gradient gate."""
+        return gate(self.model.get_input_embeddings()(tokens), self.gradient_scale)
 
     def logits(self, final_ND: Tensor) -> Tensor:
         """Logits from hidden states after the final norm."""
@@ -224,7 +227,14 @@ class Backbone:
         )
 
     def run_layer(
-        self, layer: nn.Module, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any = None, cache: Any = None
+        self,
+        layer: nn.Module,
+        hidden_BTD: Tensor,
+        positions_BT: Tensor,
+        mask: Any = None,
+        cache: Any = None,
+        *,
+        values: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Call a decoder layer of the backbone's class with the model's own rotary module.
 
@@ -232,11 +242,12 @@ class Backbone:
             layer: a layer of the same class as the backbone's.
             mask: what `MaskStyle.finish` returns; of a dict by layer type the layer's own entry is taken.
             cache: a cache that the layer writes under its own `layer_idx`, or None.
+            values: tensors to run the layer with in place of its own, by name.
         """
         accepted = inspect.signature(layer.forward).parameters
         layer_type = read_layer_type(layer) if self.mask_style.by_layer_type else FULL
         given: dict[str, Any] = {
-            "attention_mask": mask[layer_type] if isinstance(mask, dict) else mask,
+            "attention_mask": in_dtype_of(hidden_BTD, mask[layer_type] if isinstance(mask, dict) else mask),
             "position_ids": positions_BT,
             "past_key_values": cache,
             "layer_past": cache,
@@ -244,7 +255,12 @@ class Backbone:
         }
         if "position_embeddings" in accepted:
             given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
-        output = layer(hidden_BTD, **{name: value for name, value in given.items() if name in accepted})
+        taken = {name: value for name, value in given.items() if name in accepted}
+        output = (
+            layer(hidden_BTD, **taken)
+            if values is None
+            else torch.func.functional_call(layer, values, (hidden_BTD,), taken)
+        )
         return output[0] if isinstance(output, tuple) else output
 
     def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> Any:
@@ -283,6 +299,13 @@ class Backbone:
             recorded[tap] = output[0] if isinstance(output, tuple) else output
 
         return self.layers[self.num_layers - 1 - tap].register_forward_hook(after)
+
+
+def in_dtype_of(hidden_BTD: Tensor, mask: Any) -> Any:
+    """sdpa wants additive masks in the queries' dtype; layers of float32 heads run on backbones of another dtype."""
+    if mask is None or not mask.is_floating_point() or torch.is_autocast_enabled(mask.device.type):
+        return mask
+    return mask.to(hidden_BTD.dtype)
 
 
 def refuse_what_cannot_roll_back(model: Any) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from heads.backbone import Backbone
 from heads.families import build_config, family_module
 from heads.interface import TokenHeads
+from heads.trained_backbone import check_trained_backbone, remove_others, save_backbone
 
 FORMAT_VERSION = 1
 TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
@@ -37,6 +38,8 @@ def save(
     recipe: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     state_dict: dict[str, Tensor] | None = None,
+    with_backbone: bool = False,
+    tokenizer: Any = None,
 ) -> None:
     """Write heads to a folder; what was there stays whole until the new files are.
 
@@ -44,6 +47,8 @@ def save(
         recipe: how the heads were made: resolved config, versions, commit.
         dtype: of the saved tensors; as they are where it is not given.
         state_dict: the heads' gathered tensors, where they are sharded.
+        with_backbone: save the backbone too, which was trained with the heads, or its LoRA adapter.
+        tokenizer: goes with the backbone.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files are untouched.
@@ -53,19 +58,24 @@ def save(
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
     }
     content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several would come in random order
+    folder = Path(folder)
+    trained = (
+        save_backbone(token_heads.backbone.model, folder, dtype=dtype, tokenizer=tokenizer) if with_backbone else None
+    )
     description = {
         "format_version": FORMAT_VERSION,
         "family": token_heads.family,
         "config": vars(token_heads.config),
         "backbone": describe_backbone(token_heads.backbone),
+        "trained_backbone": trained,
         "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
         "measured_accuracy": token_heads.measured_accuracy,
         "sha256": hashlib.sha256(content).hexdigest(),
         "recipe": recipe or {},
     }
-    folder = Path(folder)
     text = json.dumps(description, indent=2, default=str) + "\n"
     write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
+    remove_others(folder, None if trained is None else trained["folder"])
 
 
 def write_whole(folder: Path, files: dict[str, bytes]) -> None:
@@ -103,6 +113,8 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     """
     description = read_description(folder)
     backbone = model if isinstance(model, Backbone) else Backbone(model)
+    if description.get("trained_backbone") is not None:
+        check_trained_backbone(description["trained_backbone"], backbone, folder)
     check_backbone(description, backbone, folder)
     tensors = read_tensors(Path(folder) / TENSORS, description["sha256"])
     token_heads = family_module(description["family"]).Heads(
@@ -151,6 +163,10 @@ def check_description(path: Path, description: dict[str, Any]) -> None:
         build_config(description["family"], **description["config"])
     except ValueError as error:
         raise ValueError(f"{path} describes heads that cannot be built: {error}") from None
+    if (trained := description.get("trained_backbone")) is not None:
+        check_kind(path, "trained_backbone", trained, "an object")
+        for field, kind in {"folder": "a text", "fingerprint": "numbers"}.items():
+            check_kind(path, f"trained_backbone.{field}", trained.get(field), kind)
     if description.get("measured_accuracy") is not None:
         check_accuracy(path, description["measured_accuracy"])
 

@@ -47,6 +47,7 @@ def facts_table(description: dict[str, Any]) -> Table:
         "size": f"{description['bytes'] / 2**20:.2f} MiB",
         "backbone": f"{backbone['name']} ({backbone.get('architecture', 'architecture not recorded')}, hidden size "
         f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
+        **trained_facts(description.get("trained_backbone")),
         **recipe_facts(recipe),
     }
     table = Table(
@@ -57,6 +58,14 @@ def facts_table(description: dict[str, Any]) -> Table:
     for name, value in facts.items():
         table.add_row(name, str(value))
     return table
+
+
+def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
+    """The backbone that was trained with the heads, if it was."""
+    if trained is None:
+        return {}
+    what = "LoRA adapter on the backbone" if trained.get("adapter") else "changed backbone"
+    return {"trained with them": f"the {what}, in {trained['folder']}; load both with heads.load_with_backbone"}
 
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:

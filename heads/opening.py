@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
         read_description(folder)  # before the backbone is loaded: a wrong folder is told at once
     if backbone is None:
         config = recorded_backbone(folders[0], dtype)
-        model = load_recorded(config, folders[0])
+        model = load_recorded(config, folders[0], default_device())
     else:
         config = BackboneConfig(name_or_path=backbone, dtype=dtype)
         model = load_backbone(config, default_device())
@@ -90,10 +90,43 @@ def recorded_fields(folder: str | Path) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def load_recorded(config: BackboneConfig, folder: str | Path) -> Any:
-    """The backbone; where it needs code that is not run unasked, the error says how to go on."""
+def load_with_backbone(
+    folder: str | Path, *, dtype: Dtype = "auto", device: torch.device | str | None = None
+) -> tuple[Any, TokenHeads]:
+    """The backbone and its heads, from a folder of heads alone.
+
+    Where the backbone was trained with the heads, it is the changed one that lies beside them (or the original with the
+    trained LoRA adapter); else the one that heads.json names.
+
+    Args:
+        dtype: of the backbone and the heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU.
+        device: an accelerator if there is one, where it is not given.
+
+    Returns:
+        (model, token heads), in eval mode.
+
+    Raises:
+        ValueError: no heads there, damaged ones, or a backbone that is not found.
+    """
+    model = load_recorded(recorded_backbone(folder, dtype), folder, device or default_device())
+    return model, load(folder, model)
+
+
+def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.device | str) -> Any:
+    """The backbone, changed as it was trained with the heads.
+
+    Where it needs code that is not run unasked, the error says how to go on.
+    """
+    trained = read_description(folder).get("trained_backbone")
     try:
-        return load_backbone(config, default_device())
+        if trained is None:
+            return load_backbone(config, device)
+        beside = find_trained(folder, trained["folder"])
+        if not trained.get("adapter"):
+            return load_backbone(replace(config, name_or_path=str(beside), revision=None), device)
+        model = load_backbone(config, device)
+        model.load_adapter(str(beside))
+        return model.eval()
     except ValueError as error:
         if recorded_fields(folder).get("trust_remote_code") is not True:
             raise
@@ -101,6 +134,16 @@ def load_recorded(config: BackboneConfig, folder: str | Path) -> Any:
             f"{error} The heads were trained with trust_remote_code: if you trust that code, load the backbone in "
             f"Python with BackboneConfig(name_or_path={config.name_or_path!r}, trust_remote_code=True)."
         ) from error
+
+
+def find_trained(folder: str | Path, name: str) -> Path:
+    beside = Path(folder) / name
+    if not beside.is_dir():
+        raise ValueError(
+            f"{folder} names the backbone that was trained with its heads, {name}, but does not hold it; copy the "
+            f"whole folder."
+        )
+    return beside
 
 
 def default_device() -> str:

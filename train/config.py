@@ -26,6 +26,7 @@ from heads.data import DataConfig
 from heads.decoding.tree import MAX_NODES
 from heads.families import build_config
 from heads.loading import BackboneConfig
+from heads.trained_backbone import LoraSettings
 
 SET_BY_HEADWAY = {
     "output_dir",
@@ -65,12 +66,42 @@ class RatesConfig:
     """Peak learning rates.
 
     Attributes:
-        heads: of the heads.
-        base: of the backbone, which is trained only with `family: null`; null keeps it frozen.
+        heads: of the heads (DynaMo's LR_M).
+        base: of the backbone (LR_B), trained with the heads or, with `family: null`, alone; null keeps it frozen.
+        heads_to_base: LR_MB: what flows from heads back into a trained backbone is weighted with heads_to_base / base.
+            One optimizer trains all, so under AdamW this weights one gradient against the other. 0 lets nothing back;
+            null is the same as base (all counts alike).
     """
 
     heads: float = 1e-4
     base: float | None = None
+    heads_to_base: float | None = None
+
+    @property
+    def gradient_scale(self) -> float:
+        """LR_MB / LR_B.
+
+        >>> RatesConfig(base=0.5, heads_to_base=0.125).gradient_scale
+        0.25
+        """
+        if self.base is None or self.heads_to_base is None:
+            return 1.0
+        return self.heads_to_base / self.base
+
+    def check(self, *, with_heads: bool) -> None:
+        if with_heads:
+            check_rate("rates.heads", self.heads)
+        if self.base is not None or not with_heads:
+            check_rate("rates.base", self.base)
+        if self.heads_to_base is None:
+            return
+        if self.base is None or not with_heads:
+            raise ValueError(
+                "rates.heads_to_base was given without heads on a trained backbone; give rates.base and a family too, "
+                "or leave it null."
+            )
+        if not 0 <= self.heads_to_base < math.inf:
+            raise ValueError(f"rates.heads_to_base={self.heads_to_base} was given; allowed are 0 and more.")
 
 
 @dataclass(kw_only=True)
@@ -135,10 +166,13 @@ class TrainConfig:
         output_dir: folder of the run: `last/` and `best/` heads, metrics.jsonl, checkpoints for --resume.
         backbone: the causal LM.
         data: training and held-out rows.
-        family: the kind of heads (`medusa`, `grounded`); null trains the backbone alone.
+        family: the kind of heads (`medusa`, `grounded`, `dynamo`); null trains the backbone alone.
         heads: fields of the family's Config, such as num_heads. Each family's file explains its own.
         init_from: folder of heads to continue from, with a new optimizer and schedule.
-        rates: peak learning rates.
+        rates: peak learning rates; rates.base trains the backbone together with the heads.
+        lora: train the backbone through a LoRA adapter in place of all its weights; lora.rank 0 for all.
+        label_shift: with `family: null`, the label at t is x_{t+label_shift} (DynaMo's T1-L2 has 2).
+        lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
         optimizer: AdamW's settings.
         evaluation: what is measured while training.
@@ -159,6 +193,9 @@ class TrainConfig:
     heads: dict[str, Any] = field(default_factory=dict)
     init_from: str | None = None
     rates: RatesConfig = field(default_factory=RatesConfig)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    label_shift: int = 1
+    lookahead: float = 0.0
     head_decay: float = 1.0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -177,16 +214,10 @@ class TrainConfig:
         """Raise ValueError on what cannot train, before anything is loaded."""
         if self.family is not None:
             build_config(self.family, **self.heads)
-            check_rate("rates.heads", self.rates.heads)
-            if self.rates.base is not None:
-                raise ValueError(
-                    "rates.base was given with a family; the backbone is frozen under heads: leave rates.base null, or "
-                    "set family: null to train the backbone alone."
-                )
-        else:
-            if self.heads or self.init_from:
-                raise ValueError("heads or init_from were given with family: null; remove them or name a family.")
-            check_rate("rates.base", self.rates.base)
+        elif self.heads or self.init_from:
+            raise ValueError("heads or init_from were given with family: null; remove them or name a family.")
+        self.rates.check(with_heads=self.family is not None)
+        self.check_backbone_training()
         if self.num_heads + 2 > self.data.block_size:
             raise ValueError(
                 f"{self.num_heads} heads need blocks of at least {self.num_heads + 2} tokens; data.block_size is "
@@ -211,6 +242,28 @@ class TrainConfig:
                 f"save_every_steps={self.save_every_steps} was given; give steps, or 0 for no checkpoints."
             )
         check_trainer_fields(self.trainer)
+
+    def check_backbone_training(self) -> None:
+        """Raise ValueError on settings of a trained backbone where none is trained, or not in this way."""
+        self.lora.check()
+        if self.lora.rank and self.rates.base is None:
+            raise ValueError(
+                "lora.rank was given but rates.base is null, which keeps the backbone frozen; give a rate."
+            )
+        if self.rates.base is not None and self.backbone.quantization and not self.lora.rank:
+            raise ValueError(
+                "rates.base trains the backbone, but backbone.quantization leaves it no weights that can be trained; "
+                "give lora, or load it without quantization."
+            )
+        if self.family is not None and (self.label_shift, self.lookahead) != (1, 0.0):
+            raise ValueError("label_shift and lookahead are for family: null; heads have their own label shifts.")
+        if not 1 <= self.label_shift < self.data.block_size:
+            raise ValueError(f"label_shift={self.label_shift} was given; allowed are 1 up to data.block_size - 1.")
+        if not 0 <= self.lookahead <= 1 or (self.lookahead and self.label_shift == 1):
+            raise ValueError(
+                f"lookahead={self.lookahead} was given with label_shift={self.label_shift}; allowed are 0 to 1, and "
+                f"more than 0 only with a label_shift of 2 and more, or a position would see its own label."
+            )
 
 
 def check_rate(name: str, rate: float | None) -> None:

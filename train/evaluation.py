@@ -1,4 +1,4 @@
-"""What an evaluation measures: each head on held-out blocks, and tokens per pass by the decoder that ships."""
+"""What an evaluation measures: each head on held-out blocks, and tokens per pass of the heads alone."""
 # B batch, T position, R supervised row of one head, K head
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heads.evaluation.accuracy import HeadAccuracy, backbone_choices
 from heads.interface import TokenHeads
 from train.config import EvaluationConfig
 from train.model import TrainedModel
-from train.targets import labels_at, supervised_rows
+from train.targets import labels_at
 
 
 @torch.no_grad()
@@ -27,6 +27,8 @@ def evaluate(
     accelerator: Any,
 ) -> dict[str, float]:
     """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
+
+    `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6).
 
     Every block and every prompt is measured by exactly one process. The heads' measured accuracy by rank is stored in
     them, so that the tree grows from it here and after loading.
@@ -43,6 +45,7 @@ def evaluate(
     for k, meter in enumerate(meters[1:], start=1):
         found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
     if model.token_heads is not None:
+        found["multi_token_loss"] = sum(meter.loss for meter in meters) / len(meters)
         model.token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
         found["tokens_per_pass"] = measure_decoding(model.token_heads, blocks, config, accelerator)
     model.train(was_training)
@@ -53,21 +56,15 @@ def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccu
     """Add one batch: the backbone (index 0) and each head, on its own supervised rows."""
     tokens_BT = batch["input_ids"]
     with torch.autocast(tokens_BT.device.type, enabled=False):
-        teacher = model.teacher_forcing(tokens_BT, batch["loss_mask"], batch["document_ids"], also=("final",))
-        unembedding = model.backbone.projection.without_norm()
-        final_BTD = teacher.taps["final"].to(unembedding.weight.dtype)
-        choices_BT = backbone_choices(unembedding, final_BTD)
-        rows_R = supervised_rows(batch["loss_mask"], batch["document_ids"], 1)
-        meters[0].update(
-            unembedding, final_BTD.flatten(0, 1)[rows_R], labels_at(tokens_BT, rows_R, 1), choices_BT.flatten()[rows_R]
-        )
-        if model.token_heads is None:
-            return
-        for k, (projection, hidden_RD) in enumerate(model.states(teacher), start=1):
-            rows_R = teacher.rows[k - 1]
-            # The backbone chooses x_{t+1+k} at position t+k, k places behind the head's own.
-            choices_R = choices_BT.flatten()[rows_R + k]
-            meters[k].update(projection, hidden_RD, labels_at(tokens_BT, rows_R, k + 1), choices_R)
+        choices_BT: Tensor | None = None
+        for found in model.objectives(tokens_BT, batch["loss_mask"], batch["document_ids"], with_backbone=True):
+            if found.all_BTD is not None:
+                choices_BT = backbone_choices(found.projection, found.all_BTD)
+            assert choices_BT is not None, "the backbone's own comes first"
+            # The backbone chooses x_{t+shift} at position t+shift-1, k places behind head k's own.
+            choices_R = choices_BT.flatten()[found.rows_R + found.shift - 1]
+            labels_R = labels_at(tokens_BT, found.rows_R, found.shift)
+            meters[found.head].update(found.projection, found.hidden_RD, labels_R, choices_R)
 
 
 def add_over_processes(meter: HeadAccuracy, accelerator: Any) -> HeadAccuracy:
@@ -95,8 +92,8 @@ def measure_decoding(token_heads: TokenHeads, blocks: Any, config: EvaluationCon
 
 
 def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> tuple[int, int]:
-    """Tokens emitted and backbone passes over the prompts: greedy, by the decoder and in the dtype that ship."""
-    decoding = TreeDecoding(token_heads.in_dtype(token_heads.backbone.dtype), tree=config.tree_nodes)
+    """Tokens emitted and backbone passes over the prompts: greedy, by the heads alone, in the dtype that ships."""
+    decoding = TreeDecoding(token_heads.in_dtype(token_heads.backbone.dtype), tree=config.tree_nodes, lookup=0)
     model = token_heads.backbone.model
     tokens = passes = 0
     for prompt_T in prompts:

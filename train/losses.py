@@ -8,6 +8,7 @@ through any `Projection` (norm, bias, scale, soft cap), which torch's own linear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
+from heads.gradient_gate import gate
 from heads.projection import Projection
 
 CHUNK_ELEMENTS = 2**22
@@ -32,10 +34,19 @@ def plain_cross_entropy(projection: Projection, hidden_RD: Tensor, labels_R: Ten
     return F.cross_entropy(widen(logits_RV), labels_R, reduction="sum")
 
 
-def chunked_cross_entropy(projection: Projection, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
-    """The same sum in chunks of rows, with gradients for the hidden states and the projection's trained tensors."""
+def chunked_cross_entropy(
+    projection: Projection, hidden_RD: Tensor, labels_R: Tensor, gates: Sequence[float] | None = None
+) -> Tensor:
+    """The same sum in chunks of rows, with gradients for the hidden states and the projection's trained tensors.
+
+    Args:
+        gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
+    """
     chunk_rows = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
-    return _ChunkedCrossEntropy.apply(hidden_RD, labels_R, projection, chunk_rows, *projection.parameters())
+    tensors = projection.parameters()
+    if gates is not None:
+        tensors = [gate(tensor, scale) for tensor, scale in zip(tensors, gates, strict=True)]
+    return _ChunkedCrossEntropy.apply(hidden_RD, labels_R, projection, chunk_rows, *tensors)
 
 
 def widen(logits_RV: Tensor) -> Tensor:

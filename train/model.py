@@ -1,22 +1,55 @@
 """The one module that is trained and wrapped: backbone, heads and loss in a single forward.
 
 Heads and loss run inside, so that engines which shard parameters have gathered every weight that is used, in backward
-too. A frozen backbone runs without autograd and stays in eval mode.
+too. A frozen backbone runs without autograd and stays in eval mode. A trained one has its own loss beside the heads',
+and what flows back from heads passes the gradient gate (heads/gradient_gate.py): at the taps, at the embeddings that
+heads read, and at the projection that they share.
 """
-# B batch, T position, K head, R supervised row of one head
+# B batch, T position, K trained objective, R supervised row of one objective
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heads.backbone import Backbone, Tap
+from heads.backbone import Backbone
+from heads.gradient_gate import gate
 from heads.interface import TeacherForcing, TokenHeads
 from heads.masks import positions_within_documents, within_documents
+from heads.projection import Projection
+from train.lookahead import first_layer_sees_ahead
 from train.losses import chunked_cross_entropy
-from train.targets import count_supervised, labels_at, shifts_of, supervised_rows
+from train.targets import count_supervised, labels_at, supervised_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What one distribution is trained on: the backbone's own (head 0) or head k's.
+
+    Attributes:
+        shift: the label at t is x_{t+shift}.
+        rows_R: supervised positions in the flattened (B·T).
+        hidden_RD: hidden states there, for `projection`.
+        gates: a factor on the gradient of each of the projection's tensors.
+        all_BTD: hidden states at every position; of the backbone's own objective only.
+    """
+
+    head: int
+    shift: int
+    rows_R: Tensor
+    hidden_RD: Tensor
+    projection: Projection
+    gates: list[float]
+    all_BTD: Tensor | None = None
+
+    def loss_sum(self, tokens_BT: Tensor) -> Tensor:
+        labels_R = labels_at(tokens_BT, self.rows_R, self.shift)
+        return chunked_cross_entropy(self.projection, self.hidden_RD, labels_R, self.gates)
 
 
 class TrainedModel(nn.Module):
@@ -25,17 +58,25 @@ class TrainedModel(nn.Module):
     Args:
         backbone: the wrapped causal LM.
         token_heads: the heads; None trains the backbone alone.
+        trains_backbone: train it together with the heads; without heads it is trained in any case.
+        gradient_scale: LR_MB / LR_B, the gate between heads and a trained backbone.
+        label_shift: of a backbone that is trained alone: its label at t is x_{t+label_shift}.
+        lookahead: share of positions whose first layer sees one token ahead while a backbone is trained alone.
         attend_across_documents: let attention cross the documents of a packed block (labels never do).
-        head_decay: head k's loss is weighted with head_decay ** (k - 1).
+        head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
     """
 
-    head_weights_K: Tensor
+    weights_K: Tensor
 
     def __init__(
         self,
         backbone: Backbone,
         token_heads: TokenHeads | None,
         *,
+        trains_backbone: bool = False,
+        gradient_scale: float = 1.0,
+        label_shift: int = 1,
+        lookahead: float = 0.0,
         attend_across_documents: bool = False,
         head_decay: float = 1.0,
     ) -> None:
@@ -43,18 +84,28 @@ class TrainedModel(nn.Module):
         self.model = backbone.model
         self.token_heads = token_heads
         self.backbone = backbone
+        self.trains_backbone = trains_backbone or token_heads is None
+        self.backbone.gradient_scale = gradient_scale
+        self.label_shift = label_shift
+        self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
-        self.shifts = shifts_of(self.num_heads)
-        self.register_buffer("head_weights_K", head_decay ** torch.arange(len(self.shifts)), persistent=False)
-        self.model.requires_grad_(token_heads is None)
+        weights = [1.0] * self.trains_backbone + [head_decay**k for k in range(self.num_heads)]
+        self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(self.trains_backbone and is_trained(name, self.model))
 
     @property
     def num_heads(self) -> int:
         return 0 if self.token_heads is None else self.token_heads.num_heads
 
     @property
-    def trains_backbone(self) -> bool:
-        return self.token_heads is None
+    def shifts(self) -> list[int]:
+        """The label shift of each trained objective, the backbone's own first."""
+        return [self.label_shift] * self.trains_backbone + list(range(2, self.num_heads + 2))
+
+    @property
+    def loss_names(self) -> list[str]:
+        return ["backbone_loss"] * self.trains_backbone + [f"head{k}_loss" for k in range(1, self.num_heads + 1)]
 
     def train(self, mode: bool = True) -> TrainedModel:
         super().train(mode)
@@ -70,51 +121,102 @@ class TrainedModel(nn.Module):
             input_ids: (B, T) packed tokens.
             loss_mask: (B, T) True where a token may be a target.
             document_ids: (B, T) which document of its block a token belongs to.
-            counts_K: labels of each head over the whole batch (all micro-batches, all processes); the micro-batch's own
-                where it is not given.
+            counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
+                micro-batch's own where it is not given.
 
         Returns:
-            loss: the weighted sum over heads of (sum of the head's cross-entropies / its count).
-            loss_sums_K: each head's sum over this micro-batch, detached.
+            loss: the weighted sum over objectives of (sum of their cross-entropies / their count).
+            loss_sums_K: each objective's sum over this micro-batch, detached.
         """
-        batch = self.teacher_forcing(input_ids, loss_mask, document_ids)
-        sums_K = torch.stack(
-            [
-                chunked_cross_entropy(projection, hidden_RD, labels_at(input_ids, rows_R, shift))
-                for (projection, hidden_RD), rows_R, shift in zip(
-                    self.states(batch), batch.rows, self.shifts, strict=True
-                )
-            ]
-        )
+        objectives = self.objectives(input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone)
+        sums_K = torch.stack([objective.loss_sum(input_ids) for objective in objectives])
         if counts_K is None:
             counts_K = count_supervised(loss_mask, document_ids, self.shifts)
         means_K = sums_K / counts_K.to(sums_K.device).clamp(min=1)
-        return {"loss": (means_K * self.head_weights_K).sum(), "loss_sums_K": sums_K.detach()}
+        return {"loss": (means_K * self.weights_K).sum(), "loss_sums_K": sums_K.detach()}
 
-    def states(self, batch: TeacherForcing) -> Any:
-        """Pairs of projection and hidden states, one head at a time."""
+    def objectives(
+        self,
+        tokens_BT: Tensor,
+        loss_mask_BT: Tensor,
+        document_ids_BT: Tensor,
+        *,
+        with_backbone: bool,
+        lookahead: float | None = None,
+    ) -> Iterator[Objective]:
+        """One at a time: a stack of K hidden states would be gigabytes.
+
+        Args:
+            with_backbone: begin with the backbone's own, trained or not.
+            lookahead: in place of the model's own.
+        """
+        batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead)
+        if with_backbone:
+            rows_R = supervised_rows(loss_mask_BT, document_ids_BT, self.label_shift)
+            unembedding = self.backbone.projection.without_norm()
+            yield Objective(
+                head=0,
+                shift=self.label_shift,
+                rows_R=rows_R,
+                hidden_RD=final_BTD.flatten(0, 1)[rows_R],
+                projection=unembedding,
+                gates=[1.0] * len(unembedding.parameters()),
+                all_BTD=final_BTD,
+            )
         if self.token_heads is None:
-            yield self.backbone.projection.without_norm(), batch.tap("final", batch.rows[0])
             return
         for k, hidden_RD in enumerate(self.token_heads.teacher_forced(batch), start=1):
-            yield self.token_heads.projection(k), hidden_RD
+            projection = self.token_heads.projection(k)
+            yield Objective(
+                head=k,
+                shift=k + 1,
+                rows_R=batch.rows[k - 1],
+                hidden_RD=hidden_RD,
+                projection=projection,
+                gates=self._gates(projection),
+            )
 
     def teacher_forcing(
-        self, input_ids: Tensor, loss_mask: Tensor, document_ids: Tensor, also: tuple[Tap, ...] = ()
-    ) -> TeacherForcing:
-        """Run the backbone over the packed block and find the supervised rows of each head."""
-        taps = {*(("final",) if self.token_heads is None else self.token_heads.taps), *also}
-        attended = torch.zeros_like(document_ids) if self.attend_across_documents else document_ids
+        self, tokens_BT: Tensor, loss_mask_BT: Tensor, document_ids_BT: Tensor, lookahead: float | None = None
+    ) -> tuple[TeacherForcing, Tensor]:
+        """Run the backbone over the packed block: what heads see, behind the gate, and the final hidden states."""
+        taps = () if self.token_heads is None else self.token_heads.taps
+        attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
         positions_BT = positions_within_documents(attended)
-        mask = self.backbone.mask_style.finish(
-            within_documents(attended), positions_BT, positions_BT, self.backbone.dtype
-        )
-        with torch.set_grad_enabled(self.trains_backbone and torch.is_grad_enabled()):
-            _, recorded = self.backbone.forward(
-                input_ids, taps=tuple(taps), attention_mask=mask, position_ids=positions_BT, use_cache=False
+        may_attend_BTT = within_documents(attended)
+        mask = self._mask(may_attend_BTT, positions_BT)
+        with self._autograd(), self._lookahead(attended, may_attend_BTT, positions_BT, lookahead):
+            final_BTD, recorded = self.backbone.forward(
+                tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
             )
-        if self.token_heads is not None and not torch.is_autocast_enabled(input_ids.device.type):
+        gated = {tap: gate(hidden, self.backbone.gradient_scale) for tap, hidden in recorded.items()}
+        if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
             dtype = next(self.token_heads.parameters()).dtype
-            recorded = {tap: hidden.to(dtype) for tap, hidden in recorded.items()}
-        rows = [supervised_rows(loss_mask, document_ids, shift) for shift in self.shifts]
-        return TeacherForcing(tokens_BT=input_ids, taps=recorded, positions_BT=positions_BT, mask=mask, rows=rows)
+            gated = {tap: hidden.to(dtype) for tap, hidden in gated.items()}
+        rows = [supervised_rows(loss_mask_BT, document_ids_BT, k + 1) for k in range(1, self.num_heads + 1)]
+        batch = TeacherForcing(tokens_BT=tokens_BT, taps=gated, positions_BT=positions_BT, mask=mask, rows=rows)
+        return batch, final_BTD
+
+    def _gates(self, projection: Projection) -> list[float]:
+        """The gate on what is the backbone's, 1 on a head's own unembedding."""
+        shared = {id(tensor) for tensor in self.backbone.projection.parameters()}
+        return [self.backbone.gradient_scale if id(t) in shared else 1.0 for t in projection.parameters()]
+
+    def _autograd(self) -> Any:
+        return torch.set_grad_enabled(self.trains_backbone and torch.is_grad_enabled())
+
+    def _mask(self, may_attend_BTT: Tensor, positions_BT: Tensor) -> Any:
+        return self.backbone.mask_style.finish(may_attend_BTT, positions_BT, positions_BT, self.backbone.dtype)
+
+    def _lookahead(
+        self, document_ids_BT: Tensor, may_attend_BTT: Tensor, positions_BT: Tensor, share: float | None
+    ) -> contextlib.AbstractContextManager[None]:
+        share = self.lookahead if share is None else share
+        if not share:
+            return contextlib.nullcontext()
+        return first_layer_sees_ahead(self.backbone, document_ids_BT, may_attend_BTT, positions_BT, share)
+
+
+def is_trained(name: str, model: Any) -> bool:
+    """Of a backbone with a LoRA adapter the adapter alone; else everything."""
+    return not getattr(model, "_hf_peft_config_loaded", False) or "lora_" in name

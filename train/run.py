@@ -7,23 +7,29 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy, get_last_checkpoint
 
 from heads import checkpoint
 from heads.backbone import Backbone
+from heads.checkpoint import read_description
 from heads.families import build_config, create
 from heads.interface import TokenHeads
 from heads.loading import load_backbone, load_tokenizer
+from heads.opening import load_recorded
+from heads.trained_backbone import add_adapter, has_adapter
 from train.blocks import PackedData
 from train.config import TrainConfig, read_config
 from train.engine import describe_engine, use_all_cores
 from train.model import TrainedModel
+from train.overhead import measure_heads_overhead
 from train.packing import build_datasets
 from train.provenance import recipe
 from train.trainer import HeadsTrainer, JsonLines
@@ -64,20 +70,42 @@ def run(config: TrainConfig) -> Path:
         skip_evaluation(arguments)
     trainer = build_trainer(config, arguments, model, tokenizer, data)
     describe_run(trainer, data)
+    log_heads_overhead(trainer)
     trainer.train(resume_from_checkpoint=last_checkpoint(config))
     finish(trainer)
     return Path(config.output_dir)
 
 
 def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
-    backbone = Backbone(load_backbone(config.backbone, device))
+    backbone = Backbone(load_trainable(config, device))
     token_heads = None if config.family is None else build_heads(config, backbone)
     return TrainedModel(
         backbone,
         token_heads,
+        trains_backbone=config.rates.base is not None,
+        gradient_scale=config.rates.gradient_scale,
+        label_shift=config.label_shift,
+        lookahead=config.lookahead,
         attend_across_documents=config.data.attend_across_documents,
         head_decay=config.head_decay,
     )
+
+
+def load_trainable(config: TrainConfig, device: torch.device) -> Any:
+    """The backbone; in float32 where it is trained, unless the config names a dtype, and with its adapter if any.
+
+    Steps of 1e-6 of a weight's size are lost in bfloat16, which keeps 8 bits.
+    """
+    fields = config.backbone
+    if config.rates.base is not None and fields.dtype == "auto" and not fields.quantization:
+        fields = replace(fields, dtype="float32")
+    if config.init_from is not None and read_description(config.init_from).get("trained_backbone") is not None:
+        model = load_recorded(fields, config.init_from, device)
+    else:
+        model = load_backbone(fields, device)
+    if config.lora.rank and not has_adapter(model):
+        add_adapter(model, config.lora)
+    return model
 
 
 def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
@@ -191,6 +219,19 @@ def describe_run(trainer: HeadsTrainer, data: PackedData) -> None:
         f"{trained:,} parameters trained, {total - trained:,} frozen; "
         f"{blocks} of {trainer.config.data.block_size} tokens"
     )
+
+
+def log_heads_overhead(trainer: HeadsTrainer) -> None:
+    """Where backbone and heads are trained together: what the heads add to a step, measured on one micro-batch."""
+    model = trainer.model
+    if model.token_heads is None or not model.trains_backbone or PartialState().num_processes > 1:
+        return
+    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself draws as without it
+        batch = next(iter(trainer.get_train_dataloader()))
+        model.to(trainer.args.device).train()
+        share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})
+    logger.info("the heads add %.1f %% to forward and backward of the backbone's own training step", 100 * share)
+    trainer.heads_overhead = share
 
 
 def finish(trainer: HeadsTrainer) -> None:

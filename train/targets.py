@@ -31,15 +31,6 @@ def labels_at(tokens_BT: Tensor, rows_R: Tensor, shift: int) -> Tensor:
     return tokens_BT.flatten()[rows_R + shift]
 
 
-def shifts_of(num_heads: int) -> list[int]:
-    """The label shifts that are trained: heads 1 … K, or the backbone alone where there are none.
-
-    >>> shifts_of(2), shifts_of(0)
-    ([2, 3], [1])
-    """
-    return list(range(2, num_heads + 2)) if num_heads else [1]
-
-
 def count_supervised(loss_mask_BT: Tensor, document_ids_BT: Tensor, shifts: list[int]) -> Tensor:
     """(K,): how many labels each head has in a batch. Heads count apart: the last ones lose more at document ends."""
     return torch.tensor([len(supervised_rows(loss_mask_BT, document_ids_BT, shift)) for shift in shifts])

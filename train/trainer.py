@@ -22,6 +22,7 @@ from transformers import Trainer, TrainerCallback
 
 from heads import checkpoint
 from heads.interface import TokenHeads
+from heads.trained_backbone import read_backbone
 from train.config import TrainConfig
 from train.evaluation import evaluate
 from train.model import TrainedModel
@@ -54,6 +55,7 @@ class HeadsTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
         self.best_tokens_per_pass = best_so_far(config) if config.resume else 0.0
+        self.heads_overhead: float | None = None  # told with the first log
         self._loss_sums_K: Tensor | None = None
         self._counts_K: Tensor | None = None
 
@@ -94,11 +96,10 @@ class HeadsTrainer(Trainer):
         if "loss" in logs and self._loss_sums_K is not None and self._counts_K is not None:
             sums_K = self.accelerator.reduce(self._loss_sums_K.clone(), reduction="sum")
             means = (sums_K / self._counts_K.clamp(min=1)).tolist()
-            names = (
-                ["backbone_loss"] if self.token_heads is None else [f"head{k}_loss" for k in range(1, len(means) + 1)]
-            )
-            logs = {**logs, **dict(zip(names, means, strict=True))}
+            logs = {**logs, **dict(zip(self.model.loss_names, means, strict=True))}
             self._loss_sums_K = self._counts_K = None
+            if self.heads_overhead is not None:
+                logs, self.heads_overhead = {**logs, "heads_overhead": self.heads_overhead}, None
         super().log(logs, start_time)
 
     # ---- optimizer
@@ -151,7 +152,14 @@ class HeadsTrainer(Trainer):
             self.model.model.save_pretrained(folder, state_dict=state)
             self.processing_class.save_pretrained(folder)
         else:
-            checkpoint.save(self.token_heads, folder, dtype=dtype, recipe=self.recipe | {"measured": measured})
+            checkpoint.save(
+                self.token_heads,
+                folder,
+                dtype=dtype,
+                recipe=self.recipe | {"measured": measured},
+                with_backbone=self.model.trains_backbone,
+                tokenizer=self.processing_class,
+            )
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         self._write(Path(output_dir or self.args.output_dir), {"step": self.state.global_step}, torch.float32)
@@ -172,6 +180,8 @@ class HeadsTrainer(Trainer):
                 load_model(self.model.model, folder / "model.safetensors")
                 return
             tensors = load_file(folder / checkpoint.TENSORS)
+            if self.model.trains_backbone:
+                read_backbone(self.model.model, folder)
         checkpoint.check_tensors(tensors, self.token_heads.state_dict(), folder)
         self.token_heads.load_state_dict(tensors)
 

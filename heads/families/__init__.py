@@ -1,7 +1,7 @@
 """One file, one family; the file name is its name in YAML. Found by name: no table to edit.
 
 >>> families()[:2]
-['grounded', 'medusa']
+['dynamo', 'grounded']
 """
 
 from __future__ import annotations
@@ -58,17 +58,19 @@ def build_config(family: str, /, **fields: Any) -> Any:
     return config
 
 
-def create(family: str, model: Any, *, num_heads: int = 4, **config: Any) -> TokenHeads:
+def create(family: str, model: Any, *, num_heads: int | None = None, **config: Any) -> TokenHeads:
     """New heads of a family on a causal LM, untrained, in the backbone's dtype.
 
     Args:
         family: one of `families()`.
         model: a `transformers` causal LM, or a `Backbone` that wraps one already.
-        num_heads: K.
+        num_heads: K; the family's default where it is not given.
         config: further fields of the family's Config.
     """
     backbone = model if isinstance(model, Backbone) else Backbone(model)
-    token_heads = family_module(family).Heads(build_config(family, num_heads=num_heads, **config), backbone)
+    if num_heads is not None:
+        config["num_heads"] = num_heads
+    token_heads = family_module(family).Heads(build_config(family, **config), backbone)
     return token_heads.to(device=backbone.device, dtype=backbone.dtype)
 
 

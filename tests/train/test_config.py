@@ -44,7 +44,11 @@ def test_yaml_then_overrides(tmp_path):
         ({"trainer": {"learning_rate": 3}}, r"trainer.learning_rate has a field of its own"),
         ({"rates": {"heads": 0}}, r"rates.heads=0.*nothing would be learned"),
         ({"rates": {"heads": float("nan")}}, r"rates.heads=nan"),
-        ({"rates": {"base": 1e-5}}, r"rates.base was given with a family"),
+        ({"rates": {"base": 0.0}}, r"rates.base=0.0 was given; nothing would be learned"),
+        ({"rates": {"heads_to_base": 1e-6}}, r"rates.heads_to_base was given without heads on a trained backbone"),
+        ({"rates": {"base": 1e-5, "heads_to_base": -1e-6}}, r"rates.heads_to_base=-1e-06 was given; allowed are 0"),
+        ({"lora": {"rank": 4}}, r"lora.rank was given but rates.base is null"),
+        ({"label_shift": 2}, r"label_shift and lookahead are for family: null"),
         ({"family": None, "heads": ...}, r"rates.base=None"),
         (
             {"heads": {"num_heads": 30}, "data": {**BASE["data"], "block_size": 16}},

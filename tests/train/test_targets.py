@@ -2,7 +2,7 @@
 
 import torch
 
-from train.targets import count_supervised, labels_at, shifts_of, supervised_rows
+from train.targets import count_supervised, labels_at, supervised_rows
 
 TOKENS = torch.tensor([[10, 11, 12, 20, 21], [30, 31, 32, 33, 34]])
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
@@ -33,7 +33,5 @@ def test_a_shift_as_long_as_the_block_has_no_rows():
     assert supervised_rows(ALL, DOCUMENTS, 9).numel() == 0
 
 
-def test_shifts_and_counts():
-    assert shifts_of(2) == [2, 3]
-    assert shifts_of(0) == [1]
+def test_counts():
     assert count_supervised(ALL, DOCUMENTS, [1, 2, 3]).tolist() == [7, 4, 2]

@@ -1,0 +1,259 @@
+"""DynaMo heads: each further token has decoder layers of the backbone's own class, on the stem's output.
+
+            ┌ last layer ─ norm ─ unembedding   x_{t+1}    the backbone itself, the first-token head
+stem ───────┼ layer(s) 1 ─ norm ─ unembedding   x_{t+2}    head 1: layers of its own, norm and unembedding shared
+            └ layer(s) 2 ─ norm ─ unembedding   x_{t+3}    head 2
+
+DynaMo, section 3.1; the variants of figure 12 and table 9 are fields of `Config`. The stem is every layer up to the
+penultimate (tap 1). Heads read no drafted token, so their layers run once over what a pass committed, with a key-value
+cache that follows the backbone's commit plan, and the next draft is ready when the path is accepted.
+"""
+# B batch, T position, A kept slot, S committed slot, N slot of a pass, R supervised row, M tree node, D model width
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
+from torch import Tensor, nn
+
+from heads.backbone import Backbone, CommitPlan, Taps
+from heads.cache import TreeCache
+from heads.gradient_gate import gate
+from heads.interface import HeadsConfig, TeacherForcing, TokenHeads
+from heads.masks import causal
+from heads.projection import Projection
+
+
+@dataclass(kw_only=True)
+class Config(HeadsConfig):
+    """Fields of `dynamo` heads.
+
+    Attributes:
+        num_heads: K, tokens predicted beside the backbone's own; 2 is the paper's T3.
+        layers_per_head: decoder layers of each head; 0 only with its own unembedding (the paper's 96M-T2).
+        start: "random" weights as the backbone's class draws them (the paper), or "copied" from the last layer (C).
+        tap: "penultimate" layer's output (the paper), or the "last" layer's (NP).
+        unembedding: "shared" with the backbone, or "own", started from random weights (96M-T2, 99M-T2).
+        lora_rank: where given, a head's layer is the backbone's last layer itself with a LoRA of this rank added
+            (70M-T2 LoRA); the head owns only the LoRA.
+        lora_targets: the linear layers that get a LoRA; peft's choice for the architecture where it is not given.
+    """
+
+    num_heads: int = 2
+    layers_per_head: int = 1
+    start: Literal["random", "copied"] = "random"
+    tap: Literal["penultimate", "last"] = "penultimate"
+    unembedding: Literal["shared", "own"] = "shared"
+    lora_rank: int | None = None
+    lora_targets: list[str] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for name, allowed in (
+            ("start", ("random", "copied")),
+            ("tap", ("penultimate", "last")),
+            ("unembedding", ("shared", "own")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} was given; allowed are {allowed[0]!r} and {allowed[1]!r}."
+                )
+        if self.layers_per_head < 0 or (self.layers_per_head == 0 and self.unembedding == "shared"):
+            raise ValueError(
+                f"layers_per_head={self.layers_per_head} was given with unembedding={self.unembedding!r}; a head needs "
+                f"at least one layer, or its own unembedding."
+            )
+        if self.lora_rank is not None and (self.lora_rank < 1 or self.layers_per_head != 1):
+            raise ValueError(
+                f"lora_rank={self.lora_rank} was given with layers_per_head={self.layers_per_head}; a LoRA has a rank "
+                f"of 1 and more and goes with one layer a head."
+            )
+        if self.lora_targets is not None and self.lora_rank is None:
+            raise ValueError("lora_targets were given without lora_rank; give both, or neither.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the heads' layers have kept: one cache for all layers, which slots are real, each head's newest output."""
+
+    cache: TreeCache
+    valid_BS: Tensor
+    positions_BS: Tensor
+    newest: list[Tensor]
+
+
+class Heads(TokenHeads):
+    """K heads of decoder layers over the context."""
+
+    config: Config
+
+    def __init__(self, config: Config, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        check_layers(config, backbone)
+        heads = range(config.num_heads)
+        if config.lora_rank is None:
+            self.layers = nn.ModuleList(
+                nn.ModuleList(
+                    new_layer(backbone, config.start, k * config.layers_per_head + i)
+                    for i in range(config.layers_per_head)
+                )
+                for k in heads
+            )
+        else:
+            self.layers = nn.ModuleList(
+                nn.ModuleList([SharedLayer(backbone, config.lora_rank, config.lora_targets, k)]) for k in heads
+            )
+        own = [new_unembedding(backbone) for _ in heads] if config.unembedding == "own" else []
+        self.unembeddings = nn.ParameterList(own)
+
+    @property
+    def _tap(self) -> int:
+        return 1 if self.config.tap == "penultimate" else 0
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return (self._tap,)
+
+    def projection(self, k: int) -> Projection:
+        """The backbone's norm and unembedding, or the norm and the head's own."""
+        shared = self.backbone.projection
+        return replace(shared, weight=self.unembeddings[k - 1], bias=None) if len(self.unembeddings) else shared
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k in range(1, self.num_heads + 1):
+            hidden_BTD = self._run(k, batch.taps[self._tap], batch.positions_BT, batch.mask, None)
+            yield hidden_BTD.flatten(0, 1)[batch.rows[k - 1]]
+
+    def commit(
+        self, state: State | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
+    ) -> State:
+        hidden_BAD, positions_BA = plan.select(taps[self._tap]), plan.select(positions_BN)
+        state = state or self._empty(hidden_BAD, positions_BA, plan)
+        mask, positions_BS = self._mask(state, positions_BA, plan)
+        outputs = [self._run(k, hidden_BAD, positions_BA, mask, state.cache) for k in range(1, self.num_heads + 1)]
+        state.cache.commit(None, positions_BA.shape[1])
+        kept_B1 = plan.valid_BA.any(dim=1)[:, None]  # a finished row keeps what it had
+        newest = [
+            torch.where(kept_B1, plan.last(output_BAD), old_BD)
+            for output_BAD, old_BD in zip(outputs, state.newest, strict=True)
+        ]
+        valid_BS = torch.cat([state.valid_BS, plan.valid_BA], dim=1)
+        return State(cache=state.cache, valid_BS=valid_BS, positions_BS=positions_BS, newest=newest)
+
+    def first_level(self, state: State) -> list[Tensor]:
+        return state.newest
+
+    def step(self, k: int, level: list[Tensor], tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, list[Tensor]]:
+        chosen = [newest[parents_M] for newest in level]
+        return chosen[k - 1], chosen
+
+    def _run(self, k: int, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: TreeCache | None) -> Tensor:
+        for layer in cast("nn.ModuleList", self.layers[k - 1]):
+            if isinstance(layer, SharedLayer):
+                hidden_BTD = layer.run(self.backbone, hidden_BTD, positions_BT, mask, cache)
+            else:
+                hidden_BTD = self.backbone.run_layer(layer, hidden_BTD, positions_BT, mask, cache)
+        return hidden_BTD
+
+    def _empty(self, hidden_BAD: Tensor, positions_BA: Tensor, plan: CommitPlan) -> State:
+        return State(
+            cache=TreeCache(),
+            valid_BS=plan.valid_BA[:, :0],
+            positions_BS=positions_BA[:, :0],
+            newest=[torch.zeros_like(hidden_BAD[:, 0])] * self.num_heads,
+        )
+
+    def _mask(self, state: State, positions_BA: Tensor, plan: CommitPlan) -> tuple[Any, Tensor]:
+        batch, kept = positions_BA.shape
+        before_BAS = state.valid_BS[:, None, :].expand(batch, kept, -1)
+        may_attend_BAS = torch.cat([before_BAS, causal(plan.valid_BA)], dim=2)
+        positions_BS = torch.cat([state.positions_BS, positions_BA], dim=1)
+        style = self.backbone.mask_style
+        return style.finish(may_attend_BAS, positions_BA, positions_BS, self.backbone.dtype), positions_BS
+
+
+class SharedLayer(nn.Module):
+    """The backbone's last layer with a LoRA of the head's own; nothing of the backbone is registered here.
+
+    A template of the layer stands on the meta device and is called with the backbone's tensors and the LoRA's. Its
+    gradient into the shared tensors passes the gate like everything else that flows from heads to backbone.
+    """
+
+    def __init__(self, backbone: Backbone, rank: int, targets: list[str] | None, slot: int) -> None:
+        super().__init__()
+        config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets or lora_targets(backbone))
+        template = in_slot(copy.deepcopy(backbone.layers[-1]), slot)
+        inject_adapter_in_model(config, template)
+        # ParameterDict takes no dots in names, and nothing else in a layer's names has a slash
+        self.lora = nn.ParameterDict(
+            {name.replace(".", "/"): p for name, p in template.named_parameters() if "lora_" in name}
+        )
+        self._template = (template.to("meta"),)  # in a tuple: not a submodule
+
+    def run(self, backbone: Backbone, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: Any) -> Tensor:
+        layer, scale = backbone.layers[-1], backbone.gradient_scale
+        shared = {name: gate(p, scale).to(hidden_BTD.dtype) for name, p in layer.named_parameters()}
+        shared |= dict(layer.named_buffers())
+        own = {name.replace("/", "."): p for name, p in self.lora.items()}
+        (template,) = self._template
+        names = [name for name, _ in (*template.named_parameters(), *template.named_buffers())]
+        values = {name: own[name] if name in own else shared[name.replace(".base_layer", "")] for name in names}
+        return backbone.run_layer(template, hidden_BTD, positions_BT, mask, cache, values=values)
+
+
+def check_layers(config: Config, backbone: Backbone) -> None:
+    """Raise ValueError where the backbone has no stem, or layers that no trained copy can be made of."""
+    if config.tap == "penultimate" and backbone.num_layers < 2:
+        raise ValueError(
+            f"The backbone {backbone.name} has {backbone.num_layers} layer; dynamo heads branch off behind the "
+            f"penultimate one: choose a deeper backbone, or set tap to 'last'."
+        )
+    if not all(p.is_floating_point() for p in backbone.layers[-1].parameters()):
+        raise ValueError(
+            f"The last layer of {backbone.name} is quantised, and dynamo heads are layers of its kind; load the "
+            f"backbone without quantization."
+        )
+
+
+def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
+    """A decoder layer like the backbone's last, random or copied, that caches under its own slot."""
+    layer = in_slot(copy.deepcopy(backbone.layers[-1]), slot).requires_grad_(True)
+    if start == "random":
+        layer.apply(backbone.model._init_weights)
+    return layer
+
+
+def in_slot(layer: nn.Module, slot: int) -> nn.Module:
+    """The layer, writing keys and values to this layer index of a cache."""
+    for module in layer.modules():
+        if hasattr(module, "layer_idx"):
+            module.layer_idx = slot  # type: ignore[assignment]
+    return layer
+
+
+def new_unembedding(backbone: Backbone) -> nn.Parameter:
+    """Random, as the backbone's class draws its embeddings."""
+    weight = backbone.projection.weight
+    std = getattr(backbone.config, "initializer_range", 0.02)
+    return nn.Parameter(torch.empty_like(weight, dtype=torch.float32).normal_(std=std))
+
+
+def lora_targets(backbone: Backbone) -> list[str]:
+    """peft's usual linear layers of this architecture.
+
+    Raises:
+        ValueError: peft knows none.
+    """
+    kind = backbone.config.model_type
+    if kind not in LORA_TARGETS:
+        raise ValueError(
+            f"peft names no LoRA targets for {kind}; give heads.lora_targets: the names of linear layers in one "
+            f"decoder layer."
+        )
+    return list(LORA_TARGETS[kind])

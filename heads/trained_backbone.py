@@ -1,0 +1,181 @@
+"""Backbones that were trained together with their heads: saved beside them, loaded with them in one call.
+
+A folder of such heads holds a further folder `backbone-…`: the whole changed backbone with its tokenizer, or the LoRA
+adapter that was trained. heads.json names it and holds a fingerprint of the changed weights. The name is made from the
+weights, so a new save never writes over the backbone that the heads.json in place still names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import Tensor
+
+from heads.backbone import Backbone
+
+PREFIX = "backbone-"
+FINGERPRINT_TENSORS = 256
+
+
+@dataclass(kw_only=True)
+class LoraSettings:
+    """A LoRA adapter on the backbone, through peft.
+
+    Attributes:
+        rank: of the added products; 0 for no adapter.
+        alpha: the product is scaled by alpha / rank; the rank where it is not given.
+        dropout: on the adapter's input, 0 up to 1.
+        targets: names of the linear layers that get one; peft's choice for the architecture where it is not given.
+    """
+
+    rank: int = 0
+    alpha: float | None = None
+    dropout: float = 0.0
+    targets: list[str] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError, with what is allowed, on a value that no adapter takes."""
+        if self.rank < 0:
+            raise ValueError(f"lora.rank={self.rank} was given; allowed are 0 (no adapter) and more.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout={self.dropout} was given; allowed are 0 up to 1 (1 excluded).")
+
+
+def add_adapter(model: Any, settings: LoraSettings) -> None:
+    """Put a new adapter into a model, in place; it changes nothing until it is trained.
+
+    Raises:
+        ValueError: peft knows no targets for this architecture, or the named ones do not exist.
+    """
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.rank if settings.alpha is None else settings.alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.dropout,
+        target_modules=settings.targets,
+    )
+    try:
+        model.add_adapter(config)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+        name = type(model).__name__
+        raise ValueError(f"No LoRA adapter could be put into {name} ({first}); name lora.targets.") from error
+
+
+def has_adapter(model: Any) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def save_backbone(
+    model: Any, folder: str | Path, *, dtype: torch.dtype | None = None, tokenizer: Any = None
+) -> dict[str, Any]:
+    """Write the changed backbone, or its adapter, into a new folder below `folder`.
+
+    Returns:
+        What heads.json says about it: the new folder's name, whether it is an adapter, a fingerprint.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; what was saved before is untouched.
+    """
+    begun = Path(folder) / ".backbone.tmp"
+    shutil.rmtree(begun, ignore_errors=True)
+    try:
+        begun.mkdir(parents=True)
+        if has_adapter(model):
+            model.save_pretrained(begun)
+        else:
+            model.save_pretrained(begun, state_dict=in_dtype(model, dtype))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(begun)
+        final = Path(folder) / f"{PREFIX}{digest(begun)}"
+        if not final.exists():
+            begun.rename(final)
+    except OSError as error:
+        raise OSError(
+            f"The trained backbone could not be written to {folder} ({error.strerror or error}); what was saved there "
+            f"before is untouched. Free space or choose another folder."
+        ) from error
+    finally:
+        shutil.rmtree(begun, ignore_errors=True)
+    return {"folder": final.name, "adapter": has_adapter(model), "fingerprint": fingerprint_weights(model)}
+
+
+def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    return {
+        name: t.detach().to(dtype or t.dtype) if t.is_floating_point() else t for name, t in model.state_dict().items()
+    }
+
+
+def digest(folder: Path) -> str:
+    """Eight hexadecimal digits from all tensor files."""
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:8]
+
+
+def remove_others(folder: str | Path, kept: str | None) -> None:
+    """Backbones of earlier saves, once heads.json names another."""
+    for path in Path(folder).glob(f"{PREFIX}*"):
+        if path.name != kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@torch.no_grad()
+def fingerprint_weights(model: Any) -> list[float]:
+    """One entry of up to 256 tensors spread over the model, in the order of their names: changed layers show."""
+    tensors = [t for _, t in sorted(model.state_dict().items()) if t.is_floating_point() and t.numel()]
+    step = max(1, len(tensors) // FINGERPRINT_TENSORS)
+    return [float(f"{t.flatten()[t.numel() // 2].item():.6g}") for t in tensors[::step]]
+
+
+def check_trained_backbone(record: Any, backbone: Backbone, folder: str | Path) -> None:
+    """Heads that were trained with their backbone belong to the changed one.
+
+    Raises:
+        ValueError: another one was given.
+    """
+    one, other = record["fingerprint"], fingerprint_weights(backbone.model)
+    # bfloat16 keeps 8 bits of a number, so one value in two dtypes differs by up to 2^-8 of itself.
+    if len(one) != len(other) or any(
+        abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in zip(one, other, strict=False)
+    ):
+        raise ValueError(
+            f"The heads in {folder} were trained together with their backbone, which lies beside them in "
+            f"{record['folder']}; the given backbone is another one. Load both with "
+            f"heads.load_with_backbone({str(folder)!r})."
+        )
+
+
+def read_backbone(model: Any, folder: Path) -> None:
+    """Put the weights of the one saved backbone, or adapter, of a folder into a model of the same shape.
+
+    Raises:
+        FileNotFoundError: the folder holds none.
+        RuntimeError: its tensors are not the model's.
+    """
+    found = sorted(folder.glob(f"{PREFIX}*"))
+    if not found:
+        raise FileNotFoundError(f"no {PREFIX}* folder")
+    if has_adapter(model):
+        tensors = load_file(found[0] / "adapter_model.safetensors")
+        outcome: Any = set_peft_model_state_dict(model, tensors)
+        if outcome.unexpected_keys:
+            raise RuntimeError(f"unexpected tensors {', '.join(outcome.unexpected_keys[:3])} in {found[0].name}")
+        return
+    tensors = {}
+    for path in sorted(found[0].glob("*.safetensors")):
+        tensors |= load_file(path)
+    tied = set(model.state_dict()) - set(tensors)
+    missing = tied - set(getattr(model, "all_tied_weights_keys", {}) or {})
+    if missing:
+        raise RuntimeError(f"missing tensors {', '.join(sorted(missing)[:3])} in {found[0].name}")
+    model.load_state_dict(tensors, strict=False)
+    model.tie_weights()
