@@ -57,7 +57,9 @@ def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccu
     tokens_BT = batch["input_ids"]
     with torch.autocast(tokens_BT.device.type, enabled=False):
         choices_BT: Tensor | None = None
-        for found in model.objectives(tokens_BT, batch["loss_mask"], batch["document_ids"], with_backbone=True):
+        for found in model.objectives(
+            tokens_BT, batch["loss_mask"], batch["document_ids"], with_backbone=True, lookahead=0.0
+        ):
             if found.all_BTD is not None:
                 choices_BT = backbone_choices(found.projection, found.all_BTD)
             assert choices_BT is not None, "the backbone's own comes first"

@@ -1,0 +1,170 @@
+"""The files of an n-gram table: arrays as they lie in memory, and `ngrams.json`, which says what they are.
+
+ngrams.json holds the format version, the order, the tokenizer's fingerprint, how many n-grams of each order the corpus
+holds and how many different ones, where they came from, and of every array its type, length and checksum.
+"""
+# N n-grams of one order
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT_VERSION = 1
+DESCRIPTION = "ngrams.json"
+MAX_ORDER = 5
+CHECKED_BYTES = 1 << 24  # read at once for a checksum
+NUMBERS = ("<i4", "<u4", "<i8")
+HOW_TO_COUNT = "count it again with the backbone's tokenizer: headway count-ngrams --tokenizer BACKBONE"
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """SHA-256 over a tokenizer's tokens and their ids."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+
+
+def array_names(order: int) -> list[str]:
+    """The arrays of a table, in the order of the trie.
+
+    >>> array_names(2)
+    ['order1.counts', 'order2.tokens', 'order2.counts', 'order2.starts']
+    """
+    return ["order1.counts"] + [
+        f"order{n}.{part}" for n in range(2, order + 1) for part in ("tokens", "counts", "starts")
+    ]
+
+
+def write_array(path: Path, kind: str, pieces: Iterable[NDArray[Any]]) -> dict[str, Any]:
+    """Write pieces one after the other as little-endian numbers; what ngrams.json says of the file."""
+    length, crc = 0, 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            content = np.ascontiguousarray(piece, dtype=kind).data
+            file.write(content)
+            length, crc = length + len(piece), zlib.crc32(content, crc)
+    return {"kind": kind, "length": length, "crc32": crc}
+
+
+def open_array(path: Path, file: dict[str, Any]) -> NDArray[Any]:
+    """Map an array that `write_array` wrote."""
+    expected = file["length"] * np.dtype(file["kind"]).itemsize
+    found = path.stat().st_size if path.is_file() else None
+    if found != expected:
+        state = "is missing" if found is None else f"holds {found:,} bytes in place of {expected:,}"
+        raise ValueError(f"{path} {state}; the n-gram table was damaged: copy the folder again or recount.")
+    if not expected:  # a file of no bytes cannot be mapped
+        return np.zeros(0, file["kind"])
+    return np.asarray(np.memmap(path, file["kind"], mode="r"))
+
+
+def checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while content := file.read(CHECKED_BYTES):
+            crc = zlib.crc32(content, crc)
+    return crc
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """What ngrams.json says, checked for what this version can read.
+
+    Raises:
+        ValueError: no such file, a newer format, or not what `count_ngrams` writes.
+    """
+    path = Path(folder) / DESCRIPTION
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that headway count-ngrams wrote.")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+        version = int(description["format_version"])
+        problem = "" if version > FORMAT_VERSION else find_problem(description)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no description of n-grams ({type(error).__name__}: {error}); it was damaged or cut short: copy "
+            "the folder again or recount."
+        ) from None
+    if version > FORMAT_VERSION:
+        raise ValueError(f"{path} has format version {version}; this version of Headway reads up to {FORMAT_VERSION}.")
+    if problem:
+        raise ValueError(f"{path} does not fit together ({problem}); copy the folder again or recount.")
+    return dict(description)
+
+
+def find_problem(description: dict[str, Any]) -> str:
+    """The first thing in a description that `count_ngrams` would not have written; empty where there is none."""
+    order, vocab, files = description["order"], description["vocab_size"], description["files"]
+    if not 1 <= order <= MAX_ORDER or vocab < 1:
+        return f"order {order}, {vocab} tokens"
+    if not all(len(description[name]) == order for name in ("positions", "num_ngrams")):
+        return "not one number for each order"
+    for name in array_names(order):
+        n, part = int(name[5]), name[7:]
+        length = files[name]["length"]
+        wanted = vocab if n == 1 else description["num_ngrams"][n - 1]
+        if part == "starts":
+            wanted = 1 + (vocab if n == 2 else description["num_ngrams"][n - 2])
+        if length != wanted or files[name]["kind"] not in NUMBERS:
+            return f"{name} has {length} numbers of kind {files[name]['kind']} in place of {wanted}"
+    description["tokenizer_sha256"]
+    return ""
+
+
+def write_whole(path: Path, write: Callable[[Any], Any]) -> None:
+    """A file that is in place only once it is whole."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with unfinished.open("wb") as file:
+        write(file)
+    os.replace(unfinished, path)
+
+
+def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]) -> None:
+    """Join the parts into the table's arrays, and describe them."""
+    order = description["order"]
+    files = {}
+    for name in array_names(order):
+        files[name] = write_array(folder / name, kind_of(name, parts), read_pieces(name, parts))
+    description = {
+        **description,
+        "positions": [sum(int(read_part(part, f"order{n}.positions")) for part in parts) for n in range(1, order + 1)],
+        "num_ngrams": [files[f"order{n}.counts"]["length"] for n in range(1, order + 1)],
+        "documents": "n-grams lie within one document",
+        "files": files,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def kind_of(name: str, parts: Sequence[Path]) -> str:
+    """Token ids take 4 bytes, places in a file 8, counts what the largest needs; unigrams are few and always 8."""
+    if name.endswith("tokens"):
+        return "<i4"
+    if name.endswith("starts") or name == "order1.counts":
+        return "<i8"
+    largest = max(int(read_part(part, name).max(initial=0)) for part in parts)
+    return "<u4" if largest <= np.iinfo(np.uint32).max else "<i8"
+
+
+def read_pieces(name: str, parts: Sequence[Path]) -> Iterator[NDArray[Any]]:
+    """An array of the table, part by part; numbers of children become the places at which they begin."""
+    if not name.endswith("starts"):
+        yield from (read_part(part, name) for part in parts)
+        return
+    yield np.zeros(1, np.int64)
+    behind = 0
+    for part in parts:
+        ends = behind + np.cumsum(read_part(part, name))
+        yield ends
+        behind = int(ends[-1]) if len(ends) else behind
+
+
+def read_part(part: Path, name: str) -> NDArray[Any]:
+    with np.load(part) as arrays:
+        found: NDArray[Any] = arrays[name]
+        return found

@@ -1,0 +1,162 @@
+"""N-grams as sorted runs: packed into words that sort as the n-grams do, tallied, merged, and cut into a trie's levels.
+
+A symbol, a token or the end of a document, takes as many bits as the vocabulary needs; as many symbols as fit go into a
+word of 64 bits, and further words follow. So one word serves trigrams of any vocabulary up to a million tokens, and two
+serve 5-grams. Every token begins one n-gram; the last ones of a document are filled up with ends, so that one run of
+n-grams holds the counts of all lower orders too: those of its prefixes.
+"""
+# L length of the padded stream, N n-grams, P n-grams of the order before, V vocabulary, W words an n-gram
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+Counts = NDArray[np.int64]
+WORD_BITS = 64
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How n-grams of an order over a vocabulary lie in words.
+
+    >>> packing = Packing(order=2, vocab_size=3)
+    >>> words_WN = packing.pack(packing.join([[0, 1], [2]]))
+    >>> packing.symbol(words_WN, 0).tolist(), packing.symbol(words_WN, 1).tolist()  # 3 is a document's end
+    ([0, 1, 2], [1, 3, 3])
+    """
+
+    order: int
+    vocab_size: int
+
+    @property
+    def end(self) -> int:
+        """The symbol behind a document's last token; it sorts behind all tokens."""
+        return self.vocab_size
+
+    @property
+    def bits(self) -> int:
+        return self.vocab_size.bit_length()
+
+    @property
+    def groups(self) -> list[range]:
+        """Which of the n symbols each word holds."""
+        each = WORD_BITS // self.bits
+        return [range(first, min(first + each, self.order)) for first in range(0, self.order, each)]
+
+    def join(self, documents: Sequence[Any]) -> NDArray[np.int32]:
+        """Documents as one stream with n - 1 ends behind each."""
+        ends = np.full(self.order - 1, self.end, np.int32)
+        return np.concatenate([piece for ids in documents for piece in (np.asarray(ids, np.int32), ends)])
+
+    def pack(self, stream_L: NDArray[np.int32]) -> Words:
+        """The n-gram that begins at each token of a joined stream."""
+        num_windows = len(stream_L) - self.order + 1
+        begins = np.flatnonzero(stream_L[:num_windows] != self.end)
+        words_WN = np.empty((len(self.groups), len(begins)), np.uint64)
+        for word_N, group in zip(words_WN, self.groups, strict=True):
+            window = np.zeros(num_windows, np.uint64)
+            for i in group:
+                window <<= np.uint64(self.bits)
+                window |= stream_L[i : num_windows + i].astype(np.uint64)
+            np.take(window, begins, out=word_N)
+        return words_WN
+
+    def symbol(self, words_WN: Words, i: int) -> NDArray[np.int64]:
+        """Symbol i of every n-gram."""
+        word, group = next((word, group) for word, group in enumerate(self.groups) if i in group)
+        shift = self.bits * (group.stop - 1 - i)
+        return ((words_WN[word] >> np.uint64(shift)) & np.uint64((1 << self.bits) - 1)).astype(np.int64)
+
+    def find_first(self, words_WN: Words, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in a sorted run the n-grams begin that start with each token or one behind it."""
+        shift = self.bits * (len(self.groups[0]) - 1)
+        return np.searchsorted(words_WN[0], tokens.astype(np.uint64) << np.uint64(shift))
+
+
+def tally(words_WN: Words) -> tuple[Words, Counts]:
+    """The different n-grams, sorted, and how often each is there."""
+    one = len(words_WN) == 1
+    words_WN = np.sort(words_WN, axis=1) if one else words_WN[:, np.lexsort(words_WN[::-1])]
+    first = find_changes(words_WN)
+    return words_WN[:, first], np.diff(first, append=words_WN.shape[1])
+
+
+def merge(runs: Sequence[tuple[Words, Counts]]) -> tuple[Words, Counts]:
+    """The sum of sorted runs."""
+    words_WN = np.concatenate([words for words, _ in runs], axis=1)
+    counts_N = np.concatenate([counts for _, counts in runs])
+    # The stable sort finds the runs that are sorted already and merges them.
+    order = np.argsort(words_WN[0], kind="stable") if len(words_WN) == 1 else np.lexsort(words_WN[::-1])
+    words_WN, counts_N = words_WN[:, order], counts_N[order]
+    first = find_changes(words_WN)
+    return words_WN[:, first], np.add.reduceat(counts_N, first)
+
+
+def find_changes(words_WN: Words) -> NDArray[np.int64]:
+    """Where an n-gram differs from the one before it."""
+    changed_N = np.ones(words_WN.shape[1], bool)
+    changed_N[1:] = (words_WN[:, 1:] != words_WN[:, :-1]).any(axis=0)
+    return np.flatnonzero(changed_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grams:
+    """The different n-grams of one order within a range of first tokens.
+
+    Attributes:
+        tokens_N: the last token of each, sorted within their prefix.
+        counts_N: how often each is there.
+        children_P: how many of them go on from each n-gram of the order before.
+        positions: how many there are, each as often as it is there, those dropped as rare included.
+    """
+
+    tokens_N: NDArray[np.int32]
+    counts_N: Counts
+    children_P: Counts
+    positions: int
+
+
+def cut_levels(
+    packing: Packing, words_WN: Words, counts_N: Counts, first_tokens: range, min_count: int
+) -> tuple[Counts, list[Grams]]:
+    """The levels of a trie from a merged run of all n-grams that begin with one of `first_tokens`.
+
+    An n-gram is at least as frequent as what goes on from it, so those seen `min_count` times make a trie as well.
+
+    Returns:
+        the count of each first token, dropped from nowhere, and the n-grams of orders 2 to n.
+    """
+    changed_N = np.zeros(len(counts_N), bool)
+    changed_N[:1] = True
+    above_N = packing.symbol(words_WN, 0) - first_tokens.start
+    unigrams = np.zeros(len(first_tokens), np.int64)
+    np.add.at(unigrams, above_N, counts_N)
+    changed_N[1:] |= above_N[1:] != above_N[:-1]
+    levels, num_above = [], len(first_tokens)
+    for i in range(1, packing.order):
+        symbols_N = packing.symbol(words_WN, i)
+        changed_N[1:] |= symbols_N[1:] != symbols_N[:-1]
+        first = np.flatnonzero(changed_N)
+        sums = np.add.reduceat(counts_N, first) if len(first) else counts_N
+        whole = symbols_N[first] != packing.end
+        kept = whole & (sums >= min_count)
+        chosen = first[kept]
+        levels.append(
+            Grams(
+                tokens_N=symbols_N[chosen].astype(np.int32),
+                counts_N=sums[kept],
+                children_P=np.bincount(above_N[chosen], minlength=num_above),
+                positions=int(sums[whole].sum()),
+            )
+        )
+        # Below an n-gram that was dropped this is another's number, but nothing below it is kept.
+        numbers_N = np.zeros(len(counts_N), np.int64)
+        numbers_N[chosen] = 1
+        above_N, num_above = np.cumsum(numbers_N) - 1, len(chosen)
+    return unigrams, levels
