@@ -1,7 +1,8 @@
 """Decoding speed on the demo backbone: `python -m benchmarks.decoding`. Prints side-by-side tables from one run.
 
-Plain `generate`, `generate` with prompt lookup, and tree decoding with each folder of heads, on held-out prompts:
-greedy, then with a repetition penalty, since a small model's greedy text loops and loops flatter every drafting method.
+Plain `generate`, `generate` with prompt lookup, and tree decoding with each folder of heads, as it is by default (a
+looked-up chain beside the tree) and with the heads alone, on held-out prompts: greedy, then with a repetition penalty,
+since a small model's greedy text loops and loops flatter every drafting method, copying most of all.
 Then where each millisecond goes, and whether the targets were reached.
 """
 
@@ -11,7 +12,7 @@ import argparse
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import transformers
 from matplotlib.figure import Figure
@@ -21,17 +22,20 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
+from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
 from heads.evaluation.throughput import Row
+from heads.interface import TokenHeads
 from heads.opening import Opened, open_heads
 from train.run import explain_errors
 
+Of = TypeVar("Of")
 TARGET_RATIO = 1.5
 REPETITION_PENALTY = 1.1
-LOOKUP = 10  # tokens, as many as generate's own prompt lookup is given
+KINDS = {"": DEFAULT_LOOKUP, ", heads alone": 0}  # what a row's name ends with -> tokens looked up
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -89,12 +93,13 @@ def say_what_runs(console: Console, opened: Opened, options: argparse.Namespace)
     )
 
 
-def tree_methods(opened: Opened, request: Request) -> dict[str, Method]:
-    """Each folder of heads alone, then the last one with a looked-up chain beside its tree."""
-    methods = {name: tree(opened.model, heads, request, name) for name, heads in opened.token_heads.items()}
-    name, heads = list(opened.token_heads.items())[-1]
-    both = f"{name} + lookup"
-    return methods | {both: tree(opened.model, heads, request, both, lookup=LOOKUP)}
+def tree_methods(opened: Opened, request: Request) -> list[tuple[TokenHeads, Method]]:
+    """Each folder of heads with the default decoder, then each with the heads alone."""
+    return [
+        (heads, tree(opened.model, heads, request, f"{name}{kind}", lookup=lookup))
+        for kind, lookup in KINDS.items()
+        for name, heads in opened.token_heads.items()
+    ]
 
 
 def measure_speed(
@@ -102,7 +107,8 @@ def measure_speed(
 ) -> list[Row]:
     """Compare all methods and print their table."""
     model = opened.model
-    methods = [plain(model, request), prompt_lookup(model, request), *tree_methods(opened, request).values()]
+    ours = [method for _, method in tree_methods(opened, request)]
+    methods = [plain(model, request), prompt_lookup(model, request), *ours]
     rows = measure(console, model, methods, request, prompts, repeats, f"speed, {name}")
     console.print(speed_table(rows, f"\n{name}"))
     return rows
@@ -115,8 +121,7 @@ def measure_where(
     watched: list[tuple[Method, Watched]] = [
         (plain(opened.model, request), functools.partial(watch_plain, opened.model))
     ]
-    for heads_name, method in tree_methods(opened, request).items():
-        token_heads = opened.token_heads[heads_name.removesuffix(" + lookup")]
+    for token_heads, method in tree_methods(opened, request):
         watched.append((method, functools.partial(watch_heads, token_heads)))
     runs = len(watched) * len(prompts) * repeats
     with progress_bar(console, f"milliseconds, {name}", runs) as advance:
@@ -141,20 +146,30 @@ def parts_table(parts: Sequence[Parts], title: str) -> Table:
 
 
 def say_targets(console: Console, name: str, rows: Sequence[Row], parts: Sequence[Parts]) -> None:
-    """The last folder of heads, alone and with lookup, against the targets; a line each, from what was measured."""
+    """The last folder of heads, by default and alone, against the targets; a line each, from what was measured."""
     console.print(f"\n{name}:", highlight=False)
-    others = rows[1:-2]
-    for best in rows[-2:]:
+    _, looked_up, *ours = rows
+    for *others, best in in_kinds(ours):
         tell(console, f"{best.name} ≥ {TARGET_RATIO} × plain", f"{best.ratio:.2f}", best.ratio >= TARGET_RATIO)
-        for other in others:
+        for other in (looked_up, *others):
             text = f"{best.tokens_per_second:.1f} against {other.tokens_per_second:.1f} tokens/s"
             ahead = best.tokens_per_second > other.tokens_per_second
             tell(console, f"{best.name} ahead of {other.name}", text, ahead)
-    for p in parts[1:]:
+    for *_, p in in_kinds(parts[1:]):
         text = f"{p.rest:.2f} against {parts[0].rest:.2f} ms"
         tell(console, f"{p.name}: time outside forwards ≤ plain's", text, p.rest <= parts[0].rest)
     for row in rows[1:]:
         tell(console, f"{row.name}: same text as plain", row.same_text, row.same_text.startswith("yes"))
+
+
+def in_kinds(ours: Sequence[Of]) -> list[Sequence[Of]]:
+    """Split what was measured of `tree_methods` by kind, so that like is held against like.
+
+    >>> in_kinds(["medusa", "grounded", "medusa, heads alone", "grounded, heads alone"])
+    [['medusa', 'grounded'], ['medusa, heads alone', 'grounded, heads alone']]
+    """
+    count = len(ours) // len(KINDS)
+    return [ours[start : start + count] for start in range(0, len(ours), count)]
 
 
 def tell(console: Console, target: str, found: str, reached: bool) -> None:

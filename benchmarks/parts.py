@@ -2,8 +2,8 @@
 
 Both sides are measured in the same way: the wall time of `generate`, less the time spent inside wrapped callables. For
 plain `generate` that is `model.forward` (the unembedding is in it); for tree decoding `Backbone.forward` and
-`Backbone.logits`, `token_heads.step` and the heads' projections. Masks, caches, drafting, acceptance, logits processors
-and the loop are everything else.
+`Backbone.logits`, `token_heads.step` and the heads' projections. Masks, caches, drafting, lookup, acceptance, logits
+processors and the loop are everything else.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from heads.conversation import Conversation, converse
-from heads.decoding.lookup import MAX_LOOKUP
+from heads.counting_command import count_ngrams_command
+from heads.decoding.lookup import DEFAULT_LOOKUP, MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
@@ -43,9 +44,12 @@ TreeOption = Annotated[
     str | None, typer.Option("--tree", help="JSON file of paths, or a number of nodes; by default grown for the heads.")
 ]
 LookupOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--lookup", min=0, max=MAX_LOOKUP, help="Tokens copied from earlier in the text, tried beside the tree."
+        "--lookup",
+        min=0,
+        max=MAX_LOOKUP,
+        help=f"Tokens copied from earlier text, tried beside the tree; {DEFAULT_LOOKUP} by default, 0 turns it off.",
     ),
 ]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
@@ -102,7 +106,7 @@ def generate(
     top_k: TopK = None,
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
-    lookup: LookupOption = 0,
+    lookup: LookupOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -131,7 +135,7 @@ def chat(
     top_k: TopK = None,
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
-    lookup: LookupOption = 0,
+    lookup: LookupOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -160,7 +164,7 @@ def benchmark(
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats, of which medians are taken.")] = 3,
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
-    lookup: LookupOption = 0,
+    lookup: LookupOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rows, machine, versions and command here.")
     ] = None,
@@ -180,7 +184,9 @@ def benchmark(
     check_length(opened.model, found, new_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
-    methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)
+    methods = build_methods(
+        opened, request, read_tree_option(tree), read_lookup_option(lookup), with_prompt_lookup=not no_prompt_lookup
+    )
     console = Console()
     rows = measure(console, opened.model, methods, request, found, repeats)
     title = f"{opened.source}, {len(found)} prompts, {new_tokens} new tokens, medians of {repeats} repeats"
@@ -210,6 +216,9 @@ def info(
         console.print(accuracy_table(description["measured_accuracy"]))
 
 
+app.command("count-ngrams")(count_ngrams_command)
+
+
 def read_prompt(prompt: str | None) -> str:
     """The prompt, or what a pipe brings, without its last line break."""
     if prompt is None:
@@ -226,14 +235,20 @@ def read_tree_option(tree: str | None) -> str | int | None:
     return int(tree) if tree is not None and tree.isdecimal() else tree
 
 
+def read_lookup_option(lookup: int | None) -> int:
+    """None is the decoder's own default; --plain must tell it from a number that was given."""
+    return DEFAULT_LOOKUP if lookup is None else lookup
+
+
 def build_methods(
     opened: Opened, request: Request, shape: str | int | None, lookup: int, *, with_prompt_lookup: bool
 ) -> list[Method]:
+    """A row each; heads are named as their folder, and a row without lookup says so."""
     methods = [plain(opened.model, request)]
     if with_prompt_lookup:
         methods.append(prompt_lookup(opened.model, request))
     return methods + [
-        tree(opened.model, heads, request, f"{name} + lookup" if lookup else name, shape, lookup)
+        tree(opened.model, heads, request, name if lookup else f"{name}, heads alone", shape, lookup)
         for name, heads in opened.token_heads.items()
     ]
 
@@ -243,12 +258,12 @@ def build_speaker(
     sampling: Sampling,
     new_tokens: int,
     tree: str | None,
-    lookup: int,
+    lookup: int | None,
     plain: bool,
     highlight: bool,
     color: Color,
 ) -> Speaker:
-    if plain and (highlight or tree is not None or lookup):
+    if plain and (highlight or tree is not None or lookup is not None):
         raise ValueError(
             "--plain drafts nothing, so --highlight, --tree and --lookup have no meaning with it; leave out --plain."
         )
@@ -256,7 +271,9 @@ def build_speaker(
     return Speaker(
         model=opened.model,
         tokenizer=opened.tokenizer,
-        decoding=None if plain else TreeDecoding(token_heads, read_tree_option(tree), lookup=lookup),
+        decoding=None
+        if plain
+        else TreeDecoding(token_heads, read_tree_option(tree), lookup=read_lookup_option(lookup)),
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),

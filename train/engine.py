@@ -33,9 +33,24 @@ def describe_engine() -> str:
         raise ValueError(
             f"The engine {state.distributed_type.value} is not supported; use launch/single.yaml or launch/ddp.yaml."
         )
+    refuse_lost_processes(state.num_processes)
     threads = f" with {torch.get_num_threads()} threads" if state.device.type == "cpu" else ""
     count = "" if state.num_processes == 1 else f" on {state.num_processes} processes"
     return f"engine: {SUPPORTED[state.distributed_type]}{count}, {state.device.type}{threads}"
+
+
+def refuse_lost_processes(num_processes: int) -> None:
+    """`accelerate launch --cpu --num_processes 2` starts one process; it leaves an address to meet at and no count.
+
+    Raises:
+        ValueError: several processes were asked for and one runs.
+    """
+    launched, asked = "ACCELERATE_MIXED_PRECISION" in os.environ, "MASTER_ADDR" in os.environ
+    if num_processes == 1 and launched and asked and "WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            "The launch asks for several processes and started one, as accelerate does with --cpu; leave --cpu out and "
+            "set trainer.use_cpu: true, or unset MASTER_ADDR if one process is what you want."
+        )
 
 
 def use_all_cores() -> None:

@@ -134,6 +134,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
         "logging_steps": 10,
         "lr_scheduler_type": "cosine",
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False,  # every trained parameter is in every micro-batch's loss
         "eval_steps": every or None,
         "eval_strategy": "steps" if every else "no",
         "save_steps": config.save_every_steps or 500,

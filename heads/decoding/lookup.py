@@ -6,8 +6,12 @@ branch of the tree, so verification and acceptance treat it like drafted tokens 
 
 from __future__ import annotations
 
+import torch
+
+from heads.decoding.tree import Shape
+
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2
-MAX_LOOKUP = 64
+DEFAULT_LOOKUP, MAX_LOOKUP = 10, 64
 
 
 class Lookup:
@@ -17,21 +21,34 @@ class Lookup:
     [3, 9, 1, 2]
     >>> Lookup(4).propose([7, 5, 6, 5, 6])             # a loop goes on through what is being copied
     [5, 6, 5, 6]
+
+    Attributes:
+        copying: the text went on as the last chain and one token more foretold, and there is a chain again.
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.copying = False
+        self._foretold: list[int] = []
+        self._length_then = 0
         self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> where the text goes on behind their last occurrence
         self._indexed = 0
 
     def propose(self, tokens: list[int]) -> list[int]:
         """`length` tokens, or none where the text's last tokens are new."""
         self._index(tokens)
+        went_on = bool(self._foretold) and tokens[self._length_then :] == self._foretold
+        self._foretold, self._length_then = self._copy(tokens, self.length + 1), len(tokens)
+        self.copying = went_on and bool(self._foretold)
+        return self._foretold[: self.length]
+
+    def _copy(self, tokens: list[int], length: int) -> list[int]:
+        """What stood behind the last earlier place that reads like the end, longest match first."""
         for size in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             start = self._behind.get(tuple(tokens[-size:]))
             if start is not None and len(tokens) > size:
                 period = len(tokens) - start
-                return [tokens[start + i % period] for i in range(self.length)]
+                return [tokens[start + i % period] for i in range(length)]
         return []
 
     def _index(self, tokens: list[int]) -> None:
@@ -41,6 +58,15 @@ class Lookup:
                 if size <= end:
                     self._behind[tuple(tokens[end - size : end])] = end
         self._indexed = len(tokens)
+
+
+class ChainIndex:
+    """The indices of a pass over the root and a looked-up chain alone."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self.shape = Shape((-1,)).with_chain(length)
+        self.depth_N = self.shape.depth_tensor(device)
+        self.sees_NN = self.shape.sees_NN(device)
 
 
 def check_lookup(length: int) -> int:

@@ -1,4 +1,4 @@
-"""Lossless decoding with a static token tree: draft, verify in one backbone pass, accept, commit.
+"""Lossless decoding with a static token tree and a looked-up chain: draft, verify in one pass, accept, commit.
 
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
 distribution after all logits processors (heads/decoding/acceptance.py has the rule).
@@ -18,14 +18,14 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from heads.backbone import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.acceptance import best_at_nodes, walk
 from heads.decoding.drafting import TreeIndex, draft
-from heads.decoding.lookup import Lookup, check_lookup
+from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
 from heads.decoding.request import Request, Row, check_positions, read_request, refuse_unknown
 from heads.decoding.stats import DecodingOutput, DecodingStats
 from heads.decoding.tree import TYPICAL_ACCURACY, Shape, Tree, grow_tree, read_tree
 from heads.interface import TokenHeads
 from heads.projection import Projection
 
-DEFAULT_NODES = 16
+DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
 
 
 class TreeDecoding:
@@ -36,7 +36,8 @@ class TreeDecoding:
         tree: a `Tree`, a list of paths, a JSON file of paths, a node budget, or None for a default that fits the number
             of heads (grown from the heads' own measured accuracy where their checkpoint has it).
         lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
-            verified in the same pass beside the heads' tree; 0: none. Pays where text repeats itself.
+            verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
+            alone. The text is the same either way.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
 
     Raises:
@@ -49,13 +50,14 @@ class TreeDecoding:
         tree: Tree | Sequence[Sequence[int]] | str | Path | int | None = None,
         generator: torch.Generator | None = None,
         *,
-        lookup: int = 0,
+        lookup: int = DEFAULT_LOOKUP,
     ) -> None:
         self.token_heads = token_heads
         self.tree = choose_tree(token_heads, tree)
         self.generator = generator
         self.lookup = check_lookup(lookup)
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
+        self._chains: dict[torch.device, ChainIndex] = {}
 
     def __call__(
         self,
@@ -87,6 +89,12 @@ class TreeDecoding:
             self._indices[key] = TreeIndex(self.tree, batch, device, grounded=self.token_heads.grounded, chain=chain)
         return self._indices[key]
 
+    def chain_index(self, device: torch.device) -> ChainIndex:
+        """The indices of the looked-up chain without the tree; kept from call to call."""
+        if device not in self._chains:
+            self._chains[device] = ChainIndex(self.lookup, device)
+        return self._chains[device]
+
 
 class Run:
     """One `generate` call."""
@@ -114,7 +122,8 @@ class Run:
             with self.stats.time("draft"):
                 tokens_BN, index = self.propose(rows, heads_state, projections)
             with self.stats.time("verify"):
-                output = self.backbone.verify(state, tokens_BN, index.depth_N, index.sees_NN, self.token_heads.taps)
+                depths = self.depths(rows, index)
+                output = self.backbone.verify(state, tokens_BN, depths, index.sees_NN, self.token_heads.taps)
                 logits_BNV = self.backbone.logits(output.final_BND)
             with self.stats.time("accept"):
                 paths = self.accept(rows, index.shape, tokens_BN, logits_BNV)
@@ -138,13 +147,22 @@ class Run:
                 self.record(b, row, num_tokens=1, num_drafted=0)
         return state, heads_state
 
-    def propose(self, rows: list[Row], heads_state: Any, projections: list[Projection]) -> tuple[Tensor, TreeIndex]:
-        """The nodes' tokens (B, N) and the shape they form: the heads' tree, and a chain where one was looked up."""
+    def propose(
+        self, rows: list[Row], heads_state: Any, projections: list[Projection]
+    ) -> tuple[Tensor, TreeIndex | ChainIndex]:
+        """The nodes' tokens (B, N) and the shape they form: the heads' tree, and a chain where one was looked up.
+
+        While every row copies, the heads are not asked: their drafting would be time for nothing.
+        """
         device = rows[0].device
         chains = self.look_up(rows)
-        index = self.decoding.index(len(rows), device, chained=chains is not None)
         root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
-        tokens_BN = draft(self.token_heads, projections, heads_state, root_B, index)
+        index: TreeIndex | ChainIndex
+        if self.copying(rows):
+            index, tokens_BN = self.decoding.chain_index(device), root_B[:, None]
+        else:
+            index = self.decoding.index(len(rows), device, chained=chains is not None)
+            tokens_BN = draft(self.token_heads, projections, heads_state, root_B, index)
         if chains is not None:
             tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=device)], dim=1)
         return tokens_BN, index
@@ -155,6 +173,22 @@ class Run:
         if not any(found):
             return None
         return [chain or [0] * self.decoding.lookup for chain in found]
+
+    def copying(self, rows: list[Row]) -> bool:
+        """Every row that goes on copies, and what is copied reaches further than the heads could."""
+        return self.decoding.lookup > self.decoding.tree.depth and all(
+            row.done or lookup.copying for lookup, row in zip(self.lookups, rows, strict=True)
+        )
+
+    def depths(self, rows: list[Row], index: TreeIndex | ChainIndex) -> Tensor:
+        """Depths of the nodes: (N,), and near the end (B, N) with those cut that lie behind the text's last token.
+
+        Such nodes are never reached, but a backbone may have no position for them.
+        """
+        room = [self.request.max_length - 1 - len(row.tokens) for row in rows]
+        if min(room) >= index.shape.depth:
+            return index.depth_N
+        return index.depth_N.minimum(torch.tensor(room, device=index.depth_N.device)[:, None])
 
     def accept(self, rows: list[Row], shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> list[list[int]]:
         """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none of a row that ended."""
@@ -220,7 +254,7 @@ class Run:
 def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | str | Path | int | None) -> Tree:
     """A `Tree` from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
     if tree is None or isinstance(tree, int):
-        nodes = DEFAULT_NODES if tree is None else tree
+        nodes = default_nodes(token_heads.backbone.device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
         return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
     if isinstance(tree, str | Path):
@@ -238,6 +272,16 @@ def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | 
             f"give ranks below that."
         )
     return chosen
+
+
+def default_nodes(device: torch.device) -> int:
+    """Nodes of the default tree, the root included.
+
+    Where a pass is bound by reading weights, further rows are nearly free. A CPU pays for each: its matrix products of
+    five and more rows cost several times the matrix-vector products of a plain step, and the looked-up chain adds rows
+    of its own.
+    """
+    return DEFAULT_NODES_ON_CPU if device.type == "cpu" else DEFAULT_NODES
 
 
 def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:

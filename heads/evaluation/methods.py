@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.interface import TokenHeads
 
 TreeShape = Tree | str | Path | int | None
-LOOKUP_TOKENS = 10  # drafted at most in one pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def plain(model: Any, request: Request) -> Method:
     return Method(name="plain", run=run)
 
 
-def prompt_lookup(model: Any, request: Request, num_tokens: int = LOOKUP_TOKENS) -> Method:
+def prompt_lookup(model: Any, request: Request, num_tokens: int = DEFAULT_LOOKUP) -> Method:
     """`model.generate` with drafts copied from where the text's last tokens stood before."""
 
     def run(prompt_1T: Tensor) -> Outcome:
@@ -92,9 +92,14 @@ def prompt_lookup(model: Any, request: Request, num_tokens: int = LOOKUP_TOKENS)
 
 
 def tree(
-    model: Any, token_heads: TokenHeads, request: Request, name: str, shape: TreeShape = None, lookup: int = 0
+    model: Any,
+    token_heads: TokenHeads,
+    request: Request,
+    name: str,
+    shape: TreeShape = None,
+    lookup: int = DEFAULT_LOOKUP,
 ) -> Method:
-    """Tree decoding with these heads; `shape` and `lookup` as `TreeDecoding` takes them."""
+    """Tree decoding with these heads; `shape` and `lookup` as `TreeDecoding` takes them, by default its own."""
     decoding = TreeDecoding(token_heads, shape, lookup=lookup)
 
     def run(prompt_1T: Tensor) -> Outcome:

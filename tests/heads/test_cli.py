@@ -82,7 +82,7 @@ def test_greedy_text_is_plain_generations_text(folder: Path, plain_text: str, fa
     assert SUMMARY.search(result.stderr)
 
 
-@pytest.mark.parametrize("options", [["--plain"], ["--tree", "3"], ["--temperature", "0"]])
+@pytest.mark.parametrize("options", [["--plain"], ["--tree", "3"], ["--lookup", "0"], ["--temperature", "0"]])
 def test_text_does_not_depend_on_how_it_is_decoded(folder: Path, plain_text: str, options: list[str]) -> None:
     result = run("generate", folder / "grounded", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS, *options)
     assert result.stdout == plain_text + "\n"
@@ -117,6 +117,8 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["info", "{folder}/base"], "holds no heads.json"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--top-k", "5"], "--temperature above 0"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--highlight"], "leave out --plain"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--lookup", "0"], "leave out --plain"),
+        (["chat", "{folder}/medusa", "--plain", "--lookup", "10"], "leave out --plain"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--tree", "no.json"], "no.json does not exist"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--backbone", "{folder}/no"], "could not be loaded"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--max-new-tokens", "9999"], "lower --max-new-tokens"),
@@ -228,6 +230,16 @@ def test_benchmark_takes_prompts_from_a_file_and_can_leave_prompt_lookup_out(fol
     assert result.exit_code == 0, result.stderr
     assert "2 prompts" in result.stdout
     assert "lookup" not in result.stdout
+
+
+@pytest.mark.parametrize(("lookup", "name"), [("0", "medusa, heads alone"), ("4", "medusa")])
+def test_benchmark_says_which_row_has_the_heads_alone(folder: Path, tmp_path: Path, lookup: str, name: str) -> None:
+    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1"]
+    files = ["--json", tmp_path / "rows.json"]
+    result = run("benchmark", folder / "medusa", "--lookup", lookup, "--no-prompt-lookup", *small, *files)
+    assert result.exit_code == 0, result.stderr
+    (rows,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"].values()
+    assert [row["name"] for row in rows] == ["plain", name]
 
 
 def test_a_tree_is_a_number_of_nodes_or_a_file() -> None:

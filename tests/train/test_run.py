@@ -320,6 +320,16 @@ def test_an_engine_that_is_not_there_is_an_error(folder, capsys, monkeypatch):
     assert "asks for FSDP" in capsys.readouterr().err
 
 
+def test_processes_that_did_not_start_are_an_error(folder, capsys, monkeypatch):
+    """What `accelerate launch --cpu --num_processes 2` leaves in the environment of its single process."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit):
+        main(["--config", write_config(folder, "lost")])
+    assert "asks for several processes and started one" in capsys.readouterr().err
+
+
 def test_inspect_data_shows_samples_and_counts(folder, capsys):
     dispatch(["inspect-data", "--config", write_config(folder, "inspected"), "--samples", "2"])
     shown = capsys.readouterr().out

@@ -1,14 +1,17 @@
-"""Looked-up chains beside the heads' tree: what is proposed, and that the text stays `generate`'s."""
+"""Looked-up chains beside the heads' tree: what is proposed, when heads are left out, that the text is `generate`'s."""
 
+import functools
 import random
 
 import pytest
 import torch
 from throwaway_families import FAMILIES, fitted_heads, make_heads
-from tiny import PAD, left_padded, random_tokens, tiny_model
+from tiny import EOS, PAD, left_padded, random_tokens, tiny_model
+from transformers.generation.logits_process import LogitsProcessor
 
 import heads
 from heads.backbone import Backbone
+from heads.decoding import tree_decoding
 from heads.decoding.lookup import Lookup
 
 LOOP = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
@@ -37,6 +40,20 @@ def test_the_index_finds_what_a_search_finds(seed):
     assert found > 100
 
 
+def test_copying_is_a_text_that_goes_on_as_foretold():
+    lookup, text = Lookup(3), [5, 6, 7, 5, 6]
+    assert lookup.propose(text) == [7, 5, 6]
+    assert not lookup.copying, "nothing was foretold before"
+    text += [7, 5, 6, 7]
+    assert lookup.propose(text) == [5, 6, 7]
+    assert lookup.copying
+    assert lookup.propose([*text, 5, 6, 7, 9]) == []
+    assert not lookup.copying, "the token behind the chain is another one"
+    text += [5, 6, 7, 9, 5, 6]
+    assert lookup.propose(text)
+    assert not lookup.copying
+
+
 def run(family, tokens, token_heads=None, **options):
     token_heads = token_heads or fitted_heads(family, "llama")
     model = token_heads.backbone.model
@@ -53,12 +70,17 @@ def run(family, tokens, token_heads=None, **options):
     return plain, model.generate(tokens, custom_generate=heads.TreeDecoding(token_heads, 6, lookup=7), **settings)
 
 
+@functools.cache
+def repeating(family):
+    """Heads on a model that repeats itself."""
+    return make_heads(family, Backbone(tiny_model("llama", attn="sdpa", sharpen=False)), num_heads=3)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_generates_where_it_repeats_and_where_it_does_not(family):
     """Sharpened models wander, and chains are mostly wrong; with transformers' own weights a model repeats itself."""
-    repeating = make_heads(family, Backbone(tiny_model("llama", sharpen=False)), num_heads=3)
     deep = 0
-    for token_heads in (None, repeating):
+    for token_heads in (None, repeating(family)):
         for tokens in (LOOP, random_tokens(1, 6, seed=3), random_tokens(1, 9, seed=4)):
             plain, ours = run(family, tokens, token_heads, eos_token_id=None)
             assert torch.equal(plain.sequences, ours.sequences)
@@ -81,6 +103,54 @@ def test_sampled_text_has_the_same_draws():
 def test_processors_see_the_same_prefixes():
     plain, ours = run("grounded", LOOP, repetition_penalty=1.3, no_repeat_ngram_size=4, eos_token_id=None)
     assert torch.equal(plain.sequences, ours.sequences)
+
+
+class Interrupts(LogitsProcessor):
+    """Every thirtieth token must not be the one that would have come: a copy breaks off."""
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] % 30:
+            return scores
+        return scores.scatter(1, scores.argmax(dim=1, keepdim=True), -float("inf"))
+
+
+@pytest.fixture
+def drafts(monkeypatch):
+    """Grows by one whenever the heads are asked."""
+    asked = []
+    draft = tree_decoding.draft
+    monkeypatch.setattr(tree_decoding, "draft", lambda *arguments: asked.append(None) or draft(*arguments))
+    return asked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_while_a_text_copies_itself_the_heads_are_not_asked(family, drafts):
+    options = {"eos_token_id": None, "max_new_tokens": 120}
+    plain, ours = run(family, LOOP, repeating(family), logits_processor=[Interrupts()], **options)
+    assert torch.equal(plain.sequences, ours.sequences)
+    left_out = ours.stats.passes - 1 - len(drafts)
+    assert left_out > 4, "hardly any pass without the heads"
+    assert len(drafts) > 4, "after a break the heads are asked again"
+
+
+@pytest.mark.parametrize("eos", [None, EOS])
+def test_a_batch_leaves_the_heads_out_while_all_its_rows_copy_or_have_ended(eos, drafts):
+    """With an end token the second row has nothing but it."""
+    tokens, mask = left_padded([LOOP[0].tolist(), [9, 3, 4, 10, 11, 12, 13]])
+    options = {"attention_mask": mask, "max_new_tokens": 120, "eos_token_id": eos}
+    plain, ours = run("grounded", tokens, repeating("grounded"), **options)
+    assert torch.equal(plain.sequences, ours.sequences)
+    assert 0 < len(drafts) < ours.stats.passes - 1
+
+
+def test_a_chain_shorter_than_the_tree_leaves_the_heads_in(drafts):
+    token_heads = repeating("grounded")
+    decoding = heads.TreeDecoding(token_heads, [[0], [0, 0]], lookup=2)
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    plain = token_heads.backbone.model.generate(LOOP, **options)
+    ours = token_heads.backbone.model.generate(LOOP, custom_generate=decoding, return_dict_in_generate=True, **options)
+    assert torch.equal(plain, ours.sequences)
+    assert len(drafts) == ours.stats.passes - 1
 
 
 @pytest.mark.parametrize("length", [-1, 65])

@@ -31,6 +31,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 import heads
 from heads.backbone import Backbone
 from heads.decoding import tree_decoding
+from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.request import refuse_unknown
 from heads.decoding.stats import DecodingStats
 
@@ -39,6 +40,7 @@ NUM_HEADS = 3
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [0, 1, 0], [1], [1, 0], [1, 0, 0], [2], [2, 0]])
 PROMPT = random_tokens(1, 5, seed=50)
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD}
+WITH_AND_WITHOUT_LOOKUP = pytest.mark.parametrize("lookup", [DEFAULT_LOOKUP, 0], ids=["default", "heads_alone"])
 
 
 def decoding_of(family: str = "grounded", name: str = "llama", **options: Any) -> tuple[Any, heads.TreeDecoding]:
@@ -79,20 +81,26 @@ def check_stats(stats: DecodingStats, sequences: Tensor, prompt_length: int, pad
 # --- equality --------------------------------------------------------------------------------------------------------
 
 
+@WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_generates_on_every_architecture(family, monkeypatch):
+def test_greedy_text_is_generates_on_every_architecture(family, lookup, monkeypatch):
     taken: collections.Counter[tuple[int, ...]] = collections.Counter()
+    chains_followed = 0
     plain_walk = tree_decoding.walk
 
-    def counting_walk(tree, *arguments):
-        path = plain_walk(tree, *arguments)
-        taken[tree.paths[path[-1]]] += 1
+    def counting_walk(shape, *arguments):
+        nonlocal chains_followed
+        path = plain_walk(shape, *arguments)
+        if path[-1] < TREE.num_nodes and shape.parents[: TREE.num_nodes] == TREE.parents:
+            taken[TREE.paths[path[-1]]] += 1
+        else:
+            chains_followed += 1
         return path
 
     monkeypatch.setattr(tree_decoding, "walk", counting_walk)
     prompts = [PROMPT, random_tokens(1, 1, seed=1), random_tokens(1, 17, seed=2)]
     for name in (*ARCHITECTURES, "mistral_windowed", "gemma3"):
-        model, decoding = decoding_of(family, name)
+        model, decoding = decoding_of(family, name, lookup=lookup)
         for tokens in prompts:
             plain, ours = both(model, decoding, tokens, **NO_EOS)
             assert torch.equal(ours.sequences, plain.sequences), name
@@ -101,6 +109,7 @@ def test_greedy_text_is_generates_on_every_architecture(family, monkeypatch):
     assert depths == set(range(NUM_HEADS + 1)), f"accepted depths {depths}: the equality above shows too little"
     beside = [path for path in taken if any(path)]
     assert beside, "no path beside the likeliest one was ever accepted"
+    assert bool(chains_followed) == bool(lookup), "looked-up chains are followed where they are asked for"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt_neox"])
@@ -111,13 +120,14 @@ def test_greedy_text_with_eager_attention(name):
     assert torch.equal(ours.sequences, plain.sequences)
 
 
+@WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("tree", [2, 5, 16, 64, None, [[0]], [[1], [1, 1]], "file"], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_tree_gives_the_same_text(family, tree, tmp_path):
+def test_any_tree_gives_the_same_text(family, tree, lookup, tmp_path):
     if tree == "file":
         TREE.save(tmp_path / "tree.json")
         tree = tmp_path / "tree.json"
-    model, decoding = decoding_of(family, "codegen", tree=tree)
+    model, decoding = decoding_of(family, "codegen", tree=tree, lookup=lookup)
     plain, ours = both(model, decoding, **NO_EOS)
     assert torch.equal(ours.sequences, plain.sequences)
     check_stats(ours.stats, ours.sequences, PROMPT.shape[1])
@@ -147,11 +157,12 @@ def test_lower_precision_differs_only_where_the_two_best_logits_are_within_round
     assert differing < len(ARCHITECTURES), "half of all texts differ: that is no rounding"
 
 
+@WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["gpt_neox", "codegen", "mistral_windowed"])
-def test_left_padding(family, name):
+def test_left_padding(family, name, lookup):
     """One padded row, then three rows of different length; rows end at different places and are filled with pad."""
-    model, decoding = decoding_of(family, name)
+    model, decoding = decoding_of(family, name, lookup=lookup)
     tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 9, 6)])
     padded_row = torch.cat([torch.full((1, 4), PAD), PROMPT], dim=1)
     row_mask = torch.tensor([[0] * 4 + [1] * 5])
@@ -184,6 +195,19 @@ def test_text_longer_than_the_caches_reserve():
     model, decoding = decoding_of("kv", "qwen3")
     plain, ours = both(model, decoding, max_new_tokens=320, **NO_EOS)
     assert torch.equal(ours.sequences, plain.sequences)
+
+
+@WITH_AND_WITHOUT_LOOKUP
+@pytest.mark.parametrize("name", ["gpt2", "opt", "codegen"])
+def test_text_up_to_the_last_position_of_a_backbones_table(name, lookup):
+    """Nodes behind the text's end would have positions that the table lacks; a padded row ends before the others."""
+    table = {"max_position_embeddings": 40} if name == "opt" else {"n_positions": 40, "max_position_embeddings": 40}
+    model = tiny_model(name, attn="eager" if name == "codegen" else "sdpa", **table)
+    decoding = heads.TreeDecoding(make_heads("grounded", Backbone(model), num_heads=NUM_HEADS), TREE, lookup=lookup)
+    tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (9, 6)])
+    plain, ours = both(model, decoding, tokens, attention_mask=mask, max_new_tokens=None, max_length=40, **NO_EOS)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert ours.sequences.shape[1] == 40
 
 
 # --- where a text ends -----------------------------------------------------------------------------------------------
@@ -406,11 +430,12 @@ def text_without_processors(name: str, eos: int | tuple[int, ...] | None) -> lis
     return model.generate(PROMPT, max_new_tokens=24, do_sample=False, eos_token_id=eos, pad_token_id=PAD)[0].tolist()
 
 
+@WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_processors_see_each_nodes_own_prefix(processor):
+def test_processors_see_each_nodes_own_prefix(processor, lookup):
     changed = 0
     for name in ("llama", "qwen3", "codegen"):
-        model, decoding = decoding_of("grounded", name)
+        model, decoding = decoding_of("grounded", name, lookup=lookup)
         options = {**NO_EOS, **PROCESSORS[processor]}
         plain, ours = both(model, decoding, **options)
         assert torch.equal(ours.sequences, plain.sequences)
@@ -515,13 +540,14 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+@WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_sampling_makes_generates_draws(family, sampling):
+def test_sampling_makes_generates_draws(family, sampling, lookup):
     """From the same seed the decoder makes the same multinomial calls in the same order, so texts are equal."""
     accepted = 0
     for name, tokens in (("qwen3", PROMPT), ("codegen", random_tokens(1, 5, seed=51))):
-        model, decoding = decoding_of(family, name)
+        model, decoding = decoding_of(family, name, lookup=lookup)
         options = {"top_k": 0, **SAMPLING[sampling], **NO_EOS}
         plain, ours = both(model, decoding, tokens, do_sample=True, **options)
         assert torch.equal(ours.sequences, plain.sequences)
@@ -535,13 +561,15 @@ def five_tokens() -> Any:
     return tiny_model("llama", attn="sdpa", seed=3, vocab_size=5, pad_token_id=None)
 
 
+@WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("family", ["medusa", "own_output"])
-def test_sampled_pairs_follow_the_backbones_distribution(family):
+def test_sampled_pairs_follow_the_backbones_distribution(family, lookup):
     """Chi-square of (x_2, x_3) against exact enumeration: both come out of one tree pass after the prompt's."""
     model = five_tokens()
     token_heads = make_heads(family, Backbone(model), num_heads=2)
     generator = torch.Generator().manual_seed(5)
-    decoding = heads.TreeDecoding(token_heads, [[0], [0, 0], [0, 1], [1], [2], [2, 0]], generator=generator)
+    tree = [[0], [0, 0], [0, 1], [1], [2], [2, 0]]
+    decoding = heads.TreeDecoding(token_heads, tree, generator=generator, lookup=lookup)
     prompt, temperature, draws = torch.tensor([[1, 4, 2]]), 2.0, 1500
     out = model.generate(
         prompt,
@@ -555,7 +583,7 @@ def test_sampled_pairs_follow_the_backbones_distribution(family):
         **NO_EOS,
     )
     found = torch.bincount(out.sequences[:, 4] * 5 + out.sequences[:, 5], minlength=25).double()
-    assert min(out.stats.accepted_per_depth) > 0, "both depths were accepted at times"
+    assert min(out.stats.accepted_per_depth[:2]) > 0, "both depths were accepted at times"
 
     texts = torch.cartesian_prod(*[torch.arange(5)] * 3)
     with torch.no_grad():
@@ -736,10 +764,16 @@ def test_a_rank_beyond_the_vocabulary_is_refused_and_default_trees_stay_below_it
 def test_the_default_tree_grows_from_measured_accuracy():
     token_heads = make_heads("medusa", Backbone(shared_model("llama", "sdpa")), num_heads=3)
     typical = heads.TreeDecoding(token_heads).tree
-    assert typical.num_nodes == tree_decoding.DEFAULT_NODES
+    assert typical.num_nodes == tree_decoding.default_nodes(torch.device("cpu")) == 8
+    assert tree_decoding.default_nodes(torch.device("cuda")) == 16
     token_heads.measured_accuracy = [[0.9, 0.01], [0.9, 0.01], [0.9, 0.01]]
     measured = heads.TreeDecoding(token_heads, 4).tree
     assert measured.paths == ((), (0,), (0, 0), (0, 0, 0))
+
+
+def test_the_default_looks_up_as_many_tokens_as_it_says():
+    token_heads = fitted_heads("grounded", "llama")
+    assert heads.TreeDecoding(token_heads).lookup == heads.TreeDecoding(token_heads, 4).lookup == DEFAULT_LOOKUP == 10
 
 
 def test_training_mode_and_gradients_stay_off():
