@@ -8,6 +8,7 @@ weights, so a new save never writes over the backbone that the heads.json in pla
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from heads.backbone import Backbone
 
 PREFIX = "backbone-"
 FINGERPRINT_TENSORS = 256
+SIX_DIGITS = 1e-5  # of a number that was written with six
 
 
 @dataclass(kw_only=True)
@@ -91,14 +94,15 @@ def save_backbone(
             model.save_pretrained(begun)
         else:
             model.save_pretrained(begun, state_dict=in_dtype(model, dtype))
+            record_dtype(begun / "config.json", dtype)
         if tokenizer is not None:
             tokenizer.save_pretrained(begun)
         final = Path(folder) / f"{PREFIX}{digest(begun)}"
         if not final.exists():
             begun.rename(final)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk by an error of its own
         raise OSError(
-            f"The trained backbone could not be written to {folder} ({error.strerror or error}); what was saved there "
+            f"The trained backbone could not be written to {folder} ({error}); what was saved there "
             f"before is untouched. Free space or choose another folder."
         ) from error
     finally:
@@ -107,9 +111,22 @@ def save_backbone(
 
 
 def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    return {
-        name: t.detach().to(dtype or t.dtype) if t.is_floating_point() else t for name, t in model.state_dict().items()
-    }
+    """The model's tensors; what is tied is cast once, so that it is still seen to be tied and is stored once."""
+    cast: dict[int, Tensor] = {}
+    tensors = model.state_dict()
+    for tensor in tensors.values():
+        if tensor.data_ptr() not in cast:
+            cast[tensor.data_ptr()] = (
+                tensor.detach().to(dtype or tensor.dtype) if tensor.is_floating_point() else tensor
+            )
+    return {name: cast[tensor.data_ptr()] for name, tensor in tensors.items()}
+
+
+def record_dtype(path: Path, dtype: torch.dtype | None) -> None:
+    """Let config.json name the dtype on disk: the model's own stands there, and "auto" loads in what it names."""
+    if dtype is not None:
+        config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def digest(folder: Path) -> str:
@@ -143,15 +160,28 @@ def check_trained_backbone(record: Any, backbone: Backbone, folder: str | Path) 
         ValueError: another one was given.
     """
     one, other = record["fingerprint"], fingerprint_weights(backbone.model)
-    # bfloat16 keeps 8 bits of a number, so one value in two dtypes differs by up to 2^-8 of itself.
-    if len(one) != len(other) or any(
-        abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in zip(one, other, strict=False)
-    ):
+    if len(one) != len(other) or not all(map(is_same, one, other)):
         raise ValueError(
             f"The heads in {folder} were trained together with their backbone, which lies beside them in "
             f"{record['folder']}; the given backbone is another one. Load both with "
             f"heads.load_with_backbone({str(folder)!r})."
         )
+
+
+def is_same(wanted: float, found: float) -> bool:
+    """One weight, perhaps rounded on its way through a half-precision dtype; only then may it differ by that rounding.
+
+    A few steps at a rate of 1e-5 move a weight by a thousandth of itself, which bfloat16's rounding would hide.
+
+    >>> is_same(0.1001, 0.10009765625), is_same(0.1001, 0.1)   # the first is a bfloat16
+    (True, False)
+    """
+    value = torch.tensor(found, dtype=torch.float64)
+    tolerance = SIX_DIGITS
+    for dtype, rounding in ((torch.bfloat16, 2**-8), (torch.float16, 2**-10)):
+        if abs(value.to(dtype).double() - value) <= SIX_DIGITS * abs(value):
+            tolerance = max(tolerance, rounding)
+    return abs(wanted - found) <= tolerance * max(abs(wanted), abs(found)) + 1e-7
 
 
 def read_backbone(model: Any, folder: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from train.model import TrainedModel
 from train.overhead import measure_heads_overhead
 from train.packing import build_datasets
 from train.provenance import recipe
-from train.trainer import HeadsTrainer, JsonLines
+from train.trainer import HeadsTrainer, JsonLines, collate
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +229,7 @@ def log_heads_overhead(trainer: HeadsTrainer) -> None:
     if model.token_heads is None or not model.trains_backbone or PartialState().num_processes > 1:
         return
     with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself draws as without it
-        batch = next(iter(trainer.get_train_dataloader()))
+        batch = collate(list(islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))  # type: ignore[arg-type]
         model.to(trainer.args.device).train()
         share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})
     logger.info("the heads add %.1f %% to forward and backward of the backbone's own training step", 100 * share)

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
 from torch import Tensor, nn
 
@@ -189,12 +190,18 @@ class SharedLayer(nn.Module):
         super().__init__()
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets or lora_targets(backbone))
         template = in_slot(copy.deepcopy(backbone.layers[-1]), slot)
-        inject_adapter_in_model(config, template)
+        try:
+            inject_adapter_in_model(config, template)
+        except ValueError as error:
+            raise ValueError(
+                f"No LoRA could be put into the last layer of {backbone.name} ({error}); name lora_targets."
+            ) from error
         # ParameterDict takes no dots in names, and nothing else in a layer's names has a slash
         self.lora = nn.ParameterDict(
             {name.replace(".", "/"): p for name, p in template.named_parameters() if "lora_" in name}
         )
-        self._template = (template.to("meta"),)  # in a tuple: not a submodule
+        # In a tuple: not a submodule. In eval mode: recomputed in backward, it would find its own meta tensors.
+        self._template = (template.to("meta").eval(),)
 
     def run(self, backbone: Backbone, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: Any) -> Tensor:
         layer, scale = backbone.layers[-1], backbone.gradient_scale
@@ -219,13 +226,27 @@ def check_layers(config: Config, backbone: Backbone) -> None:
             f"The last layer of {backbone.name} is quantised, and dynamo heads are layers of its kind; load the "
             f"backbone without quantization."
         )
+    if config.lora_rank is not None and any(isinstance(m, BaseTunerLayer) for m in backbone.layers[-1].modules()):
+        raise ValueError(
+            f"lora_rank={config.lora_rank} was given on a backbone with a LoRA adapter; such heads add their own to "
+            "its last layer as it is: train the whole backbone or none of it, or leave lora_rank out."
+        )
 
 
 def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
     """A decoder layer like the backbone's last, random or copied, that caches under its own slot."""
-    layer = in_slot(copy.deepcopy(backbone.layers[-1]), slot).requires_grad_(True)
+    layer = without_adapter(in_slot(copy.deepcopy(backbone.layers[-1]), slot)).requires_grad_(True)
     if start == "random":
         layer.apply(backbone.model._init_weights)
+    return layer
+
+
+def without_adapter(layer: nn.Module) -> nn.Module:
+    """The layer with the backbone's LoRA, if it has one, merged into its weights: heads train all of their own."""
+    for name, module in list(layer.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            layer.set_submodule(name, module.get_base_layer())
     return layer
 
 
