@@ -20,17 +20,21 @@ import transformers
 from rich.console import Console
 
 from heads.checkpoint import read_description
-from heads.evaluation.methods import Request, plain, prompt_lookup, tree
+from heads.counting_command import count_ngrams_command
+from heads.evaluation.methods import Request, dynamic, plain, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import draw_report
 from heads.evaluation.tables import describe_machine, measure, speed_table, write_json
 from heads.evaluation.throughput import Row
+from heads.ngrams import NgramTable
 from heads.opening import Opened, open_heads
 from train.config import read_config
 from train.run import explain_errors
 
 README, README_PICTURE = Path("README.md"), Path("docs/demo_report.png")
 MARKERS = ("<!-- demo: written by `python -m benchmarks.demo --readme`, never by hand -->", "<!-- /demo -->")
+DYNAMO, NGRAMS = "checkpoints/demo/dynamo", Path("checkpoints/runs/demo-ngrams")
+THRESHOLDS = (0.25, 0.5, 0.75)
 SHIPPED = {"medusa, shipped": "checkpoints/demo/medusa", "grounded, shipped": "checkpoints/demo/grounded"}
 
 
@@ -39,17 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     start = time.perf_counter()
     run = Path(read_config(["--config", options.config]).output_dir)
-    for folder in SHIPPED.values():
+    for folder in (*SHIPPED.values(), DYNAMO):
         read_description(folder)  # what is missing is told before minutes are spent
     if not options.no_training:
         train(options.config, console)
     trained = time.perf_counter()
-    rows = report(console, run, options)
+    rows, dynamo_rows = report(console, run, options)
     seconds = (f"training {trained - start:.0f} s, " if not options.no_training else "") + (
         f"decoding {time.perf_counter() - trained:.0f} s"
     )
     if options.readme:
-        write_readme(rows, run / "report.png", f"{describe_asked(options)}; {describe_cpu()}; {seconds}.")
+        told = f"{describe_asked(options)}; {describe_cpu()}; {seconds}."
+        write_readme(rows, dynamo_rows, run / "report.png", told, describe_dynamo(options))
     console.print(f"heads: {run / 'last'}\npicture: {run / 'report.png'}\n{seconds}", highlight=False, soft_wrap=True)
 
 
@@ -79,8 +84,8 @@ def train(config: str, console: Console) -> None:
         raise ValueError(f"Training ended with exit code {done.returncode}; the reason stands above.")
 
 
-def report(console: Console, run: Path, options: argparse.Namespace) -> list[Row]:
-    """Decode, print the table, write it as JSON and draw the picture."""
+def report(console: Console, run: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """Decode, print the tables, write them as JSON and draw the picture."""
     names = ["grounded, just trained", *SHIPPED]
     opened = open_heads([run / "last", *SHIPPED.values()])
     opened = dataclasses.replace(opened, token_heads=dict(zip(names, opened.token_heads.values(), strict=True)))
@@ -88,9 +93,47 @@ def report(console: Console, run: Path, options: argparse.Namespace) -> list[Row
     same = all(row.same_text.startswith("yes") for row in rows)
     console.print(speed_table(rows, f"\n{describe_asked(options)}"))
     console.print(f"same text: {'yes' if same else 'no'}", highlight=False)
-    write_json(run / "decoding.json", {"greedy": rows}, opened.model.device)
+    dynamo_rows = decode_dynamo(console, options)
+    console.print(speed_table(dynamo_rows, f"\nDynaMo on its own trained backbone; {describe_dynamo(options)}"))
+    write_json(run / "decoding.json", {"greedy": rows, "dynamo": dynamo_rows}, opened.model.device)
     draw_report(run / "metrics.jsonl", rows, run / "report.png")
-    return rows
+    return rows, dynamo_rows
+
+
+def decode_dynamo(console: Console, options: argparse.Namespace) -> list[Row]:
+    """DynaMo's backbone was trained with its heads, so it has a plain row of its own; fewer and shorter texts."""
+    opened = open_heads([DYNAMO])
+    model, (token_heads,) = opened.model, opened.token_heads.values()
+    request = Request(new_tokens=options.new_tokens // 2)
+    table = open_ngrams(opened)
+    dynamics = [
+        dynamic(model, token_heads, request, f"dynamic decoding, ε_b {threshold:g}", threshold, table)
+        for threshold in THRESHOLDS
+    ]
+    methods = [
+        plain(model, request),
+        tree(model, token_heads, request, "tree decoding, lossless"),
+        tree(model, token_heads, request, "tree decoding, heads alone", lookup=0),
+        *dynamics,
+    ]
+    prompts = default_prompts(opened.source, opened.tokenizer, max(1, options.prompts // 2))
+    prompts = [prompt_1T.to(model.device) for prompt_1T in prompts]
+    return measure(console, model, methods, request, prompts, 1, "decoding, dynamo")
+
+
+def open_ngrams(opened: Opened) -> NgramTable:
+    """The co-occurrence table of the demo corpus, counted where it is not there yet."""
+    if not NGRAMS.is_dir():
+        heldout = str(Path(opened.source) / "training.json")
+        count_ngrams_command(opened.source, ["python-stdlib"], NGRAMS, heldout_list=heldout)
+    return NgramTable.open(NGRAMS, opened.tokenizer)
+
+
+def describe_dynamo(options: argparse.Namespace) -> str:
+    return (
+        f"{max(1, options.prompts // 2)} held-out prompts, {options.new_tokens // 2} new tokens, "
+        f"the likeliest token or n-gram"
+    )
 
 
 def describe_asked(options: argparse.Namespace) -> str:
@@ -114,9 +157,22 @@ def decode(console: Console, opened: Opened, options: argparse.Namespace) -> lis
     return measure(console, model, methods, request, prompts, options.repeats, "decoding")
 
 
-def write_readme(rows: Sequence[Row], picture: Path, seconds: str) -> None:
-    """Put the table and the picture into the README, between its markers."""
+def write_readme(rows: Sequence[Row], dynamo_rows: Sequence[Row], picture: Path, told: str, dynamo_told: str) -> None:
+    """Put the tables and the picture into the README, between its markers."""
     shutil.copyfile(picture, README_PICTURE)
+    block = (
+        f"{markdown(rows)}\n{told}\n\n![accuracy through training and speed]({README_PICTURE})\n\n"
+        f"DynaMo heads, against plain decoding of the backbone that was trained with them ({dynamo_told}):\n\n"
+        f"{markdown(dynamo_rows)}"
+    )
+    before, marker, rest = README.read_text(encoding="utf-8").partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not end:
+        raise ValueError(f"README.md has lost the markers {MARKERS[0]} and {MARKERS[1]}; put them back.")
+    README.write_text(f"{before}{marker}\n{block}{end}{after}", encoding="utf-8")
+
+
+def markdown(rows: Sequence[Row]) -> str:
     head = (
         "| | tokens per pass | tokens per second | ratio to plain | repeated 4-grams | same text |\n"
         + "|---" * 6
@@ -127,12 +183,7 @@ def write_readme(rows: Sequence[Row], picture: Path, seconds: str) -> None:
         f"{r.same_text} |\n"
         for r in rows
     ]
-    block = f"{head}{''.join(lines)}\n{seconds}\n\n![accuracy through training and speed]({README_PICTURE})\n"
-    before, marker, rest = README.read_text(encoding="utf-8").partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not end:
-        raise ValueError(f"README.md has lost the markers {MARKERS[0]} and {MARKERS[1]}; put them back.")
-    README.write_text(f"{before}{marker}\n{block}{end}{after}", encoding="utf-8")
+    return head + "".join(lines)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from heads.backbone import Backbone
 from heads.checkpoint import load, save
+from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.generate import generate
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create, families
 from heads.loading import BackboneConfig, load_backbone, load_tokenizer
+from heads.ngrams import NgramTable
 from heads.opening import load_with_backbone
 
 __all__ = [
     "Backbone",
     "BackboneConfig",
+    "DynamicDecoding",
+    "NgramTable",
     "Tree",
     "TreeDecoding",
     "create",

@@ -22,6 +22,7 @@ from heads.conversation import Conversation, converse
 from heads.counting_command import count_ngrams_command
 from heads.decoding.lookup import DEFAULT_LOOKUP, MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluate_command import evaluate_command
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 from heads.evaluation.report import draw_speed_blocks
@@ -217,6 +218,7 @@ def info(
 
 
 app.command("count-ngrams")(count_ngrams_command)
+app.command("evaluate")(evaluate_command)
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The decoding methods that are compared: plain `generate`, `generate` with prompt lookup, tree decoding with heads.
+"""The decoding methods that are compared: plain `generate`, prompt lookup, tree decoding and dynamic decoding.
 
 A method decodes one prompt, greedily; all of a comparison are asked for the same `Request`.
 """
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heads.decoding.dynamic import DynamicDecoding
+from heads.decoding.joint import Cooccurrence
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
@@ -38,11 +40,13 @@ class Method:
 
     Attributes:
         count_passes: backbone passes over a prompt in an untimed run, for methods whose outcome has none.
+        lossy: another text than plain generation's is what this method is for; it is not judged.
     """
 
     name: str
     run: Callable[[Tensor], Outcome]
     count_passes: Callable[[Tensor], int] | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,24 @@ def tree(
         return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=output.stats.row_passes)
 
     return Method(name=name, run=run)
+
+
+def dynamic(
+    model: Any,
+    token_heads: TokenHeads,
+    request: Request,
+    name: str,
+    threshold: float,
+    cooccurrence: Cooccurrence | None = None,
+) -> Method:
+    """Dynamic decoding, lossy: the likeliest n-gram of each pass, as many tokens as the threshold lets through."""
+    decoding = DynamicDecoding(token_heads, threshold, cooccurrence)
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+        return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=output.stats.row_passes)
+
+    return Method(name=name, run=run, lossy=True)
 
 
 def new_tokens(sequences_1L: Tensor, prompt_1T: Tensor) -> list[int]:

@@ -39,7 +39,8 @@ class Row:
     Attributes:
         ratio: tokens per second over those of the first method; `ratio_low`, `ratio_high` over single repeats.
         repeated_4grams: share of the new tokens' 4-grams that had come before in the same text, mean over prompts.
-        same_text: "yes", "yes (n ties)" or "no: prompt i, token j", both counted from 1, against the first method.
+        same_text: "yes", "yes (n ties)" or "no: prompt i, token j", both counted from 1, against the first method;
+            "lossy" for methods that do not promise it.
     """
 
     name: str
@@ -87,8 +88,7 @@ def compare(
                 advance()
     by_method = [[records[method.name, p] for p in range(len(prompts))] for method in methods]
     return [
-        summarise(method.name, rs, by_method[0], prompts, verdict)
-        for method, rs in zip(methods, by_method, strict=True)
+        summarise(method, rs, by_method[0], prompts, verdict) for method, rs in zip(methods, by_method, strict=True)
     ]
 
 
@@ -112,7 +112,7 @@ def passes(method: Method, outcome: Outcome, prompt_1T: Tensor) -> int:
 
 
 def summarise(
-    name: str,
+    method: Method,
     records: Sequence[Record],
     plain_records: Sequence[Record],
     prompts: Sequence[Tensor],
@@ -125,10 +125,11 @@ def summarise(
     verdicts = [
         verdict(prompt_1T, base.outcome.tokens, record.outcome.tokens)
         for prompt_1T, base, record in zip(prompts, plain_records, records, strict=True)
+        if not method.lossy
     ]
     tokens = count_tokens(records)
     return Row(
-        name=name,
+        name=method.name,
         tokens=tokens,
         tokens_per_second=speed,
         ratio=speed / plain_speed,
@@ -136,7 +137,7 @@ def summarise(
         ratio_high=max(ratios),
         tokens_per_pass=tokens / sum(record.passes for record in records),
         repeated_4grams=statistics.mean(repeated_ngrams(record.outcome.tokens) for record in records),
-        same_text=describe_verdicts(verdicts),
+        same_text="lossy" if method.lossy else describe_verdicts(verdicts),
     )
 
 

@@ -1,0 +1,140 @@
+"""The static and the adaptive threshold of a joint distribution seen as a picture (DynaMo, section 3.2.2).
+
+The adaptive one is Otsu's, with or without Gaussian blur before it.
+
+Histogram: 256 levels of equal width from 0 to the picture's largest value, as in an 8-bit picture whose white is the
+peak. Threshold: the edge between two levels that separates the cells best (largest variance between the two classes);
+of equally good edges the lowest, as in OpenCV and scikit-image.
+
+Blur: along each axis a Gaussian of `size` cells with OpenCV's sigma for that size, 0.3 · ((size - 1) / 2 - 1) + 0.8,
+which is 0.8 for the paper's 3. The axes are sorted by probability, so neighbours are candidates of like rank. Beyond
+the border its value is repeated, so that the peak, which often lies in the first corner, is not darkened.
+"""
+# B batch, k candidates of one place, M cells of a picture (all its axes flattened), L grey level
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LEVELS = 256
+
+
+def static_threshold(joint: Tensor, threshold: float) -> Tensor:
+    """Zero what is below ε_b^(n-1) in a joint distribution over n places (B, k, …, k)."""
+    order = joint.ndim - 1
+    return torch.where(joint < threshold ** (order - 1), 0.0, joint)
+
+
+def adaptive_threshold(joint: Tensor, counts: Sequence[Tensor], blur_size: int) -> Tensor:
+    """Zero what is below Otsu's threshold, which is found on the blurred joint distribution (B, k, …, k).
+
+    Args:
+        counts: for each axis, how many candidates each row has (B,); a row's picture holds these only.
+        blur_size: cells of the kernel, an odd number; 1 does not blur.
+    """
+    picture = blur(joint, counts, blur_size) if blur_size > 1 else joint
+    held = inside(joint, counts)
+    threshold_B = otsu_threshold(picture.flatten(1), None if held is None else held.flatten(1))
+    return torch.where(joint < threshold_B.view(-1, *[1] * len(counts)), 0.0, joint)
+
+
+def inside(joint: Tensor, counts: Sequence[Tensor]) -> Tensor | None:
+    """True for the cells whose candidates a row has; None if all rows have them all."""
+    sizes = joint.shape[1:]
+    has = [torch.arange(size, device=joint.device) < n_B[:, None] for size, n_B in zip(sizes, counts, strict=True)]
+    if all(bool(has_Bk.all()) for has_Bk in has):
+        return None
+    held = torch.ones_like(joint, dtype=torch.bool)
+    for axis, has_Bk in enumerate(has, start=1):
+        held &= along(has_Bk, axis, len(has))
+    return held
+
+
+def along(x_Bk: Tensor, axis: int, axes: int) -> Tensor:
+    """(B, k) as one axis, counted from 1, of a tensor with `axes` axes beside the batch."""
+    batch, size = x_Bk.shape
+    return x_Bk.view(batch, *(size if i == axis else 1 for i in range(1, axes + 1)))
+
+
+def otsu_threshold(picture_BM: Tensor, inside_BM: Tensor | None = None) -> Tensor:
+    """The value (B,) at and above which cells are foreground. The largest value of a picture always is.
+
+    >>> otsu_threshold(torch.tensor([[0.00, 0.01, 0.02, 0.60, 0.64]]))    # the first edge above 0.02 = level 8 of 256
+    tensor([0.0225])
+
+    Args:
+        picture_BM: values of at least 0.
+        inside_BM: False for cells that are not part of the picture.
+    """
+    batch = picture_BM.shape[0]
+    if inside_BM is not None:
+        picture_BM = torch.where(inside_BM, picture_BM, 0.0)
+    step_B = picture_BM.amax(dim=1) / LEVELS
+    tiny = torch.finfo(picture_BM.dtype).tiny
+    level_BM = (picture_BM / step_B.clamp(min=tiny)[:, None]).long().clamp(max=LEVELS - 1)
+    if inside_BM is not None:
+        level_BM = torch.where(inside_BM, level_BM, LEVELS)
+    row_B1 = torch.arange(batch, device=picture_BM.device)[:, None] * (LEVELS + 1)
+    counts = torch.bincount((level_BM + row_B1).flatten(), minlength=batch * (LEVELS + 1))
+    return step_B * best_edge(counts.view(batch, LEVELS + 1)[:, :LEVELS])
+
+
+def best_edge(counts_BL: Tensor) -> Tensor:
+    """The level (B,) at which the foreground begins, from a histogram of whole numbers.
+
+    >>> best_edge(torch.tensor([[5, 1, 0, 0, 2, 3]]))
+    tensor([2])
+    """
+    # Sums are whole numbers, so that edges with no cell between them tie exactly and the lowest is found.
+    levels_L = torch.arange(counts_BL.shape[1], device=counts_BL.device)
+    cells_BL = counts_BL.cumsum(dim=1)
+    sums_BL = (counts_BL * levels_L).cumsum(dim=1)
+    total_B1, whole_B1 = cells_BL[:, -1:], sums_BL[:, -1:]
+    between_BL = (sums_BL * total_B1 - whole_B1 * cells_BL).double() ** 2
+    between_BL = between_BL / (cells_BL * (total_B1 - cells_BL)).clamp(min=1)
+    return between_BL[:, :-1].argmax(dim=1) + 1
+
+
+def gaussian_kernel(size: int) -> list[float]:
+    """The weights of one axis.
+
+    >>> [round(weight, 4) for weight in gaussian_kernel(3)]
+    [0.239, 0.522, 0.239]
+    """
+    sigma = 0.3 * ((size - 1) / 2 - 1) + 0.8
+    weights = [math.exp(-((i - size // 2) ** 2) / (2 * sigma**2)) for i in range(size)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def blur(picture: Tensor, counts: Sequence[Tensor], size: int) -> Tensor:
+    """A picture (B, k, …, k) of at least two axes, blurred; each row's own border is repeated beyond it.
+
+    Args:
+        counts: for each axis, how many of its cells each row has (B,).
+        size: cells of the kernel, an odd number.
+    """
+    kernel = gaussian_kernel(size)
+    for axis, counts_B in enumerate(counts, start=1):
+        shape = picture.shape
+        weights_B1kk = blur_weights(counts_B, shape[axis], kernel).to(picture.dtype)[:, None]
+        if axis == len(counts):
+            blurred = picture.flatten(1, -2)[:, None] @ weights_B1kk.mT
+        else:  # axes before it as a batch, those behind it as columns: no axis has to move
+            before, behind = math.prod(shape[1:axis]), math.prod(shape[axis + 1 :])
+            blurred = weights_B1kk @ picture.view(shape[0], before, shape[axis], behind)
+        picture = blurred.view(shape)
+    return picture
+
+
+def blur_weights(counts_B: Tensor, width: int, kernel: Sequence[float]) -> Tensor:
+    """(B, k, k): what each cell of an axis takes from each cell."""
+    at_k = torch.arange(width, device=counts_B.device)
+    weights_Bkk = torch.zeros(len(counts_B), width, width, dtype=torch.float64, device=counts_B.device)
+    for offset, weight in enumerate(kernel, start=-(len(kernel) // 2)):
+        from_Bk = (at_k + offset).clamp(min=0).minimum(counts_B[:, None] - 1)
+        weights_Bkk += weight * torch.nn.functional.one_hot(from_Bk, width).double()
+    return weights_Bkk
