@@ -43,11 +43,13 @@ class Variant:
     Attributes:
         config: file in configs/ablation; None is the backbone as it is.
         paper: the paper's PPL_1, PPL_2, PPL_3; None where it has none.
+        trains: measured after training, or as it starts.
     """
 
     name: str
     config: str | None
     paper: tuple[float | None, float | None, float | None]
+    trains: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ VARIANTS = (
     Variant(name="T1-L2-M(-1)R", config="dynamo_70m_t1_l2_m1r", paper=(20.3, 645.3, None)),
     Variant(name="96M-T2: own unembedding", config="dynamo_96m_t2", paper=(19.9, 252.4, None)),
     Variant(name="74M-T2 (C): copied layer at LR_B", config="dynamo_74m_t2_c", paper=(18.3, 296.4, None)),
+    Variant(name="copied layer, not trained", config="dynamo_74m_t2_c", paper=(None, None, None), trains=False),
     Variant(name="70M-T2 (LoRA)", config="dynamo_70m_t2_lora", paper=(20.2, 1368.1, None)),
     Variant(name="99M-T2: own layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
     Variant(name="74M-T2 (NP): last tap", config="dynamo_74m_t2_np", paper=(18.8, 131.1, None)),
@@ -122,14 +125,14 @@ def run_variant(variant: Variant, demo: TrainConfig, options: argparse.Namespace
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
         trainer = build_trainer(config, arguments, model, tokenizer, data)
         start = time.perf_counter()
-        if variant.config is not None:
+        trains = variant.trains and variant.config is not None
+        if trains:
             trainer.train()
         seconds = time.perf_counter() - start
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad) if variant.config else 0
         return Row(
             name=variant.name,
-            trained=trained,
-            steps=options.steps if variant.config else 0,
+            trained=sum(p.numel() for p in model.parameters() if p.requires_grad) if trains else 0,
+            steps=options.steps if trains else 0,
             seconds=seconds,
             ppl=perplexities(model, data.eval, options.eval_blocks),
         )
@@ -215,7 +218,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     for column in ("trained", "seconds", "PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃", "paper's PPL₁, PPL₂, PPL₃"):
         made.add_column(column, justify="right")
     papers = {variant.name: variant.paper for variant in VARIANTS}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: list(papers).index(row.name)):
         measured = [*row.ppl, geometric_mean(row.ppl[:2]), geometric_mean(row.ppl)]
         paper = ", ".join("–" if value is None else f"{value:.1f}" for value in papers[row.name])
         cells = ["–" if value is None else f"{value:.2f}" for value in measured]
@@ -229,7 +232,7 @@ def claims(rows: dict[str, Row]) -> list[tuple[str, bool]]:
     def ppl(name: str, n: int) -> float:
         return rows[name].ppl[n - 1] or math.nan
 
-    best, alone = "74M-T2", "74M-T2-H: heads only"
+    best, alone, untrained = "74M-T2", "74M-T2-H: heads only", "copied layer, not trained"
     return [
         ("PPL₁ of 74M-T2 is no worse than the backbone's after the same training", ppl(best, 1) <= ppl("backbone+", 1)),
         (
@@ -240,6 +243,7 @@ def claims(rows: dict[str, Row]) -> list[tuple[str, bool]]:
             (f"PPL₂ of 74M-T2 is below {name}", ppl(best, 2) < ppl(name, 2))
             for name in ("T1-L2", "T1-L2-M(-1)R", "96M-T2: own unembedding", "70M-T2 (LoRA)", "74M-T2 (NP): last tap")
         ),
+        ("PPL₂ of 74M-T2 is far below a copied layer's without training", 2 * ppl(best, 2) < ppl(untrained, 2)),
         ("two layers a head beat one", ppl("77M-T2: two layers a head", 2) < ppl(best, 2)),
     ]
 

@@ -45,6 +45,30 @@ CHECKS = {
         command=("python", "-m", "benchmarks.training"),
         shows="peak memory of the chunked loss against the vocabulary, and the share of a step that is overhead",
     ),
+    "dynamo counts": Check(
+        command=("python", "-m", "benchmarks.dynamo_counts"),
+        shows="parameters of all sizes and variants of the paper beside the paper's own figures",
+    ),
+    "dynamo ablation": Check(
+        command=("python", "-m", "benchmarks.dynamo_ablation", "--json", "checkpoints/runs/dynamo_ablation.json"),
+        shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
+    ),
+    "dynamo decoding": Check(
+        command=("python", "-m", "benchmarks.dynamo_decoding"),
+        shows="the parts of dynamic decoding by likelihood at equal tokens per pass (table 8)",
+    ),
+    "dynamo perplexity": Check(
+        command=(
+            *("headway", "evaluate", "checkpoints/demo/dynamo", "--metrics", "perplexity,accuracy", "--blocks", "32"),
+            *("--cooccurrence", "checkpoints/runs/demo-ngrams", "--thresholds", "0,0.25,0.5,0.75,1"),
+            *("--picture", "docs/dynamo_perplexity.png"),
+        ),
+        shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; benchmarks.demo counts the table of n-grams it needs",
+    ),
+    "ngrams": Check(
+        command=("python", "-m", "benchmarks.ngrams"),
+        shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
+    ),
     "base recipe": Check(
         command=("accelerate", "launch", "train.py", "--config", "configs/demo/base.yaml"),
         shows="the demo backbone's recipe learns from random weights: eval_backbone_loss falls",

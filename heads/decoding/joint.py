@@ -97,6 +97,11 @@ class JointRows:
     places: tuple[Candidates, ...]
     joint: Tensor
 
+    @property
+    def counts(self) -> list[Tensor]:
+        """For each place how many candidates each row has (R,)."""
+        return [place.counts for place in self.places]
+
     def select(self, kept_R: Tensor) -> JointRows:
         """The rows for which a mask (R,) is True."""
         if bool(kept_R.all()):
@@ -166,25 +171,30 @@ def decide(
     decided: list[JointRows] = []
     n = len(places)
     while n > 1 and len(rows_R):
-        places_R = tuple(place.select(rows_R).first(largest_side(n)) for place in places[:n])
-        joint = mask(outer(places_R), places_R, cooccurrence, config.transparency)
-        joint = static_threshold(joint, config.threshold)
-        here = JointRows(rows_R=rows_R, places=places_R, joint=joint)
-        here = here.select(
-            joint.flatten(1).amax(dim=1) > 0
-        )  # spares the steps below: where nothing is left, none can peak
-        if config.adaptive:
-            counts = [place.counts for place in here.places]
-            here = replace(here, joint=adaptive_threshold(here.joint, counts, config.blur))
-        if seen_BV is not None:
-            here = replace(here, joint=penalize_repetition(here.joint, here.places, seen_BV[here.rows_R], penalty))
-        here = here.select(has_peak(here.joint, config.threshold))
-        order_B[here.rows_R] = n
+        here = form_joint(places[:n], rows_R, config, cooccurrence)
+        if len(here.rows_R):  # most rows that back off have nothing left by now
+            if config.adaptive:
+                here = replace(here, joint=adaptive_threshold(here.joint, here.counts, config.blur))
+            if seen_BV is not None:
+                here = replace(here, joint=penalize_repetition(here.joint, here.places, seen_BV[here.rows_R], penalty))
+            here = here.select(has_peak(here.joint, config.threshold))
         if len(here.rows_R):
+            order_B[here.rows_R] = n
             decided.append(here)
         rows_R = (order_B == 1).nonzero()[:, 0]
         n -= 1
     return Decision(order_B=order_B, ngrams=tuple(decided))
+
+
+def form_joint(
+    places: Sequence[Candidates], rows_R: Tensor, config: JointConfig, cooccurrence: Cooccurrence | None
+) -> JointRows:
+    """Lines 6 to 8 and the static threshold: J of those rows in which something is left."""
+    most = largest_side(len(places))
+    cut = tuple(place.select(rows_R).first(most) for place in places)
+    joint = mask(outer(cut), cut, cooccurrence, config.transparency)
+    joint = static_threshold(joint, config.threshold)
+    return JointRows(rows_R=rows_R, places=cut, joint=joint).select(joint.flatten(1).amax(dim=1) > 0)
 
 
 def largest_side(n: int) -> int:
