@@ -65,6 +65,10 @@ CHECKS = {
         ),
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; benchmarks.demo counts the table of n-grams it needs",
     ),
+    "sinkhorn": Check(
+        command=("python", "-m", "benchmarks.sinkhorn"),
+        shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",
+    ),
     "ngrams": Check(
         command=("python", "-m", "benchmarks.ngrams"),
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
