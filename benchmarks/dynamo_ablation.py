@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from train.run import build_model, build_trainer, explain_errors, training_argum
 from train.trainer import collate
 
 CONFIGS = Path("configs/ablation")
+WIDTH = 132  # of the table where no terminal says
 PAPER_RATES = {"base": 1e-5, "heads": 1e-3, "heads_to_base": 1e-6}
 
 
@@ -84,12 +86,14 @@ VARIANTS = (
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     demo = read_config(["--config", options.config])
     demo.data.block_size = options.block_size
     rows = read_rows(options)
     for variant in VARIANTS:
         if variant.name not in {row.name for row in rows}:
-            console.print(f"{variant.name} …", highlight=False)
+            print(f"{variant.name} …", file=sys.stderr, flush=True)
             rows.append(run_variant(variant, demo, options))
             write_rows(rows, options)
     machine = describe_machine(torch.device("cpu"))
@@ -214,7 +218,7 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 
 def table(rows: Sequence[Row], title: str) -> Table:
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    made.add_column("variant")
+    made.add_column("variant", no_wrap=True)
     for column in ("trained", "seconds", "PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃", "paper's PPL₁, PPL₂, PPL₃"):
         made.add_column(column, justify="right")
     papers = {variant.name: variant.paper for variant in VARIANTS}
