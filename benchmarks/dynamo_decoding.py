@@ -25,6 +25,7 @@ from heads.counting_command import count_ngrams_command
 from heads.decoding.dynamic import DynamicDecoding
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, progress_bar
+from heads.evaluation.throughput import end_tokens
 from heads.ngrams import NgramTable
 from heads.opening import Opened, open_heads
 from train.run import explain_errors
@@ -173,8 +174,8 @@ def new_token_losses(backbone: Backbone, tokens_BL: Tensor, prompt_length: int) 
     logits_BNV = backbone.logits(final_BLD[:, prompt_length - 1 : -1]).float()
     labels_BN = tokens_BL[:, prompt_length:]
     losses_BN = torch.nn.functional.cross_entropy(logits_BNV.transpose(1, 2), labels_BN, reduction="none")
-    ended_BN = (labels_BN == backbone.config.eos_token_id).cumsum(dim=1)
-    is_text_BN = (ended_BN - (labels_BN == backbone.config.eos_token_id).long()) == 0
+    ends_BN = torch.isin(labels_BN, labels_BN.new_tensor(end_tokens(backbone.model)))
+    is_text_BN = ends_BN.cumsum(dim=1) - ends_BN.long() == 0
     return losses_BN[is_text_BN]
 
 

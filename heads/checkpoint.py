@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from heads.backbone import Backbone
 from heads.families import build_config, family_module
 from heads.interface import TokenHeads
-from heads.trained_backbone import check_trained_backbone, remove_others, save_backbone
+from heads.trained_backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
 
 FORMAT_VERSION = 1
 TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
@@ -38,7 +39,7 @@ def save(
     recipe: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     state_dict: dict[str, Tensor] | None = None,
-    with_backbone: bool = False,
+    with_backbone: bool | None = None,
     tokenizer: Any = None,
 ) -> None:
     """Write heads to a folder; what was there stays whole until the new files are.
@@ -47,10 +48,12 @@ def save(
         recipe: how the heads were made: resolved config, versions, commit.
         dtype: of the saved tensors; as they are where it is not given.
         state_dict: the heads' gathered tensors, where they are sharded.
-        with_backbone: save the backbone too, which was trained with the heads, or its LoRA adapter.
+        with_backbone: save the backbone too, or its LoRA adapter; by default where it was trained with the heads or has
+            an adapter, since the heads fit no other.
         tokenizer: goes with the backbone.
 
     Raises:
+        ValueError: with_backbone=False for heads whose backbone was trained with them.
         OSError: the disk is full or the folder cannot be written; the old files are untouched.
     """
     tensors = {
@@ -58,10 +61,15 @@ def save(
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
     }
     content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several would come in random order
-    folder = Path(folder)
-    trained = (
-        save_backbone(token_heads.backbone.model, folder, dtype=dtype, tokenizer=tokenizer) if with_backbone else None
-    )
+    folder, model = Path(folder), token_heads.backbone.model
+    changed = token_heads.backbone_was_trained or has_adapter(model)
+    if changed and with_backbone is False:
+        raise ValueError(
+            "with_backbone=False was given for heads whose backbone was trained with them or has an adapter; without "
+            "it they fit nothing: leave with_backbone out."
+        )
+    before, old = set(folder.glob(f"{PREFIX}*")), named_backbone(folder)
+    trained = save_backbone(model, folder, dtype=dtype, tokenizer=tokenizer) if with_backbone or changed else None
     description = {
         "format_version": FORMAT_VERSION,
         "family": token_heads.family,
@@ -74,8 +82,25 @@ def save(
         "recipe": recipe or {},
     }
     text = json.dumps(description, indent=2, default=str) + "\n"
-    write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
-    remove_others(folder, None if trained is None else trained["folder"])
+    new = None if trained is None else folder / trained["folder"]
+    try:
+        write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
+    except OSError:
+        if new is not None and new not in before:
+            shutil.rmtree(new, ignore_errors=True)  # nothing names it
+        raise
+    if old is not None and old != new:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def named_backbone(folder: Path) -> Path | None:
+    """The trained backbone that the heads.json in place names, if it lies there."""
+    try:
+        name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["trained_backbone"]["folder"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_ours = isinstance(name, str) and name.startswith(PREFIX) and (folder / name).is_dir()
+    return folder / name if is_ours else None
 
 
 def write_whole(folder: Path, files: dict[str, bytes]) -> None:
@@ -123,6 +148,7 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     check_tensors(tensors, token_heads.state_dict(), folder)
     token_heads.load_state_dict(tensors)
     token_heads.measured_accuracy = description.get("measured_accuracy")
+    token_heads.backbone_was_trained = description.get("trained_backbone") is not None
     return token_heads.to(device=backbone.device, dtype=dtype or backbone.dtype).eval()
 
 

@@ -34,6 +34,7 @@ from heads.evaluation.perplexity_report import (
 )
 from heads.evaluation.tables import describe_machine, progress_bar, versions
 from heads.loading import Dtype
+from heads.ngrams import NgramTable
 from heads.opening import Opened, open_heads
 
 METRICS = ("perplexity", "accuracy")
@@ -86,6 +87,14 @@ def evaluate_command(
     wanted = read_metrics_option(metrics, with_heatmaps=heatmaps is not None)
     sweep = read_thresholds(thresholds or THRESHOLDS)
     check_options(heads, wanted, training, picture, heatmaps, prompt, cooccurrence)
+    measured, swept = heads is not None and bool(wanted), heads is not None and "perplexity" in wanted
+    refuse_unused({"--json": json_file is not None, "--text": bool(text)}, "is about measuring", used=measured)
+    refuse_unused({"--thresholds": thresholds is not None}, "is about perplexity", used=swept)
+    refuse_unused(
+        {"--cooccurrence": cooccurrence is not None},
+        "is about perplexity or heat maps",
+        used=swept or heatmaps is not None,
+    )
     panels: list[Panel] = [] if training is None else [partial(draw_validation_loss, metrics=training)]
     if heads is not None:
         opened = open_heads([heads], backbone, dtype)
@@ -96,8 +105,8 @@ def evaluate_command(
         if wanted:
             deciding = Deciding(config=JointConfig(top_k=top_k), temperature=temperature, penalty=repetition_penalty)
             pieces = read_blocks(opened, text or [], blocks, block_tokens)
-            swept = sweep if can_sweep(opened, asked=bool(thresholds) or (picture is not None and not panels)) else []
-            run = Run(opened, wanted, pieces, swept, deciding, cooccurrence)
+            asked = bool(thresholds) or (picture is not None and not panels)
+            run = Run(opened, wanted, pieces, sweep if can_sweep(opened, asked=asked) else [], deciding, cooccurrence)
             run.measure()
             run.show()
             if json_file is not None:
@@ -123,7 +132,8 @@ class Run:
     ) -> None:
         ((self.name, self.heads),) = opened.token_heads.items()
         self.wanted, self.blocks, self.thresholds, self.folder = wanted, blocks, thresholds, cooccurrence
-        table = open_cooccurrence(cooccurrence, self.heads.num_heads + 1, self.heads.backbone.vocab_size)
+        opened_table = None if cooccurrence is None else NgramTable.open(cooccurrence, opened.tokenizer)
+        table = open_cooccurrence(opened_table, self.heads.num_heads + 1, self.heads.backbone.vocab_size)
         self.deciding = dataclasses.replace(deciding, cooccurrence=table)
         self.console = Console()
         self.perplexity: Perplexity | None = None
@@ -240,6 +250,12 @@ def check_options(
         )
     if picture is not None and training is None and "perplexity" not in wanted:
         raise ValueError("--picture has nothing to draw; give --metrics perplexity, or --training FILE.")
+
+
+def refuse_unused(given: dict[str, bool], what_for: str, *, used: bool) -> None:
+    """Options that would be passed over without a word."""
+    if names := [name for name, is_given in given.items() if is_given and not used]:
+        raise ValueError(f"{', '.join(names)} {what_for}, which was not asked for; leave it out or add --metrics.")
 
 
 def can_sweep(opened: Opened, *, asked: bool) -> bool:

@@ -88,6 +88,8 @@ class TokenHeads(nn.Module):
         config.check()
         self.config = config
         self.backbone = backbone  # a plain object: nothing of the backbone is registered here
+        self.backbone_was_trained = False
+        """The backbone was changed together with these heads, so it is saved with them."""
         self.measured_accuracy: list[list[float]] | None = None
         """accuracy[k - 1][r]: measured share of positions at which rank r of head k was right; trees grow from it."""
 

@@ -79,6 +79,9 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
     kept: dict[str, Any] = {name: recorded.get(name) for name in kinds}
     if kept["tokenizer"] is not None:
         kept["tokenizer"] = find_beside(kept["tokenizer"], folder)
+    elif (trained := read_description(folder).get("trained_backbone")) is not None:
+        beside = Path(folder) / trained["folder"]
+        kept["tokenizer"] = str(beside) if (beside / "tokenizer_config.json").is_file() else None
     return BackboneConfig(name_or_path=find_backbone(folder), dtype=dtype, **kept)
 
 

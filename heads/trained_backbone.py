@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from heads.backbone import Backbone
 
-PREFIX = "backbone-"
+PREFIX, ADAPTER = "backbone-", "adapter_model.safetensors"
 FINGERPRINT_TENSORS = 256
 SIX_DIGITS = 1e-5  # of a number that was written with six
 
@@ -49,6 +50,8 @@ class LoraSettings:
             raise ValueError(f"lora.rank={self.rank} was given; allowed are 0 (no adapter) and more.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout={self.dropout} was given; allowed are 0 up to 1 (1 excluded).")
+        if self.rank == 0 and self != LoraSettings():
+            raise ValueError("lora.alpha, dropout or targets were given without lora.rank; give a rank of 1 and more.")
 
 
 def add_adapter(model: Any, settings: LoraSettings) -> None:
@@ -89,14 +92,8 @@ def save_backbone(
     begun = Path(folder) / ".backbone.tmp"
     shutil.rmtree(begun, ignore_errors=True)
     try:
-        begun.mkdir(parents=True)
-        if has_adapter(model):
-            model.save_pretrained(begun)
-        else:
-            model.save_pretrained(begun, state_dict=in_dtype(model, dtype))
-            record_dtype(begun / "config.json", dtype)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(begun)
+        write_model(model, begun, dtype=dtype, tokenizer=tokenizer)
+        sync(begun)
         final = Path(folder) / f"{PREFIX}{digest(begun)}"
         if not final.exists():
             begun.rename(final)
@@ -110,16 +107,36 @@ def save_backbone(
     return {"folder": final.name, "adapter": has_adapter(model), "fingerprint": fingerprint_weights(model)}
 
 
+def write_model(model: Any, folder: Path, *, dtype: torch.dtype | None = None, tokenizer: Any = None) -> None:
+    """A Hugging Face folder of all weights in a dtype, or of the adapter in its own, and the tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if has_adapter(model):
+        model.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder, state_dict=in_dtype(model, dtype))
+        record_dtype(folder / "config.json", dtype)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def sync(folder: Path) -> None:
+    """To the disk, before anything names it."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
 def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The model's tensors; what is tied is cast once, so that it is still seen to be tied and is stored once."""
-    cast: dict[int, Tensor] = {}
-    tensors = model.state_dict()
-    for tensor in tensors.values():
-        if tensor.data_ptr() not in cast:
-            cast[tensor.data_ptr()] = (
-                tensor.detach().to(dtype or tensor.dtype) if tensor.is_floating_point() else tensor
-            )
-    return {name: cast[tensor.data_ptr()] for name, tensor in tensors.items()}
+    """The model's tensors on the CPU; what is tied is cast once, so that it is seen to be tied and stored once."""
+    cast: dict[tuple[int, torch.Size], Tensor] = {}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in cast:
+            wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            cast[key] = tensor.detach().to("cpu", wanted)
+        found[name] = cast[key]
+    return found
 
 
 def record_dtype(path: Path, dtype: torch.dtype | None) -> None:
@@ -138,18 +155,11 @@ def digest(folder: Path) -> str:
     return found.hexdigest()[:8]
 
 
-def remove_others(folder: str | Path, kept: str | None) -> None:
-    """Backbones of earlier saves, once heads.json names another."""
-    for path in Path(folder).glob(f"{PREFIX}*"):
-        if path.name != kept:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 @torch.no_grad()
 def fingerprint_weights(model: Any) -> list[float]:
     """One entry of up to 256 tensors spread over the model, in the order of their names: changed layers show."""
     tensors = [t for _, t in sorted(model.state_dict().items()) if t.is_floating_point() and t.numel()]
-    step = max(1, len(tensors) // FINGERPRINT_TENSORS)
+    step = max(1, -(-len(tensors) // FINGERPRINT_TENSORS))
     return [float(f"{t.flatten()[t.numel() // 2].item():.6g}") for t in tensors[::step]]
 
 
@@ -184,28 +194,26 @@ def is_same(wanted: float, found: float) -> bool:
     return abs(wanted - found) <= tolerance * max(abs(wanted), abs(found)) + 1e-7
 
 
-def read_backbone(model: Any, folder: Path) -> None:
-    """Put the weights of the one saved backbone, or adapter, of a folder into a model of the same shape.
+def read_model(model: Any, folder: Path) -> None:
+    """Put what `write_model` wrote, all weights or the adapter's, into a model of the same shape.
 
     Raises:
         FileNotFoundError: the folder holds none.
         RuntimeError: its tensors are not the model's.
     """
-    found = sorted(folder.glob(f"{PREFIX}*"))
-    if not found:
-        raise FileNotFoundError(f"no {PREFIX}* folder")
     if has_adapter(model):
-        tensors = load_file(found[0] / "adapter_model.safetensors")
-        outcome: Any = set_peft_model_state_dict(model, tensors)
+        outcome: Any = set_peft_model_state_dict(model, load_file(folder / ADAPTER))
         if outcome.unexpected_keys:
-            raise RuntimeError(f"unexpected tensors {', '.join(outcome.unexpected_keys[:3])} in {found[0].name}")
+            raise RuntimeError(f"unexpected tensors {', '.join(outcome.unexpected_keys[:3])}")
         return
-    tensors = {}
-    for path in sorted(found[0].glob("*.safetensors")):
-        tensors |= load_file(path)
-    tied = set(model.state_dict()) - set(tensors)
-    missing = tied - set(getattr(model, "all_tied_weights_keys", {}) or {})
-    if missing:
-        raise RuntimeError(f"missing tensors {', '.join(sorted(missing)[:3])} in {found[0].name}")
-    model.load_state_dict(tensors, strict=False)
+    tensors = {
+        name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in load_file(path).items()
+    }
+    if not tensors:
+        raise FileNotFoundError("no model*.safetensors")
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    outcome = model.load_state_dict(tensors, strict=False)
+    wrong = [*outcome.unexpected_keys, *(set(outcome.missing_keys) - tied)]
+    if wrong:
+        raise RuntimeError(f"missing or unexpected tensors {', '.join(sorted(wrong)[:3])}")
     model.tie_weights()

@@ -94,7 +94,7 @@ def measure_decoding(token_heads: TokenHeads, blocks: Any, config: EvaluationCon
 
 
 def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> tuple[int, int]:
-    """Tokens emitted and backbone passes over the prompts: greedy, by the heads alone, in the dtype that ships."""
+    """Tokens emitted and backbone passes over the prompts: greedy, by the heads alone, in the backbone's dtype here."""
     decoding = TreeDecoding(token_heads.in_dtype(token_heads.backbone.dtype), tree=config.tree_nodes, lookup=0)
     model = token_heads.backbone.model
     tokens = passes = 0

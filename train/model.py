@@ -85,6 +85,8 @@ class TrainedModel(nn.Module):
         self.token_heads = token_heads
         self.backbone = backbone
         self.trains_backbone = trains_backbone or token_heads is None
+        if token_heads is not None and trains_backbone:
+            token_heads.backbone_was_trained = True
         self.backbone.gradient_scale = gradient_scale
         self.label_shift = label_shift
         self.lookahead = lookahead

@@ -25,7 +25,7 @@ from heads.families import build_config, create
 from heads.interface import TokenHeads
 from heads.loading import load_backbone, load_tokenizer
 from heads.opening import load_recorded
-from heads.trained_backbone import add_adapter, has_adapter
+from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
 from train.blocks import PackedData
 from train.config import TrainConfig, read_config
 from train.engine import describe_engine, use_all_cores
@@ -104,9 +104,25 @@ def load_trainable(config: TrainConfig, device: torch.device) -> Any:
         model = load_recorded(fields, config.init_from, device)
     else:
         model = load_backbone(fields, device)
-    if config.lora.rank and not has_adapter(model):
+    if has_adapter(model):
+        check_adapter(model, config)
+    elif config.lora.rank:
         add_adapter(model, config.lora)
     return model
+
+
+def check_adapter(model: Any, config: TrainConfig) -> None:
+    """An adapter that came with `init_from` is the one that is trained on.
+
+    Raises:
+        ValueError: the config asks for another one, or for all weights.
+    """
+    rank = next(iter(model.peft_config.values())).r
+    if config.rates.base is not None and config.lora != replace(LoraSettings(), rank=rank):
+        raise ValueError(
+            f"init_from {config.init_from} holds a backbone with a LoRA adapter of rank {rank}; to train it on, give "
+            f"lora.rank {rank} and no other lora field, or start from heads on a whole backbone."
+        )
 
 
 def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
@@ -226,7 +242,10 @@ def describe_run(trainer: HeadsTrainer, data: PackedData) -> None:
 def log_heads_overhead(trainer: HeadsTrainer) -> None:
     """Where backbone and heads are trained together: what the heads add to a step, measured on one micro-batch."""
     model = trainer.model
-    if model.token_heads is None or not model.trains_backbone or PartialState().num_processes > 1:
+    if model.token_heads is None or not model.trains_backbone:
+        return
+    if PartialState().num_processes > 1:
+        logger.info("what the heads add to a step is measured in one process only; it is left out here")
         return
     with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself draws as without it
         batch = collate(list(islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))  # type: ignore[arg-type]
@@ -257,7 +276,7 @@ def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
     """
     try:
         trainer.save_heads("last", measured)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # an accelerator may be out of memory
         elsewhere = tempfile.mkdtemp(prefix="headway-")
         trainer.save_heads(elsewhere, measured)  # an absolute path: the run's folder does not come before it
         raise OSError(f"{error} What was trained lies in {elsewhere}.") from error

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from heads import checkpoint
 from heads.interface import TokenHeads
-from heads.trained_backbone import read_backbone
+from heads.trained_backbone import read_model, write_model
 from train.config import TrainConfig
 from train.evaluation import evaluate
 from train.model import TrainedModel
@@ -148,16 +148,13 @@ class HeadsTrainer(Trainer):
 
     def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
         if self.token_heads is None:
-            state = {name: tensor.to(dtype) for name, tensor in self.model.model.state_dict().items()}
-            self.model.model.save_pretrained(folder, state_dict=state)
-            self.processing_class.save_pretrained(folder)
+            write_model(self.model.model, folder, dtype=dtype, tokenizer=self.processing_class)
         else:
             checkpoint.save(
                 self.token_heads,
                 folder,
                 dtype=dtype,
                 recipe=self.recipe | {"measured": measured},
-                with_backbone=self.model.trains_backbone,
                 tokenizer=self.processing_class,
             )
 
@@ -177,11 +174,13 @@ class HeadsTrainer(Trainer):
         folder = Path(resume_from_checkpoint)
         with explained_damage(folder):
             if self.token_heads is None:
-                load_model(self.model.model, folder / "model.safetensors")
+                read_model(self.model.model, folder)
                 return
             tensors = load_file(folder / checkpoint.TENSORS)
-            if self.model.trains_backbone:
-                read_backbone(self.model.model, folder)
+            if (backbone := checkpoint.named_backbone(folder)) is not None:
+                read_model(self.model.model, backbone)
+            elif self.model.trains_backbone:
+                raise FileNotFoundError("the trained backbone")
         checkpoint.check_tensors(tensors, self.token_heads.state_dict(), folder)
         self.token_heads.load_state_dict(tensors)
 

@@ -204,9 +204,12 @@ class Run:
         longest = max(len(tokens) for tokens in new)
         filled = [tokens + row.tokens[-1:] * (longest - len(tokens)) for row, tokens in zip(rows, new, strict=True)]
         device = rows[0].device
-        depth_N = torch.arange(longest, device=device)
+        last_B1 = torch.tensor([[max(0, len(tokens) - 1)] for tokens in new], device=device)
+        depth_BN = torch.arange(longest, device=device).minimum(last_B1)  # a backbone may have no position for more
         sees_NN = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
-        return self.backbone.verify(state, torch.tensor(filled, device=device), depth_N, sees_NN, self.token_heads.taps)
+        return self.backbone.verify(
+            state, torch.tensor(filled, device=device), depth_BN, sees_NN, self.token_heads.taps
+        )
 
     def commit(
         self, state: BackboneState, heads_state: Any, output: Pass, plan: CommitPlan

@@ -219,13 +219,13 @@ def mask(joint: Tensor, places: Sequence[Candidates], cooccurrence: Cooccurrence
     """Equation 6 for any n: J times the co-occurrence ratio to the power of α_c, made to sum to 1 (B, k, …, k)."""
     if cooccurrence is not None and transparency > 0:
         ratio = cooccurrence.cooccurrence([place.tokens_Bk for place in places]).to(joint.dtype)
-        masked = joint * ratio**transparency
-        left = total(masked)
-        if not bool(left.isfinite().all()):
+        if not bool(ratio.isfinite().all()):
             raise ValueError(
                 "The co-occurrence table gave a ratio that is not finite; count it again or leave cooccurrence out."
             )
-        joint = torch.where(left > 0, masked, joint)
+        largest = ratio.flatten(1).amax(dim=1).clamp(min=torch.finfo(ratio.dtype).tiny)
+        masked = joint * (ratio / along(largest[:, None], 1, joint.ndim - 1)) ** transparency  # no power overflows
+        joint = torch.where(total(masked) > 0, masked, joint)
     return joint / total(joint)
 
 

@@ -120,9 +120,10 @@ def dynamic(
     name: str,
     threshold: float,
     cooccurrence: Cooccurrence | None = None,
+    top_k: int = 50,
 ) -> Method:
     """Dynamic decoding, lossy: the likeliest n-gram of each pass, as many tokens as the threshold lets through."""
-    decoding = DynamicDecoding(token_heads, threshold, cooccurrence)
+    decoding = DynamicDecoding(token_heads, threshold, cooccurrence, top_k=top_k)
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)

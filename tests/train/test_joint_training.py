@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import test_run
@@ -19,6 +20,7 @@ from heads.backbone import Backbone
 from heads.cli import app
 from heads.families import create
 from heads.interface import TeacherForcing
+from heads.opening import open_heads
 from heads.trained_backbone import LoraSettings, add_adapter
 from train.config import read_config
 from train.model import TrainedModel
@@ -299,8 +301,37 @@ def test_a_new_save_replaces_the_old_backbone_only_when_it_is_whole(tmp_path, mo
     save_changed(model, token_heads, where)
     (new,) = where.glob("backbone-*")
     assert new != old
-    heads.save(token_heads, where)
-    assert not list(where.glob("backbone-*")), "heads saved without a backbone leave none behind"
+    (where / "backbone-mine").mkdir()
+    again, loaded = heads.load_with_backbone(where, dtype="float32")
+    heads.save(loaded, where)
+    assert new.is_dir(), "loaded heads are saved with the backbone that they were trained with"
+    assert (where / "backbone-mine").is_dir(), "nothing is removed that heads.json does not name"
+    with pytest.raises(ValueError, match="with_backbone=False"):
+        heads.save(loaded, where, with_backbone=False)
+
+
+def test_heads_on_an_adapted_backbone_take_the_adapter_along(tmp_path):
+    _, model, token_heads = changed(adapter=True, where=tmp_path)
+    save_changed(model, token_heads, tmp_path / "first")
+    model, token_heads = heads.load_with_backbone(tmp_path / "first")
+    heads.save(token_heads, tmp_path / "second", recipe=checkpoint.read_description(tmp_path / "first")["recipe"])
+    again, loaded = heads.load_with_backbone(tmp_path / "second")
+    assert all(torch.equal(a, b) for a, b in zip(outputs(again, loaded), outputs(model, token_heads), strict=True))
+
+
+def test_a_failed_save_leaves_no_backbone_behind(tmp_path, monkeypatch):
+    _, model, token_heads = changed(where=tmp_path)
+    save_changed(model, token_heads, tmp_path / "heads")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.5)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_whole", full)
+    with pytest.raises(OSError, match="No space"):
+        save_changed(model, token_heads, tmp_path / "heads")
+    assert len(list((tmp_path / "heads").glob("backbone-*"))) == 1
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -346,6 +377,42 @@ def test_a_joint_run_learns_saves_and_resumes(folder, lora):  # noqa: F811
     shown = " ".join(CliRunner().invoke(app, ["info", str(parts / "last")]).stdout.split())
     assert re.search(r"backbone-[0-9a-f]{8}; load both with heads\.load_with_backbone", shown)
     assert ("LoRA adapter" in shown) == bool(lora)
+
+
+@pytest.mark.parametrize("lora", [{}, {"rank": 4}])
+def test_a_backbone_alone_resumes(folder, lora):  # noqa: F811
+    alone = {"family": None, "rates": {"base": 1e-3}, "lora": lora, "trainer": {"max_steps": 6}}
+    name = f"alone-{len(lora)}"
+    whole = train(folder, f"{name}-whole", "--heads", "{}", **alone)
+    parts = train(folder, name, "--heads", "{}", save_every_steps=3, **alone)
+    (parts / "checkpoint-6").rename(folder / f"{name}-put-away")
+    train(folder, name, "--heads", "{}", "--resume", "true", save_every_steps=3, **alone)
+    for wanted, found in zip(
+        sorted(whole.glob("last/*.safetensors")), sorted(parts.glob("last/*.safetensors")), strict=True
+    ):
+        tensors = load_file(found)
+        for tensor_name, tensor in load_file(wanted).items():
+            torch.testing.assert_close(tensors[tensor_name], tensor, rtol=0, atol=1e-6)
+    assert bool(list(whole.glob("last/adapter_model.safetensors"))) == bool(lora)
+
+
+def test_a_copied_folder_opens_without_the_original_backbone(folder, tmp_path):  # noqa: F811
+    trained = train(folder, "joint-copied")
+    copied = shutil.copytree(trained / "last", tmp_path / "copy")
+    (folder / "base").rename(folder / "hidden")
+    try:
+        opened = open_heads([copied])
+        assert len(opened.tokenizer) > 0
+    finally:
+        (folder / "hidden").rename(folder / "base")
+
+
+def test_an_adapter_is_trained_on_with_its_own_rank(folder):  # noqa: F811
+    first = train(folder, "joint-adapted", lora={"rank": 4})
+    with pytest.raises(ValueError, match=r"adapter of rank 4; to train it on, give lora\.rank 4"):
+        train(folder, "joint-otherwise", init_from=str(first / "last"))
+    frozen = train(folder, "joint-on-adapter", init_from=str(first / "last"), rates={"heads": 1e-2, "base": None})
+    assert list((frozen / "last").glob("backbone-*/adapter_model.safetensors")), "the adapter goes with its heads"
 
 
 def test_init_from_goes_on_with_the_changed_backbone(folder):  # noqa: F811

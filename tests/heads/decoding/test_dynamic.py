@@ -240,6 +240,17 @@ class StopAt(StoppingCriteria):
         return input_ids[:, -1] == self.token
 
 
+def test_ragged_batches_end_with_a_position_table():
+    """GPT-2 has learned positions; what fills up a shorter row must not ask for one that is not there."""
+    model = tiny_model("gpt2", n_positions=16, max_position_embeddings=16)
+    token_heads = make_heads("medusa", Backbone(model), num_heads=2)
+    for seed in range(6):
+        decoding = DynamicDecoding(token_heads, threshold=0.3, generator=torch.Generator().manual_seed(seed))
+        options = {"max_length": 16, "do_sample": True, "eos_token_id": None}
+        sequences = model.generate(random_tokens(3, 5), custom_generate=decoding, **options)
+        assert sequences.shape == (3, 16)
+
+
 def test_stopping_criteria_see_every_prefix():
     model, decoding = decoding_of(threshold=0.0)
     free = run(model, decoding).sequences[0].tolist()

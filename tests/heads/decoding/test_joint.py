@@ -425,3 +425,15 @@ def test_nan_is_refused_with_what_to_look_for(place, source):
     probs[1] = torch.softmax(torch.full((4,), -float("inf")), dim=0)
     with pytest.raises(ValueError, match=f"probabilities of {source} for token {place} .* NaN in row 1; look for"):
         take_candidates(probs, 2, place=place)
+
+
+def test_a_great_ratio_to_a_great_power_does_not_overflow():
+    places = [take_candidates(torch.full((1, 2), 0.5), 2, place=i) for i in range(2)]
+
+    class Great:
+        def cooccurrence(self, candidates, *, unseen=0.0):
+            return torch.tensor([[[1e20, 1e10], [1e10, 0.0]]])
+
+    joint = mask(outer(places), places, Great(), 2.0)
+    assert joint.isfinite().all()
+    torch.testing.assert_close(joint.amax(), torch.tensor(1.0))
