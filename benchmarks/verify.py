@@ -65,6 +65,10 @@ CHECKS = {
         ),
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; benchmarks.demo counts the table of n-grams it needs",
     ),
+    "dynamo first token": Check(
+        command=("python", "-m", "benchmarks.dynamo_first_token"),
+        shows="PPL₁ of the demo backbone trained with heads, and as long without",
+    ),
     "sinkhorn": Check(
         command=("python", "-m", "benchmarks.sinkhorn"),
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",
