@@ -241,7 +241,8 @@ def fingerprint(backbone: Backbone) -> list[float]:
     vocab, width = backbone.vocab_size, backbone.hidden_size
     rows = torch.linspace(0, vocab - 1, min(FINGERPRINT_ROWS, vocab)).long().to(backbone.device)
     columns = (torch.arange(len(rows)) % width).to(backbone.device)
-    values = backbone.embed(rows)[torch.arange(len(rows), device=backbone.device), columns]
+    embed = backbone.model.get_input_embeddings().forward  # without the hooks with which engines gather weights
+    values = embed(rows)[torch.arange(len(rows), device=backbone.device), columns]
     return [float(f"{value:.6g}") for value in values.float().tolist()]
 
 

@@ -113,6 +113,11 @@ class TokenHeads(nn.Module):
     def taps(self) -> tuple[Tap, ...]:
         """The hidden states of the backbone that this family reads."""
 
+    @property
+    def borrowed(self) -> Sequence[nn.Module]:
+        """Modules of the backbone whose weights these heads use without calling them; engines keep those gathered."""
+        return ()
+
     @abstractmethod
     def projection(self, k: int) -> Projection:
         """From head k's hidden states to logits."""

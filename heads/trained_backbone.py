@@ -157,8 +157,12 @@ def digest(folder: Path) -> str:
 
 @torch.no_grad()
 def fingerprint_weights(model: Any) -> list[float]:
-    """One entry of up to 256 tensors spread over the model, in the order of their names: changed layers show."""
-    tensors = [t for _, t in sorted(model.state_dict().items()) if t.is_floating_point() and t.numel()]
+    """One entry of up to 256 tensors spread over what is trained, in the order of their names: changed layers show.
+
+    Of a model with an adapter the adapter's: the rest was not changed, and may be split over processes.
+    """
+    changed = {n: t for n, t in model.state_dict().items() if not has_adapter(model) or "lora_" in n}
+    tensors = [t for _, t in sorted(changed.items()) if t.is_floating_point() and t.numel()]
     step = max(1, -(-len(tensors) // FINGERPRINT_TENSORS))
     return [float(f"{t.flatten()[t.numel() // 2].item():.6g}") for t in tensors[::step]]
 

@@ -1,46 +1,166 @@
-"""Which engine runs: said on the first line of a run. One that was asked for and is not active is an error."""
+"""Which engine runs: said on the first line of a run. One that was asked for and is not active is an error.
+
+The launch file chooses (launch/*.yaml). Two things are made to work here that accelerate leaves aside without a word:
+FSDP over CPU processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and must not be told of CPUs.
+Two processes on a laptop then go through the very code that a cluster runs.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-SUPPORTED = {
-    DistributedType.NO: "one process",
-    DistributedType.MULTI_GPU: "DDP",
-    DistributedType.MULTI_CPU: "DDP over CPUs",
-}
-ASKED_BY_ENVIRONMENT = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}
+
+class Engine(Enum):
+    """What trains; the value is its name in messages."""
+
+    ONE = "one process"
+    DDP = "DDP"
+    FSDP2 = "FSDP2"
+    ZERO1 = "DeepSpeed ZeRO-1"
+    ZERO2 = "DeepSpeed ZeRO-2"
+    ZERO3 = "DeepSpeed ZeRO-3"
+
+    @property
+    def shards_weights(self) -> bool:
+        """Weights are whole only inside the wrapped module's forward, and every process has to take part in that."""
+        return self in (Engine.FSDP2, Engine.ZERO3)
+
+    @property
+    def is_deepspeed(self) -> bool:
+        return self in (Engine.ZERO1, Engine.ZERO2, Engine.ZERO3)
 
 
-def describe_engine() -> str:
-    """One line: engine, processes, device, threads.
+def asked_engine() -> Engine | None:
+    """The engine that the launch file names; None where it leaves it at one process or DDP.
 
     Raises:
-        ValueError: an engine was asked for that this version does not train with.
+        ValueError: a kind of FSDP or DeepSpeed that is not supported.
     """
-    state = PartialState()
-    for variable, name in ASKED_BY_ENVIRONMENT.items():
-        if os.environ.get(variable, "false").lower() in ("true", "1"):
+    if is_set("ACCELERATE_USE_FSDP"):
+        if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
             raise ValueError(
-                f"The launch asks for {name}; this version trains in one process or with DDP, and no other engine "
-                f"takes its place silently: use launch/single.yaml or launch/ddp.yaml."
+                f"The launch asks for FSDP version {version}; heads are trained with version 2: set fsdp_version: 2 "
+                f"under fsdp_config, as launch/fsdp2.yaml does."
             )
-    if state.distributed_type not in SUPPORTED:
+        return Engine.FSDP2
+    if is_set("ACCELERATE_USE_DEEPSPEED"):
+        stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+        if stage not in ("1", "2", "3"):
+            raise ValueError(f"The launch asks for ZeRO stage {stage}; allowed are 1, 2 and 3: see launch/zero2.yaml.")
+        return Engine[f"ZERO{stage}"]
+    return None
+
+
+def is_set(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("true", "1")
+
+
+def on_cpu(trainer_fields: Mapping[str, Any]) -> bool:
+    """Asked for, or there is nothing else."""
+    return bool(trainer_fields.get("use_cpu")) or not torch.accelerator.is_available()
+
+
+def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """TrainingArguments that start the processes of the engine that was asked for.
+
+    Accelerate switches DeepSpeed off where it is told of CPUs; without `use_cpu` it takes the backend that is named.
+    Raises:
+        ValueError: DeepSpeed on the CPUs of a machine whose accelerator it would take in their place.
+    """
+    if not on_cpu(trainer_fields):
+        return {}
+    engine = asked_engine()
+    if engine is None or not engine.is_deepspeed:
+        return {"use_cpu": True}
+    if torch.accelerator.is_available():
         raise ValueError(
-            f"The engine {state.distributed_type.value} is not supported; use launch/single.yaml or launch/ddp.yaml."
+            "trainer.use_cpu was given with DeepSpeed, which takes the accelerator that it sees; hide it "
+            "(CUDA_VISIBLE_DEVICES= in the environment) or choose another launch file."
         )
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    return {"use_cpu": False, "ddp_backend": "gloo"}
+
+
+def start_engine() -> Engine:
+    """Call between TrainingArguments, which start the processes, and the Trainer, which wraps the model.
+
+    Raises:
+        ValueError: fewer processes run than were launched, or the engine that was asked for cannot be active.
+    """
+    state, asked = PartialState(), asked_engine()
     refuse_lost_processes(state.num_processes)
+    if asked is Engine.FSDP2:
+        if state.num_processes == 1:
+            raise ValueError(
+                "The launch asks for FSDP2 on one process, where nothing can be sharded; use launch/single.yaml, or "
+                "more processes."
+            )
+        if state.distributed_type is DistributedType.MULTI_CPU:
+            # accelerate makes FSDP of MULTI_GPU alone; its code path asks for a device nowhere but in `state.device`
+            state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return asked
+    if asked is not None:
+        if state.distributed_type is not DistributedType.DEEPSPEED:
+            raise not_active(asked, state.distributed_type.value)
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # imports deepspeed
+
+        unset_hf_deepspeed_config()  # weights are loaded whole and split when they are wrapped: heads start from them
+        return asked
+    if state.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
+        return Engine.DDP
+    if state.distributed_type is not DistributedType.NO:
+        raise ValueError(
+            f"The engine {state.distributed_type.value} is not supported; use one of the files in launch/."
+        )
+    return Engine.ONE
+
+
+def describe_engine(engine: Engine) -> str:
+    """One line: engine, processes, device, threads."""
+    state = PartialState()
     threads = f" with {torch.get_num_threads()} threads" if state.device.type == "cpu" else ""
-    count = "" if state.num_processes == 1 else f" on {state.num_processes} processes"
-    return f"engine: {SUPPORTED[state.distributed_type]}{count}, {state.device.type}{threads}"
+    count = "" if engine is Engine.ONE else f" on {state.num_processes} processes"
+    return f"engine: {engine.value}{count}, {state.device.type}{threads}"
+
+
+def check_active(engine: Engine, accelerator: Any) -> None:
+    """Call once the accelerator exists: what was announced is what it trains with.
+
+    Raises:
+        ValueError: it is not.
+    """
+    kind = accelerator.distributed_type
+    stage = accelerator.state.deepspeed_plugin.zero_stage if kind is DistributedType.DEEPSPEED else None
+    active = {
+        DistributedType.NO: Engine.ONE,
+        DistributedType.MULTI_GPU: Engine.DDP,
+        DistributedType.MULTI_CPU: Engine.DDP,
+        DistributedType.FSDP: Engine.FSDP2 if accelerator.is_fsdp2 else None,
+        DistributedType.DEEPSPEED: Engine[f"ZERO{stage}"] if stage else None,
+    }.get(kind)
+    if active is not engine:
+        raise not_active(engine, kind.value)
+
+
+def not_active(engine: Engine, found: str) -> ValueError:
+    return ValueError(
+        f"The launch asks for {engine.value}, and {found} is active in its place; nothing is trained under another "
+        f"engine's name: start with `accelerate launch --config_file launch/….yaml train.py`, and leave --cpu and "
+        f"ACCELERATE_USE_CPU out."
+    )
 
 
 def refuse_lost_processes(num_processes: int) -> None:
-    """`accelerate launch --cpu --num_processes 2` starts one process; it leaves an address to meet at and no count.
+    """Processes that do not know of each other would each train alone and write the same folder.
+
+    `accelerate launch --cpu --num_processes 2` starts one process; it leaves an address to meet at and no count.
 
     Raises:
         ValueError: several processes were asked for and one runs.
@@ -50,6 +170,11 @@ def refuse_lost_processes(num_processes: int) -> None:
         raise ValueError(
             "The launch asks for several processes and started one, as accelerate does with --cpu; leave --cpu out and "
             "set trainer.use_cpu: true, or unset MASTER_ADDR if one process is what you want."
+        )
+    if num_processes != int(os.environ.get("WORLD_SIZE", num_processes)):
+        raise ValueError(
+            f"{os.environ['WORLD_SIZE']} processes were launched and this one knows of {num_processes}; start them "
+            f"with `accelerate launch --config_file launch/….yaml train.py`."
         )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from train.config import EvaluationConfig
 from train.model import TrainedModel
 from train.targets import labels_at
 
+Inside = Callable[[Callable[[], Any]], Any]
+
 
 @torch.no_grad()
 def evaluate(
@@ -25,21 +27,28 @@ def evaluate(
     batch_size: int,
     config: EvaluationConfig,
     accelerator: Any,
+    inside: Inside | None = None,
 ) -> dict[str, float]:
     """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
 
     `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6).
 
-    Every block and every prompt is measured by exactly one process. The heads' measured accuracy by rank is stored in
-    them, so that the tree grows from it here and after loading.
+    Every block is measured by exactly one process, and every prompt too where processes need not keep step. The heads'
+    measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
+
+    Args:
+        inside: runs a function with all weights gathered, where an engine shards them; every process then makes the
+            same number of passes.
     """
     was_training = model.training
     model.eval()
+    run = inside or (lambda function: function())
     meters = [HeadAccuracy() for _ in range(model.num_heads + 1)]
-    mine = range(accelerator.process_index, len(blocks), accelerator.num_processes)
-    for start in range(0, len(mine), batch_size):
-        batch = collate([blocks[i] for i in mine[start : start + batch_size]])
-        measure(model, {name: tensor.to(accelerator.device) for name, tensor in batch.items()}, meters)
+    for mine in shares(len(blocks), batch_size, accelerator.process_index, accelerator.num_processes):
+        counted = meters if mine else [HeadAccuracy() for _ in meters]
+        batch = collate([blocks[i] for i in mine or [0]])
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        run(lambda batch=batch, counted=counted: measure(model, batch, counted))  # type: ignore[misc]
     meters = [add_over_processes(meter, accelerator) for meter in meters]
     found = {f"backbone_{name}": getattr(meters[0], name) for name in ("loss", "top1", "top5")}
     for k, meter in enumerate(meters[1:], start=1):
@@ -47,7 +56,7 @@ def evaluate(
     if model.token_heads is not None:
         found["multi_token_loss"] = sum(meter.loss for meter in meters) / len(meters)
         model.token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
-        found["tokens_per_pass"] = measure_decoding(model.token_heads, blocks, config, accelerator)
+        found["tokens_per_pass"] = measure_decoding(model.token_heads, blocks, config, accelerator, inside)
     model.train(was_training)
     return found
 
@@ -84,12 +93,35 @@ def spread(total: int, count: int) -> list[int]:
     return [i * total // count for i in range(count)]
 
 
-def measure_decoding(token_heads: TokenHeads, blocks: Any, config: EvaluationConfig, accelerator: Any) -> float:
-    """Tokens per pass over prompts from the starts of held-out blocks, each decoded by one process."""
-    chosen = spread(len(blocks), config.num_prompts)[accelerator.process_index :: accelerator.num_processes]
+def shares(total: int, batch_size: int, process: int, num_processes: int) -> Iterator[range]:
+    """The numbers below `total` that one process measures, batch by batch: equally many batches in all processes.
+
+    A process that has run out gets an empty share, so that it can keep step with the others.
+
+    >>> [list(share) for share in shares(5, 2, 0, 2)], [list(share) for share in shares(5, 2, 1, 2)]
+    ([[0, 2], [4]], [[1, 3], []])
+    """
+    for start in range(0, total, batch_size * num_processes):
+        yield range(start + process, min(total, start + batch_size * num_processes), num_processes)
+
+
+def measure_decoding(
+    token_heads: TokenHeads, blocks: Any, config: EvaluationConfig, accelerator: Any, inside: Inside | None = None
+) -> float:
+    """Tokens per pass over prompts from the starts of held-out blocks.
+
+    Each is decoded by one process. Where weights are sharded all processes decode all prompts: a pass takes every
+    process, and the same prompt takes as many passes everywhere.
+    """
+    chosen = spread(len(blocks), config.num_prompts)
+    if inside is None:
+        chosen = chosen[accelerator.process_index :: accelerator.num_processes]
     prompts = [torch.tensor(blocks[i]["input_ids"][: config.prompt_tokens], device=accelerator.device) for i in chosen]
-    counts = torch.tensor(count_decoding(token_heads, prompts, config), device=accelerator.device)
-    tokens, passes = accelerator.reduce(counts, reduction="sum").tolist()
+    run = inside or (lambda function: function())
+    counts = torch.tensor(run(lambda: count_decoding(token_heads, prompts, config)), device=accelerator.device)
+    if inside is None:
+        counts = accelerator.reduce(counts, reduction="sum")
+    tokens, passes = counts.tolist()
     return tokens / max(1, passes)
 
 

@@ -8,6 +8,7 @@ through any `Projection` (norm, bias, scale, soft cap), which torch's own linear
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -104,10 +105,8 @@ def _rebuild(projection: Projection, leaves: list[Tensor]) -> Projection:
     bias = others.pop(0) if projection.bias is not None else None
     norm: Any = projection.norm
     if norm is not None:
-        values = dict(zip((name for name, _ in norm.named_parameters()), others, strict=True))
-        module = norm
-
-        def norm(hidden_RD: Tensor) -> Tensor:
-            return torch.func.functional_call(module, values, (hidden_RD,))
-
+        # A shallow copy, called by `forward`: engines hang hooks on modules and look there for weights of their own.
+        module = copy.copy(norm)
+        module.__dict__["_parameters"] = dict(zip((name for name, _ in norm.named_parameters()), others, strict=True))
+        norm = module.forward
     return replace(projection, norm=norm, weight=weight, bias=bias)

@@ -10,7 +10,7 @@ heads read, and at the projection that they share.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +115,15 @@ class TrainedModel(nn.Module):
         return self
 
     def forward(
-        self, input_ids: Tensor, loss_mask: Tensor, document_ids: Tensor, counts_K: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """The loss of one micro-batch.
+        self,
+        input_ids: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        counts_K: Tensor | None = None,
+        *,
+        inside: Callable[[], Any] | None = None,
+    ) -> Any:
+        """The loss of one micro-batch; or, with every weight gathered as for that, what `inside` returns.
 
         Args:
             input_ids: (B, T) packed tokens.
@@ -125,11 +131,18 @@ class TrainedModel(nn.Module):
             document_ids: (B, T) which document of its block a token belongs to.
             counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
                 micro-batch's own where it is not given.
+            inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
+                process has to make the same calls.
 
         Returns:
             loss: the weighted sum over objectives of (sum of their cross-entropies / their count).
             loss_sums_K: each objective's sum over this micro-batch, detached.
         """
+        if inside is not None:
+            return inside()
+        assert input_ids is not None
+        assert loss_mask is not None
+        assert document_ids is not None
         objectives = self.objectives(input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone)
         sums_K = torch.stack([objective.loss_sum(input_ids) for objective in objectives])
         if counts_K is None:

@@ -28,7 +28,7 @@ from heads.opening import load_recorded
 from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
 from train.blocks import PackedData
 from train.config import TrainConfig, read_config
-from train.engine import describe_engine, use_all_cores
+from train.engine import Engine, describe_engine, device_fields, start_engine, use_all_cores
 from train.model import TrainedModel
 from train.overhead import measure_heads_overhead
 from train.packing import build_datasets
@@ -61,15 +61,17 @@ def run(config: TrainConfig) -> Path:
     refuse_old_checkpoints(config)
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
-    logger.info(describe_engine())
+    engine = start_engine()
+    logger.info(describe_engine(engine))
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.backbone)
-    model = build_model(config, arguments.device)
+    # what is sharded is moved shard by shard, and may not fit on one device
+    model = build_model(config, torch.device("cpu") if engine.shards_weights else arguments.device)
     with arguments.main_process_first(desc="tokenising"):  # one process fills the cache, the others read it
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
     if data.eval is None:
         skip_evaluation(arguments)
-    trainer = build_trainer(config, arguments, model, tokenizer, data)
+    trainer = build_trainer(config, arguments, model, tokenizer, data, engine)
     describe_run(trainer, data)
     log_heads_overhead(trainer)
     trainer.train(resume_from_checkpoint=last_checkpoint(config))
@@ -166,7 +168,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
             remove_unused_columns=False,
             label_names=[],
             seed=config.seed,
-            **(fields | config.trainer),
+            **(fields | config.trainer | device_fields(config.trainer)),
         )
         if arguments.n_gpu > 1:
             logger.warning("%d GPUs are here and one process: one GPU is used; see launch/ddp.yaml.", arguments.n_gpu)
@@ -177,12 +179,18 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
 
 
 def build_trainer(
-    config: TrainConfig, arguments: TrainingArguments, model: TrainedModel, tokenizer: Any, data: PackedData
+    config: TrainConfig,
+    arguments: TrainingArguments,
+    model: TrainedModel,
+    tokenizer: Any,
+    data: PackedData,
+    engine: Engine = Engine.ONE,
 ) -> HeadsTrainer:
     metrics = Path(config.output_dir) / "metrics.jsonl"
     return HeadsTrainer(
         config=config,
         recipe=recipe(config),
+        engine=engine,
         model=model,
         args=arguments,
         train_dataset=data.train,

@@ -1,6 +1,7 @@
 """`transformers.Trainer` with our loss, our optimizer groups, our evaluation, and only the heads saved.
 
-The rest (accumulation, schedulers, resume, logging, DDP) is the library's.
+The rest (accumulation, schedulers, resume, logging, engines) is the library's. Saving and evaluating go through
+train/gathering.py and `inside`, so that nothing depends on which engine holds the weights.
 """
 # B batch, T position, K head
 
@@ -10,7 +11,7 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,18 @@ from heads import checkpoint
 from heads.interface import TokenHeads
 from heads.trained_backbone import read_model, write_model
 from train.config import TrainConfig
+from train.engine import Engine, check_active
 from train.evaluation import evaluate
+from train.gathering import whole_weights
 from train.model import TrainedModel
 from train.optimizer_groups import optimizer_groups
+from train.optimizer_state import load_optimizer, save_optimizer
+from train.sharding import keep_gathered, shard
 from train.targets import count_supervised
 
 logger = logging.getLogger(__name__)
+
+SCHEDULER = "scheduler.pt"
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -48,9 +55,11 @@ class HeadsTrainer(Trainer):
     optimizer: Any
     control: Any
 
-    def __init__(self, *, config: TrainConfig, recipe: dict[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *, config: TrainConfig, recipe: dict[str, Any], engine: Engine, **kwargs: Any) -> None:
         super().__init__(data_collator=collate, **kwargs)
+        check_active(engine, self.accelerator)
         self.config = config
+        self.engine = engine
         self.recipe = recipe
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
@@ -102,7 +111,21 @@ class HeadsTrainer(Trainer):
                 logs, self.heads_overhead = {**logs, "heads_overhead": self.heads_overhead}, None
         super().log(logs, start_time)
 
-    # ---- optimizer
+    # ---- engine, optimizer
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        """Weights come from a checkpoint before an engine takes them, the optimizer's state afterwards."""
+        if resume_from_checkpoint is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            self._load_from_checkpoint(resume_from_checkpoint)
+        if self.engine is Engine.FSDP2:
+            shard(self.model, self.accelerator)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if self.engine is Engine.ZERO3:
+            keep_gathered(self.model)
+        if resume_from_checkpoint is not None:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
+        return prepared
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -123,7 +146,7 @@ class HeadsTrainer(Trainer):
         """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
         blocks = self.eval_dataset if eval_dataset is None else eval_dataset
         batch_size = self.args.per_device_eval_batch_size
-        found = evaluate(self.model, blocks, collate, batch_size, self.config.evaluation, self.accelerator)
+        found = evaluate(self.model, blocks, collate, batch_size, self.config.evaluation, self.accelerator, self.inside)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -132,12 +155,20 @@ class HeadsTrainer(Trainer):
             self._save_best({"step": self.state.global_step, **found})
         return metrics
 
+    @property
+    def inside(self) -> Callable[[Callable[[], Any]], Any] | None:
+        """Runs a function with all weights gathered, on all processes alike; None where they always are."""
+        if not self.engine.shards_weights:
+            return None
+        return lambda function: self.model_wrapped(inside=function)
+
     # ---- saving and resuming
 
     def save_heads(self, name: str, measured: dict[str, Any]) -> None:
-        """Heads (or the trained backbone) into a folder of the run."""
-        if self.args.should_save:
-            self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
+        """Heads (or the trained backbone) into a folder of the run. Every process calls it; one writes."""
+        with whole_weights(self.model) as writes:
+            if writes:
+                self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
 
     def _save_best(self, measured: dict[str, Any]) -> None:
         """The best heads are a convenience: a disk that is full for the moment does not end the run."""
@@ -158,8 +189,16 @@ class HeadsTrainer(Trainer):
                 tokenizer=self.processing_class,
             )
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        self._write(Path(output_dir or self.args.output_dir), {"step": self.state.global_step}, torch.float32)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        with whole_weights(self.model) as writes:
+            if writes:
+                folder = Path(output_dir or self.args.output_dir)
+                self._write(folder, {"step": self.state.global_step}, torch.float32)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_optimizer(self.model, self.optimizer, Path(output_dir))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """A checkpoint that cannot be written costs itself, not the run."""
@@ -185,8 +224,10 @@ class HeadsTrainer(Trainer):
         self.token_heads.load_state_dict(tensors)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with explained_damage(Path(checkpoint or "")):
-            super()._load_optimizer_and_scheduler(checkpoint)
+        folder = Path(checkpoint or "")
+        with explained_damage(folder):
+            load_optimizer(self.model, self.optimizer, folder)
+            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, weights_only=True))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ cache that follows the backbone's commit plan, and the next draft is ready when 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -120,6 +120,10 @@ class Heads(TokenHeads):
     @property
     def taps(self) -> tuple[int, ...]:
         return (self._tap,)
+
+    @property
+    def borrowed(self) -> Sequence[nn.Module]:
+        return () if self.config.lora_rank is None else (self.backbone.layers[-1],)
 
     def projection(self, k: int) -> Projection:
         """The backbone's norm and unembedding, or the norm and the head's own."""

@@ -1,0 +1,131 @@
+"""AdamW's state by the name of each weight: one file that any engine, on any number of processes, goes on from.
+
+`optimizer.safetensors` holds `NAME/exp_avg`, `NAME/exp_avg_sq` and `NAME/step` for each trained weight, whole and in
+float32 (float64 for weights in float64); `optimizer.json` the learning rate of each group. Engines' own checkpoints
+fit the same engine on the same number of processes, or need a conversion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from train.gathering import is_deepspeed, reshard
+
+TENSORS, GROUPS = "optimizer.safetensors", "optimizer.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Every process calls it; the main one writes. Nothing is written before the first step."""
+    reshard(model)
+    main, base = PartialState().is_main_process, base_optimizer(optimizer)
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in trained_parameters(model):
+        for key, value in read_state(parameter, base):
+            if main:
+                tensors[f"{name}/{key}"] = value.cpu().contiguous()
+    if main:
+        save_file(tensors, folder / TENSORS)
+        groups = [{"name": group.get("name"), "lr": float(group["lr"])} for group in base.param_groups]
+        (folder / GROUPS).write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
+
+
+def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Put the state of `save_optimizer` into a wrapped model's optimizer. Every process calls it.
+
+    Raises:
+        FileNotFoundError: the folder holds no such state.
+        RuntimeError: it is of other weights or groups.
+    """
+    reshard(model)
+    tensors, base = load_file(folder / TENSORS), base_optimizer(optimizer)
+    named = trained_parameters(model)
+    if tensors:
+        wanted = {f"{name}/{key}" for name, _ in named for key in (*MOMENTS, "step")}
+        if wrong := wanted ^ set(tensors):
+            raise RuntimeError(f"the optimizer's state is of other weights: {', '.join(sorted(wrong)[:3])}")
+        start_state(base)
+        for name, parameter in named:
+            for key in (*MOMENTS, "step"):
+                write_state(parameter, base, key, tensors[f"{name}/{key}"])
+    load_rates(base, folder)
+
+
+def load_rates(base: Any, folder: Path) -> None:
+    groups = json.loads((folder / GROUPS).read_text(encoding="utf-8"))
+    if [group["name"] for group in groups] != [group.get("name") for group in base.param_groups]:
+        raise RuntimeError(f"the optimizer's groups are others: {', '.join(str(g['name']) for g in groups)}")
+    for saved, group in zip(groups, base.param_groups, strict=True):
+        group["lr"] = saved["lr"]
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def base_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside accelerate's and DeepSpeed's wrappers; its groups hold parameters or flat shards."""
+    while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor]]:
+    """Moments, whole, and the number of steps."""
+    if not base.state:
+        return
+    if is_deepspeed(parameter):
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        yield from ((key, safe_get_full_optimizer_state(parameter, key)) for key in MOMENTS)
+        yield "step", torch.as_tensor(next(iter(base.state.values()))["step"], dtype=torch.float32)
+        return
+    for key in (*MOMENTS, "step"):
+        value = base.state[parameter][key]
+        yield key, value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def start_state(base: Any) -> None:
+    """Empty moments for every parameter or shard, as the first step would make them; `step` is 0."""
+    for group in base.param_groups:
+        for parameter in group["params"]:
+            state = base.state[parameter]
+            for key in MOMENTS:
+                state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            on_device = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=on_device)
+
+
+def write_state(parameter: nn.Parameter, base: Any, key: str, value: Tensor) -> None:
+    if is_deepspeed(parameter):
+        write_deepspeed_state(parameter, base, key, value)
+        return
+    place = base.state[parameter][key]
+    if isinstance(place, DTensor):
+        value = distribute_tensor(value.to(place.device), place.device_mesh, place.placements, src_data_rank=None)
+    place.copy_(value)
+
+
+def write_deepspeed_state(parameter: nn.Parameter, base: Any, key: str, value: Tensor) -> None:
+    """One process's share of a moment. `step` is one for all shards."""
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    if key == "step":
+        for state in base.state.values():
+            state["step"] = torch.full_like(state["step"], float(value))
+    elif hasattr(parameter, "ds_id"):
+        share = parameter.partition_numel()  # type: ignore[attr-defined]
+        whole = nn.functional.pad(value.flatten(), (0, share * PartialState().num_processes - value.numel()))
+        safe_set_local_optimizer_state(parameter, whole.narrow(0, share * PartialState().process_index, share), key)
+    else:
+        parameter._zero_optimizer._lazy_init_hp_params_optimizer_state()  # type: ignore[attr-defined]
+        safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
