@@ -45,6 +45,11 @@ CHECKS = {
         command=("python", "-m", "benchmarks.training"),
         shows="peak memory of the chunked loss against the vocabulary, and the share of a step that is overhead",
     ),
+    "engines": Check(
+        command=("python", "-m", "benchmarks.engines"),
+        shows="the same losses, weights and bytes under DDP, FSDP2 and ZeRO-1/2/3 as in one process, on two and four "
+        "processes, and runs that one engine begins and another ends",
+    ),
     "dynamo counts": Check(
         command=("python", "-m", "benchmarks.dynamo_counts"),
         shows="parameters of all sizes and variants of the paper beside the paper's own figures",
