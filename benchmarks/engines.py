@@ -3,9 +3,9 @@
     python -m benchmarks.engines [--cases NAME …] [--engines NAME …] [--json FILE]
 
 Each case trains a tiny backbone's heads for the same steps on the same blocks, split in another way by every engine.
-Losses of all steps and the saved weights must equal the single process's to TOLERANCE, gradient norms to NORM_TOLERANCE;
-a step at rate 0 must save the same bytes; a checkpoint of one engine must go on under another. On a machine with GPUs the same
-runs go over NCCL with `--gpu`.
+Losses of all steps and the saved weights must equal the single process's to TOLERANCE, gradient norms to
+NORM_TOLERANCE; a step at rate 0 must save the same bytes; a checkpoint of one engine must go on under another. On a
+machine with GPUs the same runs go over NCCL with `--gpu`.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ class Comparison:
         self._done: dict[str, Path] = {}
 
     def train(self, case: str, engine: str, split: Split, **more: Any) -> Path:
-        name = f"{case}-{engine}-{split.processes}-{json.dumps(more)}".translate(str.maketrans('", :{}[]', "_" * 8))
+        settings = hashlib.sha256(json.dumps(more).encode()).hexdigest()[:8]
+        name = f"{case}-{engine}-{split.processes}-{settings}".replace(" ", "_").replace(",", "")
         if name not in self._done:
             config, run = write_config(self.folder, name, CASES[case], split, gpu=self.gpu, **more)
             launch(config, engine, split)

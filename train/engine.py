@@ -71,8 +71,10 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
     """TrainingArguments that start the processes of the engine that was asked for.
 
     Accelerate switches DeepSpeed off where it is told of CPUs; without `use_cpu` it takes the backend that is named.
+
     Raises:
-        ValueError: DeepSpeed on the CPUs of a machine whose accelerator it would take in their place.
+        ValueError: DeepSpeed on the CPUs of a machine whose accelerator it would take in their place, or in half
+            precision there.
     """
     if not on_cpu(trainer_fields):
         return {}
@@ -83,6 +85,11 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "trainer.use_cpu was given with DeepSpeed, which takes the accelerator that it sees; hide it "
             "(CUDA_VISIBLE_DEVICES= in the environment) or choose another launch file."
+        )
+    if trainer_fields.get("bf16") or trainer_fields.get("fp16"):
+        raise ValueError(
+            "trainer.bf16 or fp16 was given with DeepSpeed on CPUs, where it trains in float32; leave it out, or use "
+            "launch/ddp.yaml or launch/fsdp2.yaml."
         )
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     return {"use_cpu": False, "ddp_backend": "gloo"}
