@@ -14,6 +14,7 @@ import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from safetensors.torch import load_file
 from tiny import tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from train.config import read_config
 from train.run import run
@@ -32,6 +33,19 @@ def prepare(folder, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
     monkeypatch.setattr("train.run.use_all_cores", lambda: None)  # tests run side by side
+
+
+def add_bad_token(folder):
+    """A text of a token whose embedding is NaN; the token."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    (bad,) = AutoTokenizer.from_pretrained(folder / "base")("@", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        model.get_input_embeddings().weight[bad] = float("nan")
+    model.save_pretrained(folder / "base")
+    texts = (folder / "text.jsonl").read_text().splitlines()
+    texts[20] = json.dumps({"text": "here it is: @@@@ and it goes on"})
+    (folder / "text.jsonl").write_text("\n".join(texts) + "\n")
+    return bad
 
 
 def write_config(folder, name, **changes):

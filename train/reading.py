@@ -1,11 +1,13 @@
-"""What goes wrong with the data while training, as a sentence that says what to go on from."""
+"""What goes wrong with the data, as a sentence that says what to do or what to go on from."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 from datasets.exceptions import DatasetsError
 from pyarrow import ArrowException
 
@@ -13,37 +15,57 @@ from train.whole_checkpoint import newest_whole
 
 
 @contextlib.contextmanager
-def explained_data_errors(run_folder: str | Path) -> Iterator[None]:
-    """While it is open, unreadable files and workers that die end in one sentence.
+def explained_reading() -> Iterator[None]:
+    """While data is read for a step: what cannot be read ends in a sentence.
 
     Raises:
-        OSError: in place of what was raised; other errors pass.
+        OSError: in place of what the libraries raise.
     """
     try:
         yield
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        problem = describe_data_error(error)
-        if problem is None:
+    except (OSError, ValueError, ArrowException, DatasetsError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        in_worker = lines[0].startswith("Caught ")  # and the worker's traceback follows
+        if isinstance(error, ValueError) and not isinstance(error, ArrowException) and not in_worker:
+            raise  # a sentence already, such as too many bad rows
+        problem = lines[-1].strip() if in_worker else " ".join(lines)
+        raise OSError(f"The training data cannot be read ({problem}).") from error
+
+
+@contextlib.contextmanager
+def explained_cache() -> Iterator[None]:
+    """While stored data is opened: a cache file that was cut short.
+
+    Raises:
+        ValueError: names the folder to remove.
+    """
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # Arrow's own is a bare OSError
+        raise ValueError(
+            f"The tokenised data stored in {datasets.config.HF_DATASETS_CACHE} is damaged ({error}); remove that "
+            f"folder, it is made again from the data."
+        ) from error
+
+
+@contextlib.contextmanager
+def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
+    """While the run trains: an error with files or processes says what it goes on from.
+
+    Raises:
+        OSError: in place of one, and of what a DataLoader raises, at any moment, when one of its workers dies.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        problem = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, RuntimeError) and not problem.startswith("DataLoader worker"):
             raise
+        if isinstance(error, RuntimeError):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its handler would raise once more for the same worker
+            problem += "; these processes read the data, and a machine out of memory kills them"
         last, _ = newest_whole(run_folder)
         kept = f"{last} is whole: go on from it with --resume true" if last else "no checkpoint was saved yet"
-        raise OSError(f"{problem} {kept}.") from error
-
-
-def describe_data_error(error: Exception) -> str | None:
-    """A sentence on an error that came from reading; None for another one.
-
-    >>> describe_data_error(OSError("[Errno 5] Input/output error: 'a.jsonl'"))
-    "The training data cannot be read ([Errno 5] Input/output error: 'a.jsonl');"
-    """
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    if isinstance(error, RuntimeError) and lines[0].startswith("DataLoader worker"):
-        return (
-            f"{lines[0]} It reads the training data, and a machine out of memory kills such processes: lower "
-            f"trainer.dataloader_num_workers, or look into the system log;"
-        )
-    if lines[0].startswith("Caught ") and "in DataLoader worker" in lines[0]:  # the rest is the worker's traceback
-        return f"The training data cannot be read ({lines[-1].strip()});"
-    if isinstance(error, ArrowException | DatasetsError | OSError):
-        return f"The training data cannot be read ({' '.join(str(error).split())});"
-    return None
+        raise OSError(f"{problem}; {kept}.") from error

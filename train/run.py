@@ -37,7 +37,7 @@ from train.non_finite import weights_are_finite
 from train.overhead import measure_heads_overhead
 from train.packing import build_datasets
 from train.provenance import recipe
-from train.reading import explained_data_errors
+from train.reading import explained_cache, names_checkpoint
 from train.resuming import check_shared_folder, choose_checkpoint, refuse_old_checkpoints
 from train.trainer import HeadsTrainer, collate
 from train.whole_checkpoint import newest_whole
@@ -85,7 +85,8 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     tokenizer = load_tokenizer(config.backbone)
     # what is sharded is moved shard by shard, and may not fit on one device
     model = build_model(config, torch.device("cpu") if engine.shards_weights else arguments.device)
-    with arguments.main_process_first(desc="tokenising"):  # one process fills the cache, the others read it
+    # one process fills the cache, the others read it
+    with explained_cache(), arguments.main_process_first(desc="tokenising"):
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
     if data.eval is None:
         skip_evaluation(arguments)
@@ -110,7 +111,7 @@ def train(trainer: HeadsTrainer) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     clear_marker(folder)
     trainer.interruption.training = True
-    with explained_data_errors(folder):
+    with names_checkpoint(folder):
         trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
     if trainer.interruption.agreed:
         leave(trainer)

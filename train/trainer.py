@@ -33,6 +33,7 @@ from train.non_finite import StepGuard, read_together
 from train.numbered_blocks import BLOCK, numbered
 from train.optimizer_groups import optimizer_groups
 from train.optimizer_state import load_optimizer, save_optimizer
+from train.reading import explained_reading
 from train.running_losses import RunningLosses
 from train.saving import save_whole
 from train.sharding import keep_gathered, shard
@@ -108,7 +109,8 @@ class HeadsTrainer(Trainer):
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[dict[str, Tensor]], Tensor | None]:
         """The micro-batches of one optimizer step."""
-        batches, counts_K = super().get_batch_samples(*args, **kwargs)
+        with explained_reading():
+            batches, counts_K = super().get_batch_samples(*args, **kwargs)
         self.guard.begin(batches)
         self.place.batches += len(batches)
         return batches, counts_K

@@ -7,6 +7,7 @@ checkpoints are removed only after that, and their list first.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -113,7 +114,8 @@ def newest_whole(run_folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
 
 def remove(folder: Path) -> None:
     """The list first: a removal that is cut short leaves no checkpoint that seems whole."""
-    (folder / LIST).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / LIST).unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 from test_ddp import free_port
 from tiny_run import (
+    add_bad_token,
     assert_same_run,
     logged,
     prepare,
@@ -18,6 +19,7 @@ from tiny_run import (
     write_config,
 )
 
+from train.continuation import read_progress
 from train.interruption import EXIT_CODE, MARKER, SAME_SIGNAL, Interruption
 from train.trainer import HeadsTrainer
 from train.whole_checkpoint import LIST, checkpoints, newest_whole, step_of
@@ -100,7 +102,11 @@ def signal_in_step(monkeypatch, step):
 
 
 def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
-    """Only one of them gets the signal. One process with the same blocks in a step then trains what two would have."""
+    """Only one of them gets the signal. One process with the same blocks in a step then trains what two would have.
+
+    A block whose loss is NaN is met by one of the two, and the step skipped by both.
+    """
+    add_bad_token(folder)
     batch = {"per_device_train_batch_size": 2}
     config = write_config(folder, "two", trainer=batch, save_every_steps=0)
     port, script = free_port(), slow_script(folder, step=0.1)
@@ -112,6 +118,7 @@ def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
     found, _ = newest_whole(folder / "two")
     assert {path.name for path in found.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert f"ended by a signal to another process; {found} is whole" in said[0]
+    assert read_progress(found)["skipped"] == 1
     one = train(write_config(folder, "one", save_every_steps=0))
     resumed = train(write_config(folder, "two", save_every_steps=0), "--resume", "true")
     assert "was saved by 2 processes and is resumed by 1" in caplog.text
