@@ -13,6 +13,13 @@ from pyarrow import ArrowException
 
 from train.whole_checkpoint import newest_whole
 
+WORKERS_DIE = "; workers read the data, and a machine out of memory kills them: lower trainer.dataloader_num_workers"
+
+
+def ignore_dead_workers() -> None:
+    """The run ends already; DataLoader's handler would raise at any moment, the error's own sentence included."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
 
 @contextlib.contextmanager
 def explained_reading() -> Iterator[None]:
@@ -23,7 +30,11 @@ def explained_reading() -> Iterator[None]:
     """
     try:
         yield
+    except (ConnectionError, EOFError) as error:  # what is seen first when the other end of a pipe dies
+        ignore_dead_workers()
+        raise OSError("A DataLoader worker died while it sent a batch" + WORKERS_DIE) from error
     except (OSError, ValueError, ArrowException, DatasetsError) as error:
+        ignore_dead_workers()
         lines = str(error).strip().splitlines() or [type(error).__name__]
         in_worker = lines[0].startswith("Caught ")  # and the worker's traceback follows
         if isinstance(error, ValueError) and not isinstance(error, ArrowException) and not in_worker:
@@ -63,9 +74,9 @@ def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
         problem = " ".join(str(error).split()).rstrip(".")
         if isinstance(error, RuntimeError) and not problem.startswith("DataLoader worker"):
             raise
+        ignore_dead_workers()
         if isinstance(error, RuntimeError):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its handler would raise once more for the same worker
-            problem += "; these processes read the data, and a machine out of memory kills them"
+            problem += WORKERS_DIE
         last, _ = newest_whole(run_folder)
         kept = f"{last} is whole: go on from it with --resume true" if last else "no checkpoint was saved yet"
         raise OSError(f"{problem}; {kept}.") from error
