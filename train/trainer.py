@@ -29,7 +29,7 @@ from train.evaluation import evaluate
 from train.gathering import whole_weights
 from train.interruption import Interruption, ShieldedWorker
 from train.model import TrainedModel
-from train.non_finite import StepGuard, read_together
+from train.non_finite import StepGuard, read_together, weights_are_finite
 from train.numbered_blocks import BLOCK, numbered
 from train.optimizer_groups import optimizer_groups
 from train.optimizer_state import load_optimizer, save_optimizer
@@ -220,7 +220,7 @@ class HeadsTrainer(Trainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass:
+        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass and weights_are_finite(self):
             self.best_tokens_per_pass = found["tokens_per_pass"]
             self._save_best({"step": self.state.global_step, **found})
         return metrics
