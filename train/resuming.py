@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainingArguments
 
 from train.config import TrainConfig
+from train.engine import Engine
 from train.whole_checkpoint import checkpoints, newest_whole, read_facts, remove
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 SECONDS_TO_APPEAR = 10  # a network file system may show a new file late
 
 
-def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments) -> Path | None:
+def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
     """The folder to go on from; None starts at the beginning. All processes call it.
 
     Raises:
@@ -36,7 +37,7 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments) -> Path
     found: list[Any] = [None, None]
     if PartialState().is_main_process:
         try:
-            found[0] = look(config, arguments)
+            found[0] = look(config, arguments, engine)
         except ValueError as error:
             found[1] = str(error)
     broadcast_object_list(found)
@@ -45,7 +46,7 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments) -> Path
     return found[0]
 
 
-def look(config: TrainConfig, arguments: TrainingArguments) -> Path | None:
+def look(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
     """For the main process: choose, tell, clear away what is unfinished."""
     folder = Path(config.output_dir)
     chosen, passed_over = newest_whole(folder)
@@ -60,7 +61,7 @@ def look(config: TrainConfig, arguments: TrainingArguments) -> Path | None:
     for path in folder.glob("*/.*.tmp"):  # begun by a process that was killed
         path.unlink(missing_ok=True) if path.is_file() else remove(path)
     if chosen is not None:
-        tell_differences(read_facts(chosen), present_facts(arguments))
+        tell_differences(read_facts(chosen), present_facts(arguments, engine))
     return chosen
 
 
@@ -84,13 +85,13 @@ def refuse_nothing_to_resume(config: TrainConfig, passed_over: dict[Path, str]) 
         )
 
 
-def present_facts(arguments: TrainingArguments) -> dict[str, Any]:
+def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any]:
     """What a checkpoint records of the run that wrote it, beside its step."""
     processes = PartialState().num_processes
     blocks = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * processes
     return {
         "processes": processes,
-        "engine": PartialState().distributed_type.value,
+        "engine": engine.value,
         "blocks_per_step": blocks,
         "seed": arguments.seed,
     }

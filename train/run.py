@@ -80,7 +80,7 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     engine = start_engine()
     logger.info(describe_engine(engine))
     check_shared_folder(config)
-    resumed_from = choose_checkpoint(config, arguments)
+    resumed_from = choose_checkpoint(config, arguments, engine)
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.backbone)
     # what is sharded is moved shard by shard, and may not fit on one device

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 
 from train.continuation import write_progress
 from train.non_finite import weights_are_finite
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from train.trainer import HeadsTrainer
 
 logger = logging.getLogger(__name__)
+
+PARTS = ("save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
 
 
 def save_whole(trainer: HeadsTrainer, write: Callable[[], None]) -> None:
@@ -32,7 +36,7 @@ def save_whole(trainer: HeadsTrainer, write: Callable[[], None]) -> None:
     else:
         problems = attempt(trainer, folder, write)
     if not problems and trainer.args.should_save:
-        problems = problems_of(lambda: mark_whole(folder, {"step": step} | present_facts(trainer.args)))
+        problems = problems_of(lambda: mark_whole(folder, {"step": step} | present_facts(trainer.args, trainer.engine)))
     if trainer.args.should_save:
         if problems:
             remove(folder)
@@ -47,7 +51,8 @@ def attempt(trainer: HeadsTrainer, folder: Path, write: Callable[[], None]) -> l
     if trainer.args.should_save and folder.exists():
         remove(folder)  # of a run that was killed here
     trainer.accelerator.wait_for_everyone()
-    mine = problems_of(write)
+    with going_on(trainer) as mine:
+        mine += problems_of(write)
     if not (found := gather_object(mine)):
         found = gather_object(problems_of(lambda: write_progress(trainer, folder)))
     return list(dict.fromkeys(found))
@@ -56,6 +61,27 @@ def attempt(trainer: HeadsTrainer, folder: Path, write: Callable[[], None]) -> l
 def problems_of(action: Callable[[], None]) -> list[str]:
     try:
         action()
-    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors tell of a full disk by their own
         return [" ".join(str(error).split())]
     return []
+
+
+@contextlib.contextmanager
+def going_on(trainer: HeadsTrainer) -> Iterator[list[str]]:
+    """Each part is begun though one before failed: gathering takes every process, and the others would wait for one.
+
+    Yields:
+        What went wrong on this process.
+    """
+    problems: list[str] = []
+
+    def tolerant(part: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args, **kwargs: problems.extend(problems_of(lambda: part(*args, **kwargs)))
+
+    for name in PARTS:
+        setattr(trainer, name, tolerant(getattr(trainer, name)))
+    try:
+        yield problems
+    finally:
+        for name in PARTS:
+            delattr(trainer, name)

@@ -46,7 +46,7 @@ def said_by(capsys, config, *flags):
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(folder, monkeypatch, caplog):
     """No file may become as large as the optimizer's from step 5 to 10: the kernel's own error."""
     whole = train(write_config(folder, "whole"))
-    size = (whole / "checkpoint-13/optimizer.pt").stat().st_size
+    size = (whole / "checkpoint-13/optimizer.safetensors").stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     full = lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # noqa: E731
     try:
@@ -124,13 +124,15 @@ def test_what_is_damaged_is_found_and_passed_over(folder, caplog):
         assert newest_whole(copy.parent)[0] is None
     DAMAGES["cut"](newest)
     train(write_config(folder, "damaged"), "--resume", "true")
-    assert "checkpoint-13 is passed over and removed, optimizer.pt has 100 bytes in place of" in caplog.text
+    assert "checkpoint-13 is passed over and removed, optimizer.safetensors has 100 bytes in place of" in caplog.text
     assert "goes on from checkpoint-12" in caplog.text
     assert logged(where) == lines
 
 
 DAMAGES = {
-    "cut": lambda folder: (folder / "optimizer.pt").write_bytes((folder / "optimizer.pt").read_bytes()[:100]),
+    "cut": lambda folder: (folder / "optimizer.safetensors").write_bytes(
+        (folder / "optimizer.safetensors").read_bytes()[:100]
+    ),
     "mixed": lambda folder: (folder / "rng_state.pth").write_bytes(
         os.urandom((folder / "rng_state.pth").stat().st_size)
     ),
