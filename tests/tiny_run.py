@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -116,6 +117,12 @@ def start(config, *flags, script, **environment):
         text=True,
         start_new_session=True,
     )
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def wait_until(condition, process, seconds=60):

@@ -5,10 +5,10 @@ import signal
 import time
 
 import pytest
-from test_ddp import free_port
 from tiny_run import (
     add_bad_token,
     assert_same_run,
+    free_port,
     logged,
     prepare,
     slow_script,
