@@ -82,6 +82,10 @@ CHECKS = {
         command=("python", "-m", "benchmarks.ngrams"),
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
     ),
+    "resume": Check(
+        command=("python", "-m", "benchmarks.resume"),
+        shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",
+    ),
     "base recipe": Check(
         command=("accelerate", "launch", "train.py", "--config", "configs/demo/base.yaml"),
         shows="the demo backbone's recipe learns from random weights: eval_backbone_loss falls",

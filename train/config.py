@@ -56,6 +56,10 @@ NOT_HERE = {
     "fsdp": "engines are chosen by the launch file; this version trains in one process or with DDP",
     "fsdp_config": "engines are chosen by the launch file; this version trains in one process or with DDP",
     "deepspeed": "engines are chosen by the launch file; this version trains in one process or with DDP",
+    "enable_jit_checkpoint": "a run that gets SIGTERM or SIGUSR1 is saved in any case",
+    "logging_nan_inf_filter": "a step whose loss is not finite is skipped; see max_skipped_steps",
+    "ignore_data_skip": "a resumed run goes on at its place in the data",
+    "save_only_model": "checkpoints are there to resume from",
     "load_best_model_at_end": "the best heads are kept in best/ beside the last",
     "metric_for_best_model": "heads are judged by tokens per pass",
 }
@@ -181,8 +185,11 @@ class TrainConfig:
             steps below 1), lr_scheduler_type, bf16.
         report_to: where metrics go: any of jsonl, tensorboard, wandb.
         save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 keeps none.
+            A run that gets SIGTERM or SIGUSR1 is saved in any case (docs/nothing_lost.md).
         save_dtype: of the saved heads.
-        resume: continue from the last checkpoint in output_dir.
+        resume: continue from the last whole checkpoint in output_dir; from the start if the run was killed before one.
+        max_skipped_steps: steps of the whole run whose loss or gradient is not finite and that are skipped; one more
+            ends the run. They count as steps for the data and the schedule.
         seed: of initial weights and the order of blocks; data.seed orders and mixes the documents in them.
     """
 
@@ -204,6 +211,7 @@ class TrainConfig:
     save_every_steps: int = 0
     save_dtype: str = "float32"
     resume: bool = False
+    max_skipped_steps: int = 10
     seed: int = 0
 
     @property
@@ -241,6 +249,8 @@ class TrainConfig:
             raise ValueError(
                 f"save_every_steps={self.save_every_steps} was given; give steps, or 0 for no checkpoints."
             )
+        if self.max_skipped_steps < 0:
+            raise ValueError(f"max_skipped_steps={self.max_skipped_steps} was given; allowed are 0 and more.")
         check_trainer_fields(self.trainer)
 
     def check_backbone_training(self) -> None:

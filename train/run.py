@@ -16,7 +16,7 @@ import torch
 import transformers
 from accelerate import PartialState
 from transformers import TrainingArguments, set_seed
-from transformers.trainer_utils import IntervalStrategy, get_last_checkpoint
+from transformers.trainer_utils import IntervalStrategy
 
 from heads import checkpoint
 from heads.backbone import Backbone
@@ -28,12 +28,19 @@ from heads.opening import load_recorded
 from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
 from train.blocks import PackedData
 from train.config import TrainConfig, read_config
+from train.continuation import read_progress
 from train.engine import Engine, describe_engine, device_fields, start_engine, use_all_cores
+from train.interruption import EXIT_CODE, Interruption, clear_marker, listening, set_marker
+from train.metrics_file import JsonLines
 from train.model import TrainedModel
+from train.non_finite import weights_are_finite
 from train.overhead import measure_heads_overhead
 from train.packing import build_datasets
 from train.provenance import recipe
-from train.trainer import HeadsTrainer, JsonLines, collate
+from train.reading import explained_cache, names_checkpoint
+from train.resuming import check_shared_folder, choose_checkpoint, refuse_old_checkpoints
+from train.trainer import HeadsTrainer, collate
+from train.whole_checkpoint import newest_whole
 
 logger = logging.getLogger(__name__)
 
@@ -55,28 +62,75 @@ def explain_errors(action: Callable[[], Any]) -> None:
 
 
 def run(config: TrainConfig) -> Path:
-    """Train and save; returns the folder of the run."""
+    """Train and save; returns the folder of the run.
+
+    Raises:
+        SystemExit: with code 75 after a signal that asks the run to end; it was saved to go on from.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers.logging.set_verbosity_warning()
+    with listening() as interruption:
+        return run_listening(config, interruption)
+
+
+def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     refuse_old_checkpoints(config)
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
     engine = start_engine()
     logger.info(describe_engine(engine))
+    check_shared_folder(config)
+    resumed_from = choose_checkpoint(config, arguments, engine)
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.backbone)
     # what is sharded is moved shard by shard, and may not fit on one device
     model = build_model(config, torch.device("cpu") if engine.shards_weights else arguments.device)
-    with arguments.main_process_first(desc="tokenising"):  # one process fills the cache, the others read it
+    # one process fills the cache, the others read it
+    with explained_cache(), arguments.main_process_first(desc="tokenising"):
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
     if data.eval is None:
         skip_evaluation(arguments)
-    trainer = build_trainer(config, arguments, model, tokenizer, data, engine)
+    trainer = build_trainer(config, arguments, model, tokenizer, data, engine, interruption, resumed_from)
     describe_run(trainer, data)
-    log_heads_overhead(trainer)
-    trainer.train(resume_from_checkpoint=last_checkpoint(config))
+    train(trainer)
     finish(trainer)
     return Path(config.output_dir)
+
+
+def train(trainer: HeadsTrainer) -> None:
+    """From the start or from a checkpoint, to the end or to a signal.
+
+    Raises:
+        SystemExit: after a signal.
+    """
+    resumed_from, folder = trainer.resumed_from, Path(trainer.args.output_dir)
+    if resumed_from is None:
+        log_heads_overhead(trainer)
+    else:
+        trainer.args.eval_on_start = False  # the start was evaluated
+    folder.mkdir(parents=True, exist_ok=True)
+    clear_marker(folder)
+    trainer.interruption.training = True
+    with names_checkpoint(folder):
+        trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
+    if trainer.interruption.agreed:
+        leave(trainer)
+
+
+def leave(trainer: HeadsTrainer) -> None:
+    """Say where the run goes on from, for people and for schedulers.
+
+    Raises:
+        SystemExit: always.
+    """
+    if trainer.args.should_save:
+        folder = Path(trainer.args.output_dir)
+        last, _ = newest_whole(folder)
+        saved = f"{last} is whole: the same command with --resume true goes on from it" if last else "nothing was saved"
+        set_marker(folder, f"step {trainer.state.global_step}")
+        logger.info(f"ended by {trainer.interruption.received or 'a signal to another process'}; {saved}.")
+    trainer.accelerator.wait_for_everyone()
+    sys.exit(EXIT_CODE)
 
 
 def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
@@ -154,6 +208,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
         "lr_scheduler_type": "cosine",
         "dataloader_pin_memory": torch.cuda.is_available(),
         "ddp_find_unused_parameters": False,  # every trained parameter is in every micro-batch's loss
+        "logging_nan_inf_filter": False,  # train/non_finite.py skips such a step, and waits for the device less often
         "eval_steps": every or None,
         "eval_strategy": "steps" if every else "no",
         "save_steps": config.save_every_steps or 500,
@@ -185,56 +240,30 @@ def build_trainer(
     tokenizer: Any,
     data: PackedData,
     engine: Engine = Engine.ONE,
+    interruption: Interruption | None = None,
+    resumed_from: Path | None = None,
 ) -> HeadsTrainer:
     metrics = Path(config.output_dir) / "metrics.jsonl"
+    goes_on_at = None if resumed_from is None else read_progress(resumed_from)["metrics_bytes"]
     return HeadsTrainer(
         config=config,
         recipe=recipe(config),
         engine=engine,
+        interruption=interruption,
+        resumed_from=resumed_from,
         model=model,
         args=arguments,
         train_dataset=data.train,
         eval_dataset=data.eval,
         processing_class=tokenizer,
-        callbacks=[JsonLines(metrics, goes_on=config.resume)] if "jsonl" in config.report_to else [],
+        callbacks=[JsonLines(metrics, goes_on_at=goes_on_at)] if "jsonl" in config.report_to else [],
     )
-
-
-def refuse_old_checkpoints(config: TrainConfig) -> None:
-    """Checkpoints of an earlier run would be rotated and resumed from as if they were this run's.
-
-    Raises:
-        ValueError: a new run in a folder that holds checkpoints.
-    """
-    old = sorted(path.name for path in Path(config.output_dir).glob("checkpoint-*"))
-    if old and not config.resume:
-        raise ValueError(
-            f"output_dir {config.output_dir} holds {', '.join(old)} of an earlier run; add --resume true to go on with "
-            f"it, remove them, or give another output_dir."
-        )
 
 
 def skip_evaluation(arguments: TrainingArguments) -> None:
     logger.warning("No held-out data: nothing is evaluated; set data.eval or data.eval_fraction to measure the heads.")
     arguments.eval_strategy = IntervalStrategy.NO
     arguments.eval_on_start = False
-
-
-def last_checkpoint(config: TrainConfig) -> str | None:
-    """The folder to resume from, if asked.
-
-    Raises:
-        ValueError: resume was asked for and there is nothing to resume.
-    """
-    if not config.resume:
-        return None
-    found = get_last_checkpoint(config.output_dir) if Path(config.output_dir).is_dir() else None
-    if found is None:
-        raise ValueError(
-            f"resume was asked for, but {config.output_dir} holds no checkpoint-* folder; checkpoints are written "
-            f"every save_every_steps steps (now {config.save_every_steps}). Start without --resume."
-        )
-    return found
 
 
 def describe_run(trainer: HeadsTrainer, data: PackedData) -> None:
@@ -264,7 +293,17 @@ def log_heads_overhead(trainer: HeadsTrainer) -> None:
 
 
 def finish(trainer: HeadsTrainer) -> None:
-    """Evaluate the last step, save the last weights, say where they are."""
+    """Evaluate the last step, save the last weights, say where they are.
+
+    Raises:
+        ValueError: the weights are not finite.
+    """
+    if not weights_are_finite(trainer):
+        last, _ = newest_whole(trainer.args.output_dir)
+        raise ValueError(
+            f"The trained weights are not finite and are not saved; the last whole checkpoint is {last}; lower the "
+            f"rates and train again."
+        )
     measured: dict[str, Any] = {"step": trainer.state.global_step}
     if trainer.eval_dataset is not None:
         evaluated = [entry for entry in trainer.state.log_history if "eval_backbone_loss" in entry]

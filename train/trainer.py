@@ -8,9 +8,7 @@ train/gathering.py and `inside`, so that nothing depends on which engine holds t
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,25 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from heads import checkpoint
 from heads.interface import TokenHeads
 from heads.trained_backbone import read_model, write_model
 from train.config import TrainConfig
+from train.continuation import Continuation, Place, read_place
 from train.engine import Engine, check_active
 from train.evaluation import evaluate
 from train.gathering import whole_weights
+from train.interruption import Interruption, ShieldedWorker
 from train.model import TrainedModel
+from train.non_finite import StepGuard, read_together, weights_are_finite
+from train.numbered_blocks import BLOCK, numbered
 from train.optimizer_groups import optimizer_groups
 from train.optimizer_state import load_optimizer, save_optimizer
+from train.reading import explained_reading
+from train.running_losses import RunningLosses
+from train.saving import save_whole
 from train.sharding import keep_gathered, shard
 from train.targets import count_supervised
 
@@ -41,7 +46,8 @@ SCHEDULER = "scheduler.pt"
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Packed blocks of one length, so nothing is padded."""
-    return {
+    numbers = {BLOCK: torch.tensor([row[BLOCK] for row in rows])} if BLOCK in rows[0] else {}
+    return numbers | {
         "input_ids": torch.tensor([row["input_ids"] for row in rows], dtype=torch.long),
         "loss_mask": torch.tensor([row["loss_mask"] for row in rows], dtype=torch.bool),
         "document_ids": torch.tensor([row["document_ids"] for row in rows], dtype=torch.long),
@@ -55,32 +61,90 @@ class HeadsTrainer(Trainer):
     optimizer: Any
     control: Any
 
-    def __init__(self, *, config: TrainConfig, recipe: dict[str, Any], engine: Engine, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        config: TrainConfig,
+        recipe: dict[str, Any],
+        engine: Engine,
+        interruption: Interruption | None = None,
+        resumed_from: Path | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(data_collator=collate, **kwargs)
         check_active(engine, self.accelerator)
         self.config = config
         self.engine = engine
         self.recipe = recipe
+        self.interruption = interruption or Interruption()
+        self.resumed_from = resumed_from
+        self.keep_checkpoints, self.args.save_total_limit = self.args.save_total_limit, None  # see train/saving.py
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
-        self.best_tokens_per_pass = best_so_far(config) if config.resume else 0.0
+        self.best_tokens_per_pass = 0.0 if resumed_from is None else best_so_far(config)
         self.heads_overhead: float | None = None  # told with the first log
-        self._loss_sums_K: Tensor | None = None
-        self._counts_K: Tensor | None = None
+        self.running_losses = RunningLosses()
+        self.guard = StepGuard(self)
+        self.evaluation_put_off = False
+        self.place = Place(0, 0)
+        self._asked = torch.zeros(())
+        self.add_callback(Continuation(self))
 
     @property
     def token_heads(self) -> TokenHeads | None:
         return self.model.token_heads
 
+    # ---- data
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        if self.args.dataloader_num_workers:
+            base = getattr(loader, "base_dataloader", loader)
+            base.worker_init_fn = ShieldedWorker(base.worker_init_fn)
+        return loader
+
+    def _get_dataloader(self, dataset: Any, description: str, *args: Any, **kwargs: Any) -> Any:
+        dataset = numbered(dataset) if description == "Training" else dataset
+        return super()._get_dataloader(dataset, description, *args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+        """The micro-batches of one optimizer step."""
+        with explained_reading():
+            batches, counts_K = super().get_batch_samples(*args, **kwargs)
+        self.guard.begin(batches)
+        self.place.batches += len(batches)
+        return batches, counts_K
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Epoch and batches in it; the Trainer knows them from the number of steps, where an epoch has a length."""
+        epochs, batches = super()._init_training_state(*args, **kwargs)
+        if self.resumed_from is None or hasattr(self.train_dataset, "__len__"):
+            return epochs, batches
+        return read_place(self.resumed_from, self.args)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint of the last step has nothing left to train; the Trainer would take a step more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        resumed = kwargs["epoch"] == kwargs["epochs_trained"]
+        self.place = Place(kwargs["epoch"], kwargs["steps_trained_in_current_epoch"] if resumed else 0)
+        super()._run_epoch(*args, **kwargs)
+
     # ---- loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor | None:
-        """(K,): labels of each head over all micro-batches and processes, so that any split gives one loss."""
+        """(K,): labels of each head over all micro-batches and processes, so that any split gives one loss.
+
+        One number more travels with them: how many processes were asked to stop.
+        """
         if not batch_samples:
             return None
         counts = [count_supervised(b["loss_mask"], b["document_ids"], self.model.shifts) for b in batch_samples]
-        counts_K = torch.stack(counts).sum(dim=0).to(device)
-        return self.accelerator.reduce(counts_K, reduction="sum")
+        asked = torch.tensor([self.interruption.received is not None], dtype=torch.long)
+        summed = self.accelerator.reduce(torch.cat([torch.stack(counts).sum(dim=0), asked]).to(device), reduction="sum")
+        self._asked = summed[-1]
+        return summed[:-1]
 
     def compute_loss(
         self,
@@ -92,23 +156,29 @@ class HeadsTrainer(Trainer):
         outputs = model(**inputs, counts_K=num_items_in_batch)
         self._remember(outputs["loss_sums_K"], num_items_in_batch)
         # DDP averages gradients over processes; each process holds its share of one sum.
-        loss = outputs["loss"] * self.accelerator.num_processes
+        loss = self.guard.watch(outputs["loss"] * self.accelerator.num_processes)
         return (loss, outputs) if return_outputs else loss
 
     def _remember(self, sums_K: Tensor, counts_K: Tensor | None) -> None:
         counts_K = torch.ones_like(sums_K) if counts_K is None else counts_K / self.current_gradient_accumulation_steps
-        self._loss_sums_K = sums_K if self._loss_sums_K is None else self._loss_sums_K + sums_K
-        self._counts_K = counts_K if self._counts_K is None else self._counts_K + counts_K
+        self.running_losses.add(sums_K, counts_K)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The last look before the optimizer's step: is the gradient finite, was the run asked to stop?"""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        finite, self.interruption.agreed = read_together(norm, self._asked)
+        self.guard.close(finite)
+        return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add each head's mean loss since the last log."""
-        if "loss" in logs and self._loss_sums_K is not None and self._counts_K is not None:
-            sums_K = self.accelerator.reduce(self._loss_sums_K.clone(), reduction="sum")
-            means = (sums_K / self._counts_K.clamp(min=1)).tolist()
-            logs = {**logs, **dict(zip(self.model.loss_names, means, strict=True))}
-            self._loss_sums_K = self._counts_K = None
+        if "loss" in logs:
+            means = self.running_losses.take_means(self.accelerator)
+            logs = self.guard.corrected(logs) | dict(zip(self.model.loss_names, means or [], strict=bool(means)))
             if self.heads_overhead is not None:
                 logs, self.heads_overhead = {**logs, "heads_overhead": self.heads_overhead}, None
+        if "train_loss" in logs:  # of the whole run, not of what came after a resume
+            logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self.guard.skipped)
         super().log(logs, start_time)
 
     # ---- engine, optimizer
@@ -150,7 +220,7 @@ class HeadsTrainer(Trainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass:
+        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass and weights_are_finite(self):
             self.best_tokens_per_pass = found["tokens_per_pass"]
             self._save_best({"step": self.state.global_step, **found})
         return metrics
@@ -202,12 +272,7 @@ class HeadsTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """A checkpoint that cannot be written costs itself, not the run."""
-        try:
-            super()._save_checkpoint(*args, **kwargs)
-        except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            shutil.rmtree(folder, ignore_errors=True)
-            logger.warning("No checkpoint at step %d: %s Training goes on.", self.state.global_step, error)
+        save_whole(self, lambda: super(HeadsTrainer, self)._save_checkpoint(*args, **kwargs))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -249,21 +314,3 @@ def best_so_far(config: TrainConfig) -> float:
         return 0.0
     measured = checkpoint.read_description(folder)["recipe"].get("measured", {})
     return float(measured.get("tokens_per_pass", 0.0))
-
-
-class JsonLines(TrainerCallback):
-    """`report_to: [jsonl]`: every log as one line of metrics.jsonl."""
-
-    def __init__(self, path: Path, *, goes_on: bool) -> None:
-        self.path = path
-        self.goes_on = goes_on
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and not self.goes_on:
-            self.path.unlink(missing_ok=True)  # a new run in an old folder starts a new record
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")

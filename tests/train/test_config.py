@@ -57,6 +57,8 @@ def test_yaml_then_overrides(tmp_path):
         ),
         ({"heads": {"num_heads": 0}}, r"num_heads=0.*allowed are 1 to"),
         ({"head_decay": 0}, r"head_decay=0"),
+        ({"max_skipped_steps": -1}, r"max_skipped_steps=-1 was given; allowed are 0"),
+        ({"trainer": {"enable_jit_checkpoint": True}}, r"SIGTERM or SIGUSR1 is saved in any case"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
         ({"save_dtype": "int4"}, r"save_dtype='int4'"),
         ({"save_every_steps": -1}, r"save_every_steps=-1"),

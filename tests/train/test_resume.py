@@ -1,0 +1,60 @@
+"""A run that was killed goes on and ends as one that never stopped: weights bit by bit, logs line by line."""
+
+import pytest
+from tiny_run import assert_same_run, prepare, train, write_config
+
+from train.trainer import HeadsTrainer
+from train.whole_checkpoint import newest_whole
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def kill_at(monkeypatch, step):
+    """In the middle of a step, after its first micro-batch."""
+    training_step = HeadsTrainer.training_step
+
+    def dying(self, *args, **kwargs):
+        if self.state.global_step == step:
+            raise Killed
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(HeadsTrainer, "training_step", dying)
+
+
+TRAINED = {"heads": 3e-3, "base": 1e-3, "heads_to_base": 5e-4}
+ALONE = {"heads": 3e-3, "base": 1e-3}
+RUNS = {
+    "frozen": {"trainer": {"save_total_limit": 1, "lr_scheduler_type": "linear"}},
+    "dynamo": {"family": "dynamo", "rates": TRAINED},
+    "lora-dropout": {"family": "dynamo", "rates": TRAINED, "lora": {"rank": 2, "dropout": 0.3}},
+    "lookahead": {"family": None, "heads": None, "rates": ALONE, "label_shift": 2, "lookahead": 0.5},
+    "streamed": {"data": {"streaming": True, "max_eval_blocks": 4}},
+}
+
+
+KILLS = [((8, 6),), ((2, None), (8, 6), (11, 9))]  # in step, then resumed after step
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind):
+    whole = train(write_config(folder, "whole", **RUNS[kind]))
+    parts = write_config(folder, "parts", **RUNS[kind])
+    for step, expected in KILLS[kind == "frozen"]:
+        flags = ("--resume", "true") if (folder / "parts").exists() else ()
+        with monkeypatch.context() as patch:
+            kill_at(patch, step)
+            with pytest.raises(Killed):
+                train(parts, *flags)
+        found, passed_over = newest_whole(folder / "parts")
+        assert found == (folder / f"parts/checkpoint-{expected}" if expected else None)
+        assert not passed_over
+    train(parts, "--resume", "true")
+    assert_same_run(whole, folder / "parts")

@@ -1,0 +1,95 @@
+"""SIGTERM and SIGUSR1, with which schedulers announce the end: finish the step, save, leave with exit code 75.
+
+75 is EX_TEMPFAIL of sysexits.h, "try again later": a scheduler can requeue on it. All processes stop after the same
+step: whether one of them was asked to goes with the count of labels that they add up in any case. Launchers hide the
+exit code of their processes, so a file `requeue` in the run's folder says the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EXIT_CODE = 75
+MARKER = "requeue"
+SIGNALS = [signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+SAME_SIGNAL = 5.0  # seconds: a scheduler signals every process, and a launcher hands its own on to them
+
+
+class Interruption:
+    """What the run was asked to do from outside.
+
+    Attributes:
+        received: name of the signal that this process got.
+        agreed: all processes stop after the current step.
+        training: there is something to save; before, a signal ends the run at once.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self.agreed = False
+        self.training = False
+        self._at = 0.0
+        self._process = os.getpid()
+
+    def receive(self, number: int, frame: Any) -> None:
+        """Note the first signal; a second one, some seconds later, ends the process at once.
+
+        Raises:
+            SystemExit: nothing was trained yet.
+        """
+        if os.getpid() != self._process:
+            return  # a process that was forked from this one, such as a worker that reads data
+        if self.received is None:
+            self.received, self._at = signal.Signals(number).name, time.monotonic()
+            if not self.training:
+                raise SystemExit(EXIT_CODE)
+            # not a logger: the signal may have come while it was writing
+            os.write(2, f"{self.received}: the step is finished and saved; a second signal ends at once.\n".encode())
+        elif time.monotonic() - self._at > SAME_SIGNAL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Interruption]:
+    """Signals are noted while it is open. Only a main thread can listen; in another one nothing is noted."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before = {number: signal.signal(number, interruption.receive) for number in SIGNALS}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class ShieldedWorker:
+    """A DataLoader's worker_init_fn after which the worker ignores these signals: the main process still needs it."""
+
+    def __init__(self, init: Any) -> None:
+        self.init = init
+
+    def __call__(self, worker: int) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if self.init is not None:
+            self.init(worker)
+
+
+def set_marker(run_folder: Path, text: str) -> None:
+    """Says that the run wants to be started again. The exit code says so too where the folder cannot be written."""
+    with contextlib.suppress(OSError):
+        (run_folder / MARKER).write_text(text + "\n", encoding="utf-8")
+
+
+def clear_marker(run_folder: Path) -> None:
+    (run_folder / MARKER).unlink(missing_ok=True)
