@@ -11,6 +11,7 @@ workspaces, and what the allocator keeps. Exits with 1 where plan and measuremen
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import resource
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PrinterCallback
 
 from heads.data import DataConfig, SourceConfig
 from heads.loading import BackboneConfig
@@ -123,6 +124,7 @@ def peak_on_cuda(config: TrainConfig) -> int:
 
 def peak_on_cpu(config: TrainConfig) -> int:
     """What the allocator has given out since before the model was built, at its highest while steps ran."""
+    gc.collect()  # an earlier model's tensors are not to go while this one is measured
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         trainer = build_trainer(config)
         with torch.profiler.record_function(MARK):
@@ -133,15 +135,17 @@ def peak_on_cpu(config: TrainConfig) -> int:
 
 
 def highest_total(events: list[dict[str, Any]]) -> int:
-    """The highest total of a profile's memory events after the mark began.
+    """The highest total of a profile's memory events after the mark began, less what was there before the first one.
 
-    >>> memory = lambda ts, total: {"name": "[memory]", "ts": ts, "args": {"Total Allocated": total}}
-    >>> highest_total([memory(1, 900), {"name": "planned steps", "ts": 2}, memory(3, 500), memory(4, 700)])
-    700
+    >>> def memory(ts, total, size=0):
+    ...     return {"name": "[memory]", "ts": ts, "args": {"Total Allocated": total, "Bytes": size}}
+    >>> highest_total([memory(1, 900, 800), {"name": "planned steps", "ts": 2}, memory(3, 500), memory(4, 700)])
+    600
     """
     start = min(event["ts"] for event in events if event["name"] == MARK)
-    totals = [e["args"]["Total Allocated"] for e in events if e["name"] == "[memory]" and e["ts"] >= start]
-    return max(totals)
+    found = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    before = found[0]["args"]["Total Allocated"] - found[0]["args"]["Bytes"]
+    return max(event["args"]["Total Allocated"] for event in found if event["ts"] >= start) - before
 
 
 def build_trainer(config: TrainConfig) -> Any:
@@ -153,7 +157,9 @@ def build_trainer(config: TrainConfig) -> Any:
     rows: Any = [{"input_ids": ids, "loss_mask": [True] * length, "document_ids": [0] * length} for ids in tokens]
     data = PackedData(train=rows, eval=None, report=DataReport(train=[], eval=[]))
     application.skip_evaluation(arguments)
-    return application.build_trainer(config, arguments, model, None, data)
+    trainer = application.build_trainer(config, arguments, model, None, data)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def measured(config: TrainConfig) -> tuple[int, int]:

@@ -24,6 +24,7 @@ def show(plan: Plan, engines: tuple[Engine, ...], stated: Throughput, memory: in
 
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.show_header = any(columns)
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left")
     return table
