@@ -86,6 +86,10 @@ class Engine:
     offloads: bool = False
     reshards: bool = True
 
+    @property
+    def is_fsdp(self) -> bool:
+        return self.name.startswith("fsdp2")
+
     def runs_on(self, processes: int) -> int:
         return 1 if self.name == "single" else processes
 
@@ -96,6 +100,7 @@ ENGINES = (
     Engine(name="single"),
     Engine(name="ddp"),
     Engine(name="fsdp2", shards=ALL),
+    Engine(name="fsdp2_multi_node", shards=ALL),
     Engine(name="zero1", shards=frozenset({OPTIMIZER}), deepspeed=True),
     Engine(name="zero2", shards=frozenset({OPTIMIZER, GRADIENTS}), deepspeed=True),
     Engine(name="zero3", shards=ALL, deepspeed=True),
@@ -155,7 +160,7 @@ def extra(engine: Engine, sizes: Sizes, processes: int) -> Bytes:
         return {}
     if engine.name == "ddp":
         return {COMMUNICATION: sizes.trained}
-    if engine.name == "fsdp2":
+    if engine.is_fsdp:
         gathered = working_set(sizes) if engine.reshards else sizes.numel
         summed = min(sizes.root_trained + 2 * sizes.unit_trained, sizes.trained_numel)
         return {GATHERED: sizes.element * gathered, COMMUNICATION: sizes.element * summed}
@@ -175,7 +180,7 @@ def moment_under(engine: Engine, sizes: Sizes, moment: Moment, processes: int) -
     """Activations and gradients of one moment, as the engine holds them."""
     whole = moment.get(GRADIENTS, 0) * gradients(engine, sizes) // max(1, sizes.trained)
     held = share(whole, processes) if GRADIENTS in engine.shards else whole
-    casts_none = sizes.half and (engine.deepspeed or engine.name == "fsdp2")
+    casts_none = sizes.half and (engine.deepspeed or engine.is_fsdp)
     left_out = {GRADIENTS, CASTS} if casts_none else {GRADIENTS}
     parts = {part: size for part, size in moment.items() if part not in left_out}
     return parts | {GRADIENTS: 0 if engine.offloads else held}
@@ -196,11 +201,13 @@ def share(size: int, processes: int) -> int:
 
 
 def launched_engines(folder: Path = Path("launch")) -> tuple[Engine, ...]:
-    """The engines, with what launch/fsdp2.yaml says about giving up gathered weights, where that file is here."""
-    path = folder / "fsdp2.yaml"
+    """The engines, with what the launch files of FSDP2 say about giving up gathered weights, where they are here."""
+    return tuple(replace(e, reshards=reads_reshards(folder / f"{e.name}.yaml")) if e.is_fsdp else e for e in ENGINES)
+
+
+def reads_reshards(path: Path) -> bool:
     fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    reshards = fields.get("fsdp_config", {}).get("fsdp_reshard_after_forward", True)
-    return tuple(replace(e, reshards=reshards) if e.name == "fsdp2" else e for e in ENGINES)
+    return bool(fields.get("fsdp_config", {}).get("fsdp_reshard_after_forward", True))
 
 
 def fewest_processes(engine: Engine, sizes: Sizes, room: float) -> int | None:

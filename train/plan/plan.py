@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from heads.corpora import STDLIB
 from heads.loading import load_tokenizer
@@ -20,6 +18,7 @@ from train.plan.costs import Disk, blocks_per_step, count_steps, disk, evaluates
 from train.plan.memory import Sizes
 from train.plan.shapes import Part, build_on_meta, count, count_backbone, count_heads
 from train.plan.step import Step, StepShape, trace_step
+from train.sharding import find_units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +126,3 @@ def measure_sizes(model: TrainedModel, backbone: Part, token_heads: Part, step: 
         training=step.training,
         evaluating=step.evaluating,
     )
-
-
-def find_units(model: TrainedModel) -> list[nn.Module]:
-    """What is gathered as one: each decoder layer of the backbone, and each module in a list of the heads."""
-    lists = (
-        [] if model.token_heads is None else [m for m in model.token_heads.children() if isinstance(m, nn.ModuleList)]
-    )
-    return [*model.backbone.layers, *(entry for modules in lists for entry in entries(modules))]
-
-
-def entries(modules: nn.ModuleList) -> Iterator[nn.Module]:
-    """The modules in a list, and in the lists that it holds."""
-    for module in modules:
-        yield from entries(module) if isinstance(module, nn.ModuleList) else (module,)
