@@ -50,6 +50,10 @@ CHECKS = {
         shows="the same losses, weights and bytes under DDP, FSDP2 and ZeRO-1/2/3 as in one process, on two and four "
         "processes, and runs that one engine begins and another ends",
     ),
+    "plan": Check(
+        command=("python", "-m", "benchmarks.plan"),
+        shows="tensor memory as `python -m train plan` predicts it beside the measured peak of real training steps",
+    ),
     "dynamo counts": Check(
         command=("python", "-m", "benchmarks.dynamo_counts"),
         shows="parameters of all sizes and variants of the paper beside the paper's own figures",

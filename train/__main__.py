@@ -1,4 +1,4 @@
-"""`python -m train inspect-data --config configs/X.yaml`: look at what a run would train on, before it runs."""
+"""`python -m train inspect-data | plan --config configs/X.yaml`: what a run would train on and need, before it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from train.run import explain_errors, main
 
 COMMANDS = {
     "inspect-data": "show samples with supervised tokens coloured, and what was dropped, split or empty",
+    "plan": "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit",
     "run": "train, as `accelerate launch train.py` does",
 }
 
@@ -33,10 +34,19 @@ def inspect_data(arguments: list[str]) -> None:
     )
 
 
+def plan(arguments: list[str]) -> None:
+    """Arguments are those of train.py and flags about the machine."""
+    from train.plan.command import plan as run  # imports what builds and counts only for this command
+
+    run(arguments)
+
+
 def dispatch(arguments: list[str]) -> None:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command == "inspect-data":
         explain_errors(lambda: inspect_data(rest))
+    elif command == "plan":
+        explain_errors(lambda: plan(rest))
     elif command == "run":
         main(rest)
     else:

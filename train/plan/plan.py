@@ -1,0 +1,128 @@
+"""A run's plan as figures: everything that the report prints, from a config and what was stated about the machine."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from heads.corpora import STDLIB
+from heads.loading import load_tokenizer
+from train.config import TrainConfig
+from train.model import TrainedModel
+from train.packing import build_datasets
+from train.plan.costs import Disk, blocks_per_step, count_steps, disk, evaluates, field
+from train.plan.memory import Sizes
+from train.plan.shapes import Part, build_on_meta, count, count_backbone, count_heads
+from train.plan.step import Step, StepShape, trace_step
+from train.sharding import find_units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What was found.
+
+    Attributes:
+        backbone: its parameters.
+        heads: their parameters.
+        sizes: what memory under each engine follows from.
+        gpus: processes of the run.
+        blocks: blocks of training data; None where they were not counted.
+        steps: updates of the run; None where only the data could say.
+        step_tokens: tokens between two updates, over all processes.
+        step_flops: of them, over all processes.
+        written: bytes that the run writes, by folder.
+        cached_states: bytes of the hidden states of all training blocks; 0 where unknown, or of no use.
+    """
+
+    backbone: Part
+    heads: Part
+    sizes: Sizes
+    gpus: int
+    blocks: int | None
+    steps: int | None
+    step_tokens: int
+    step_flops: int
+    written: Disk
+    cached_states: int
+
+
+def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", tokens: int | None = None) -> Plan:
+    """Plan a run.
+
+    Args:
+        gpus: processes, one a GPU.
+        device_type: "cuda" or "cpu", where it is to run.
+        tokens: of training data; where not given, data on this machine is counted as a run would, and cached.
+    """
+    model = build_on_meta(config, device_type)
+    backbone, token_heads = count_backbone(model, config.backbone.quantization), count_heads(model)
+    blocks = count_blocks(config, model) if tokens is None else tokens // config.data.block_size
+    written, cached = disk(config, model, blocks)
+    step = trace_step(model, step_shape(config, device_type))
+    micro_batches = blocks_per_step(config, gpus) // field(config, "per_device_train_batch_size")
+    return Plan(
+        backbone=backbone,
+        heads=token_heads,
+        sizes=measure_sizes(model, backbone, token_heads, step, half=mixed_precision(config) is not None),
+        gpus=gpus,
+        blocks=blocks,
+        steps=count_steps(config, blocks, gpus),
+        step_tokens=blocks_per_step(config, gpus) * config.data.block_size,
+        step_flops=micro_batches * step.flops,
+        written=written,
+        cached_states=cached,
+    )
+
+
+def step_shape(config: TrainConfig, device_type: str) -> StepShape:
+    return StepShape(
+        batch=field(config, "per_device_train_batch_size"),
+        eval_batch=field(config, "per_device_eval_batch_size") if evaluates(config) else 0,
+        block_size=config.data.block_size,
+        accumulates=field(config, "gradient_accumulation_steps") > 1,
+        autocast=mixed_precision(config),
+        device_type=device_type,
+    )
+
+
+def mixed_precision(config: TrainConfig) -> torch.dtype | None:
+    return torch.bfloat16 if field(config, "bf16") else torch.float16 if field(config, "fp16") else None
+
+
+def count_blocks(config: TrainConfig, model: TrainedModel) -> int | None:
+    """Blocks of the training data, packed as a run packs them; None for streams and for data that is not here."""
+    if config.data.streaming or not all(is_here(source.path) for source in [*config.data.train, *config.data.eval]):
+        return None
+    tokenizer = load_tokenizer(config.backbone)
+    vocab_size = model.backbone.vocab_size
+    packed: Any = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=vocab_size)
+    return len(packed.train)
+
+
+def is_here(path: str) -> bool:
+    """A source that is read from this machine: a file, a folder, a glob that finds some, or the standard library."""
+    return path == STDLIB or bool(glob.glob(os.path.expanduser(path)))
+
+
+def measure_sizes(model: TrainedModel, backbone: Part, token_heads: Part, step: Step, *, half: bool) -> Sizes:
+    units = [count(unit) for unit in find_units(model)]
+    largest = max(units, key=lambda part: part.numel)
+    trained_numel = backbone.trained + token_heads.trained
+    return Sizes(
+        frozen=backbone.frozen_bytes + token_heads.frozen_bytes,
+        trained=backbone.trained_bytes + token_heads.trained_bytes,
+        moments=2 * (backbone.trained_bytes + token_heads.trained_bytes),
+        numel=backbone.numel + token_heads.numel,
+        trained_numel=trained_numel,
+        root=backbone.numel + token_heads.numel - sum(part.numel for part in units),
+        unit=largest.numel,
+        root_trained=trained_numel - sum(part.trained for part in units),
+        unit_trained=max(part.trained for part in units),
+        half=half,
+        training=step.training,
+        evaluating=step.evaluating,
+    )

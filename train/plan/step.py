@@ -1,0 +1,216 @@
+"""One training step on tensors without memory: what is alive at its peak, and its FLOPs.
+
+The real forward, loss and backward of `TrainedModel` run on fake tensors, with autocast as the run's. Three things
+are assumed: every position is supervised (an upper bound), a block is one document, and attention runs in a fused
+kernel: CUDA's memory-efficient one, which a 4-D mask is cast for in every layer, or the CPU's flash attention.
+"""
+# B batch, T position, H attention head, S slot
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
+
+import train.model
+from heads.evaluation.accuracy import backbone_choices
+from train.losses import CHUNK_ELEMENTS, chunked_cross_entropy, plain_cross_entropy
+from train.model import TrainedModel
+from train.plan.live_tensors import (
+    BACKBONE,
+    BACKWARD,
+    FROZEN,
+    GRADIENTS,
+    HEADS,
+    INPUTS,
+    LOSS,
+    TRAINED,
+    LiveTensors,
+    Moment,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """What one process does between two updates.
+
+    Attributes:
+        batch: blocks of a micro-batch.
+        eval_batch: blocks of an evaluation batch; 0 where nothing is evaluated.
+        block_size: tokens of a block.
+        accumulates: gradients of earlier micro-batches are there while one runs.
+        autocast: dtype of mixed precision, or None.
+        device_type: "cuda" or "cpu", whose attention kernel is assumed.
+    """
+
+    batch: int
+    eval_batch: int
+    block_size: int
+    accumulates: bool
+    autocast: torch.dtype | None
+    device_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What was found.
+
+    Attributes:
+        training: the moments of a micro-batch that could be its peak; which one is depends on the engine.
+        evaluating: those of an evaluation batch; it has no gradients.
+        flops: of forward, loss and backward of one micro-batch.
+    """
+
+    training: list[Moment]
+    evaluating: list[Moment]
+    flops: int
+
+
+def trace_step(model: TrainedModel, shape: StepShape) -> Step:
+    """Run a micro-batch and an evaluation batch. The model is on the meta device, and holds fake tensors afterwards."""
+    mode = FakeTensorMode()
+    make_fake(model, mode)
+    with mode, attention_kernel(shape.device_type), all_supervised():
+        flops, training = trace_training(model, shape)
+        model.zero_grad()
+        evaluating = trace_evaluation(model, shape) if shape.eval_batch else []
+    return Step(training=training, evaluating=evaluating, flops=flops)
+
+
+def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
+    """Let parameters and buffers say that they lie on a CPU: kernels, autocast and masks are chosen by that."""
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    for module in model.modules():
+        kinds: list[Any] = [module._parameters, module._buffers]
+        for tensors in kinds:
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in seen:  # tied tensors stay tied; both are kept, so that no id is used twice
+                    fake = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    seen[id(tensor)] = (tensor, nn.Parameter(fake, tensor.requires_grad) if is_weight else fake)
+                tensors[name] = seen[id(tensor)][1]
+
+
+def trace_training(model: TrainedModel, shape: StepShape) -> tuple[int, list[Moment]]:
+    model.train()
+    with watching(model) as live:
+        for _ in range(2 if shape.accumulates else 1):
+            live.flops = 0
+            with torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None):
+                out = model(**a_batch(shape.batch, shape.block_size), counts_K=torch.ones(len(model.shifts)))
+            with live.making(BACKWARD):
+                out["loss"].backward()
+            del out
+        return live.flops, live.frontier
+
+
+@torch.no_grad()
+def trace_evaluation(model: TrainedModel, shape: StepShape) -> list[Moment]:
+    """Every objective's hidden states and one chunk of logits, as `train.evaluation.measure` makes them."""
+    model.eval()
+    with watching(model) as live:
+        batch = a_batch(shape.eval_batch, shape.block_size)
+        for found in model.objectives(*batch.values(), with_backbone=True, lookahead=0.0):
+            with live.making(LOSS):
+                if found.all_BTD is not None:
+                    backbone_choices(found.projection, found.all_BTD)
+                rows = slice(0, max(1, CHUNK_ELEMENTS // found.projection.weight.shape[0]))
+                labels_R = torch.zeros_like(found.rows_R)
+                plain_cross_entropy(found.projection, found.hidden_RD[rows], labels_R[rows])
+        if model.token_heads is not None:  # tokens per pass are decoded with a copy in the backbone's dtype
+            with live.making(HEADS):
+                _ = [p.to(model.backbone.dtype) for p in model.token_heads.parameters()]
+        return live.frontier
+
+
+def a_batch(batch: int, block_size: int) -> dict[str, Tensor]:
+    """A micro-batch of whole documents, in the order of TrainedModel.forward."""
+    return {
+        "input_ids": torch.zeros(batch, block_size, dtype=torch.long),
+        "loss_mask": torch.ones(batch, block_size, dtype=torch.bool),
+        "document_ids": torch.zeros(batch, block_size, dtype=torch.long),
+    }
+
+
+@contextlib.contextmanager
+def watching(model: TrainedModel) -> Iterator[LiveTensors]:
+    """Count under the names of parts: before, in and after the backbone's forward, in the loss, gradients kept."""
+    live = LiveTensors()
+
+    def loss(*args: Any, **kwargs: Any) -> Tensor:
+        with live.making(LOSS):
+            return chunked_cross_entropy(*args, **kwargs)
+
+    def begin(*_: Any) -> None:
+        live.part = BACKBONE
+
+    def end(*_: Any) -> None:
+        live.part = HEADS
+
+    decoder = model.backbone.decoder
+    handles = [decoder.register_forward_pre_hook(begin), decoder.register_forward_hook(end)]
+    for parameter in model.parameters():
+        live.label(parameter, TRAINED if parameter.requires_grad else FROZEN)
+        if parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(lambda p: live.label(p.grad, GRADIENTS)))
+    for buffer in model.buffers():
+        live.label(buffer, FROZEN)
+    try:
+        with live, live.making(INPUTS), patch.object(train.model, "chunked_cross_entropy", loss):
+            yield live
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attention_kernel(device_type: str) -> Any:
+    """In place of what a CPU would choose; for a CPU nothing is replaced."""
+    if device_type == "cpu":
+        return contextlib.nullcontext()
+    return patch.object(F, "scaled_dot_product_attention", efficient_attention)
+
+
+@contextlib.contextmanager
+def all_supervised() -> Iterator[None]:
+    """Rows as they are where every position is a target: which rows are is what a tensor without memory cannot say."""
+
+    def rows(loss_mask_BT: Tensor, document_ids_BT: Tensor, shift: int) -> Tensor:
+        batch, length = loss_mask_BT.shape
+        return torch.arange(batch * max(0, length - shift), device=loss_mask_BT.device)
+
+    with patch.object(train.model, "supervised_rows", rows):
+        yield
+
+
+def efficient_attention(
+    query_BHTD: Tensor,
+    key_BHSD: Tensor,
+    value_BHSD: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention as CUDA computes it under a dense mask: scores are never held, the mask is cast in every layer."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query_BHTD.dtype
+    query_BHTD, key_BHSD, value_BHSD = (t.to(dtype) for t in (query_BHTD, key_BHSD, value_BHSD))
+    batch, heads, length, _ = query_BHTD.shape
+    if enable_gqa:
+        groups = heads // key_BHSD.shape[1]
+        key_BHSD, value_BHSD = (t.repeat_interleave(groups, dim=1) for t in (key_BHSD, value_BHSD))
+    bias = None
+    if attn_mask is not None:
+        bias = attn_mask.to(dtype, copy=True).expand(batch, heads, length, key_BHSD.shape[2])
+    kept = any(t.requires_grad for t in (query_BHTD, key_BHSD, value_BHSD))
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention
+    return attention(query_BHTD, key_BHSD, value_BHSD, bias, kept, dropout_p, is_causal, scale=scale)[0]
