@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from train.numbered_blocks import BLOCK
@@ -78,7 +78,8 @@ class StepGuard:
         """
         trainer = self.trainer
         self.steps_since_log += 1
-        if finite or (trainer.accelerator.scaler is not None and self._all_losses_finite()):
+        scales = trainer.accelerator.scaler is not None or (trainer.engine.is_deepspeed and trainer.args.fp16)
+        if finite or (scales and self._all_losses_finite()):
             trainer.running_losses.keep_step()
             return  # float16's loss scale grows until a gradient overflows; its scaler skips that step itself
         forget_gradients(trainer)
@@ -134,15 +135,20 @@ class StepGuard:
 def forget_gradients(trainer: HeadsTrainer) -> None:
     """Without gradients AdamW changes neither weights nor moments. (A scaler skips by what it found when it unscaled.)
 
+    DeepSpeed steps inside `accelerator.backward` and skips such a step by itself; the Trainer then leaves the schedule
+    where it is, which goes on under the other engines.
+
     Raises:
-        ValueError: the engine has taken the step already.
+        ValueError: DeepSpeed has taken the step, since its config says not to look (check_grad_overflow: false).
     """
-    if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        # HOOK: DeepSpeed's engine steps inside accelerator.backward. It must skip by itself (fp16 always does, bf16
-        # with check_grad_overflow); trainer.deepspeed.was_step_applied() then says whether the weights are untouched.
-        raise ValueError(
-            "A gradient is not finite, and DeepSpeed has used it; go on from the last checkpoint with --resume true."
-        )
+    if trainer.engine.is_deepspeed:
+        if trainer.model_wrapped.was_step_applied():
+            raise ValueError(
+                "A gradient is not finite, and DeepSpeed has used it; set check_grad_overflow: true in its config and "
+                "go on from the last checkpoint with --resume true."
+            )
+        trainer.lr_scheduler.step()
+        return
     for parameter in trainer.model.parameters():
         parameter.grad = None
 

@@ -28,6 +28,7 @@ def save_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Every process calls it; the main one writes. Nothing is written before the first step."""
     reshard(model)
     main, base = PartialState().is_main_process, base_optimizer(optimizer)
+    link_states(optimizer)
     tensors: dict[str, Tensor] = {}
     for name, parameter in trained_parameters(model):
         for key, value in read_state(parameter, base):
@@ -54,6 +55,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
         if wrong := wanted ^ set(tensors):
             raise RuntimeError(f"the optimizer's state is of other weights: {', '.join(sorted(wrong)[:3])}")
         start_state(base)
+        link_states(optimizer)
         for name, parameter in named:
             for key in (*MOMENTS, "step"):
                 write_state(parameter, base, key, tensors[f"{name}/{key}"])
@@ -77,6 +79,15 @@ def base_optimizer(optimizer: Any) -> Any:
     while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def link_states(optimizer: Any) -> None:
+    """Let ZeRO-1 and 2 find each weight's share of the moments: they look once, when not all moments may be there."""
+    while optimizer is not None:
+        if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+            optimizer._hp_optimizer_states_linked = False
+            optimizer._lazy_init_hp_params_optimizer_state()
+        optimizer = getattr(optimizer, "optimizer", None)
 
 
 def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor]]:
@@ -127,5 +138,4 @@ def write_deepspeed_state(parameter: nn.Parameter, base: Any, key: str, value: T
         whole = nn.functional.pad(value.flatten(), (0, share * PartialState().num_processes - value.numel()))
         safe_set_local_optimizer_state(parameter, whole.narrow(0, share * PartialState().process_index, share), key)
     else:
-        parameter._zero_optimizer._lazy_init_hp_params_optimizer_state()  # type: ignore[attr-defined]
         safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)

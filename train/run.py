@@ -30,6 +30,7 @@ from train.blocks import PackedData
 from train.config import TrainConfig, read_config
 from train.continuation import read_progress
 from train.engine import Engine, describe_engine, device_fields, start_engine, use_all_cores
+from train.gathering import whole_weights
 from train.interruption import EXIT_CODE, Interruption, clear_marker, listening, set_marker
 from train.metrics_file import JsonLines
 from train.model import TrainedModel
@@ -321,9 +322,12 @@ def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
     Raises:
         OSError: the folder could not be written.
     """
-    try:
-        trainer.save_heads("last", measured)
-    except (OSError, RuntimeError) as error:  # an accelerator may be out of memory
-        elsewhere = tempfile.mkdtemp(prefix="headway-")
-        trainer.save_heads(elsewhere, measured)  # an absolute path: the run's folder does not come before it
-        raise OSError(f"{error} What was trained lies in {elsewhere}.") from error
+    with whole_weights(trainer.model) as writes:  # once: the other processes do not learn of a full disk
+        if not writes:
+            return
+        try:
+            trainer.write_heads("last", measured)
+        except (OSError, RuntimeError) as error:  # an accelerator may be out of memory
+            elsewhere = tempfile.mkdtemp(prefix="headway-")
+            trainer.write_heads(elsewhere, measured)  # an absolute path: the run's folder does not come before it
+            raise OSError(f"{error} What was trained lies in {elsewhere}.") from error

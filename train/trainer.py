@@ -234,18 +234,18 @@ class HeadsTrainer(Trainer):
 
     # ---- saving and resuming
 
-    def save_heads(self, name: str, measured: dict[str, Any]) -> None:
-        """Heads (or the trained backbone) into a folder of the run. Every process calls it; one writes."""
-        with whole_weights(self.model) as writes:
-            if writes:
-                self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
+    def write_heads(self, name: str, measured: dict[str, Any]) -> None:
+        """Heads (or the trained backbone) into a folder of the run; inside `whole_weights`, on the main process."""
+        self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
 
     def _save_best(self, measured: dict[str, Any]) -> None:
         """The best heads are a convenience: a disk that is full for the moment does not end the run."""
-        try:
-            self.save_heads("best", measured)
-        except OSError as error:
-            logger.warning("The best heads so far were not saved: %s Training goes on.", error)
+        with whole_weights(self.model) as writes:
+            if writes:
+                try:
+                    self.write_heads("best", measured)
+                except OSError as error:
+                    logger.warning("The best heads so far were not saved: %s Training goes on.", error)
 
     def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
         if self.token_heads is None:
