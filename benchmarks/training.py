@@ -1,10 +1,16 @@
-"""Training: peak memory against the vocabulary, and where a step's time goes.
+"""Training: speed and memory beside a plain loop and a floor, where a step's time goes, what each option gives.
 
-    python -m benchmarks.training [--json FILE] [--picture FILE]
+    python -m benchmarks.training [PART …] [--json FILE] [--picture FILE]
 
-Memory: the peak of one loss forward and backward with K heads, each point in a process of its own, plain loss beside
-the chunked one. What must not appear is (batch, time, K, vocabulary). Time: steps of the demo config through the real
-Trainer; what lies outside backbone forward, heads and loss, backward and optimizer is the share that is ours to lose.
+Parts, all where none is named:
+    speed     tokens per second and peak memory of (a) a plain loop, (b) ours, (c) the floor (training_speed.py)
+    memory    peak of one loss forward and backward against the vocabulary; (batch, time, K, vocabulary) must not appear
+    chunks    seconds of the loss against the size of its chunks
+    step      steps of the demo config through the real Trainer: what lies outside forward, backward and optimizer
+    compile   decoder layers as they are and compiled (training_options.py, as the next ones)
+    stored    stored hidden states: the first epoch and later ones
+    scaling   one and two processes
+    gpu       a 1B-shape backbone with model FLOPs utilisation
 """
 
 from __future__ import annotations
@@ -12,8 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
-import resource
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +30,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.training_options import compile_table, gpu_table, scaling_table, stored_table
+from benchmarks.training_speed import MIB, forget_peak, in_own_process, resident, speed_table, take_turns
 from heads.projection import Projection
+from train import losses
 from train.config import read_config
 from train.losses import chunked_cross_entropy, plain_cross_entropy
 
@@ -35,7 +43,7 @@ from matplotlib import pyplot as plt
 VOCABULARIES = (2_048, 32_000, 128_256)
 ROWS, WIDTH, HEADS = 1024, 64, 4
 LOSSES = {"plain": plain_cross_entropy, "chunked": chunked_cross_entropy}
-MIB = 2**20
+CHUNKS = (2**21, 2**22, 2**23, 2**24)
 
 
 def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None:
@@ -44,20 +52,33 @@ def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None
     weight = torch.randn(vocab, WIDTH)
     hidden = [torch.randn(rows, WIDTH, requires_grad=True) for _ in range(HEADS)]
     labels = torch.randint(vocab, (rows,))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = forget_peak()
     torch.stack([LOSSES[loss_name](Projection(weight=weight), h, labels) for h in hidden]).sum().backward()
-    answer.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    answer.put(resident("VmHWM") - before)
 
 
-def measure_peak(loss_name: str, vocab: int, rows: int = ROWS) -> int:
-    """In a process of its own: a peak never falls within one."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    process = context.Process(target=peak_of_one_step, args=(loss_name, vocab, rows, answer))
-    process.start()
-    peak = answer.get()
-    process.join()
-    return peak
+def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, float]:
+    """Seconds of one head's loss and gradients, its unembedding trained, for several chunk sizes taking turns."""
+    vocab = 32_000
+    weight, hidden = torch.randn(vocab, width, requires_grad=True), torch.randn(ROWS, width, requires_grad=True)
+    labels = torch.randint(vocab, (ROWS,))
+
+    def step(elements: int) -> None:
+        losses.CHUNK_ELEMENTS = {"cpu": elements}
+        chunked_cross_entropy(Projection(weight=weight), hidden, labels).backward()
+
+    kept = losses.CHUNK_ELEMENTS
+    found = take_turns({str(elements): functools.partial(step, elements) for elements in CHUNKS}, rounds)
+    losses.CHUNK_ELEMENTS = kept
+    table = Table(title=f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32")
+    for name in ("logits in a chunk", "rows", "ms", "in use"):
+        table.add_column(name, justify="right")
+    medians = {int(elements): statistics.median(seconds) for elements, seconds in found.items()}
+    for elements, seconds in medians.items():
+        size = f"{4 * elements / MIB:,.0f} MiB"
+        table.add_row(size, str(elements // vocab), f"{1000 * seconds:,.0f}", "yes" if elements == kept["cpu"] else "")
+    console.print(table)
+    return medians
 
 
 def memory_table(console: Console) -> list[dict[str, Any]]:
@@ -66,7 +87,7 @@ def memory_table(console: Console) -> list[dict[str, Any]]:
     for name in ("vocabulary", "(rows, K, V) alone", "plain", "chunked", "plain / chunked"):
         table.add_column(name, justify="right")
     for vocab in VOCABULARIES:
-        peaks = {name: measure_peak(name, vocab) for name in LOSSES}
+        peaks = {name: in_own_process(peak_of_one_step, name, vocab, ROWS) for name in LOSSES}
         full = ROWS * HEADS * vocab * 4
         rows.append(
             {"vocab": vocab, "full_logits_bytes": full, **{f"{name}_bytes": peak for name, peak in peaks.items()}}
@@ -140,6 +161,7 @@ def instrument(timer: Timer, trainer: Any) -> Any:
                 model = trainer.model
                 model.backbone.forward = timer.wrap("backbone forward", model.backbone.forward)
                 model.forward = timer.wrap("heads forward, loss and its gradients", model.forward)
+                trainer.get_batch_samples = timer.wrap("waiting for data", trainer.get_batch_samples)
                 trainer.accelerator.backward = timer.wrap("backward", trainer.accelerator.backward)
                 trainer.optimizer.step = timer.wrap("optimizer", trainer.optimizer.step)
                 self.started = time.perf_counter()
@@ -169,18 +191,32 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="what to measure; all where none is named")
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose steps are timed")
     parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of steps that are compared")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--picture", help="PNG of the memory curve")
     options = parser.parse_args()
     console = Console()
-    memory = memory_table(console)
-    step = step_table(console, options.config, options.steps)
-    if options.picture:
-        draw(memory, options.picture)
+    parts: dict[str, Callable[[], Any]] = {
+        "speed": lambda: speed_table(console, options.rounds),
+        "memory": lambda: memory_table(console),
+        "chunks": lambda: chunk_table(console, options.rounds),
+        "step": lambda: step_table(console, options.config, options.steps),
+        "compile": lambda: compile_table(console, options.rounds),
+        "stored": lambda: stored_table(console),
+        "scaling": lambda: scaling_table(console, options.config, options.steps),
+        "gpu": lambda: gpu_table(console, options.rounds),
+    }
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; allowed are {', '.join(parts)}")
+    console.print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
+    found = {name: measure() for name, measure in parts.items() if name in (options.parts or parts)}
+    if options.picture and "memory" in found:
+        draw(found["memory"], options.picture)
     if options.json:
-        Path(options.json).write_text(json.dumps({"memory": memory, "step": step}, indent=2) + "\n", encoding="utf-8")
+        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

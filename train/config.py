@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -178,6 +178,10 @@ class TrainConfig:
         label_shift: with `family: null`, the label at t is x_{t+label_shift} (DynaMo's T1-L2 has 2).
         lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
+        compile: torch.compile for decoder layers: auto turns it on where the run is long enough to repay it.
+        cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk from then
+            on; for runs of several epochs, or several runs on the same blocks.
+        hidden_states_dtype: they are stored in; the backbone's where it is null.
         optimizer: AdamW's settings.
         evaluation: what is measured while training.
         trainer: fields of transformers.TrainingArguments, such as num_train_epochs,
@@ -204,6 +208,9 @@ class TrainConfig:
     label_shift: int = 1
     lookahead: float = 0.0
     head_decay: float = 1.0
+    compile: Literal["auto"] | bool = "auto"
+    cache_hidden_states: bool = False
+    hidden_states_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     trainer: dict[str, Any] = field(default_factory=dict)
@@ -226,6 +233,7 @@ class TrainConfig:
             raise ValueError("heads or init_from were given with family: null; remove them or name a family.")
         self.rates.check(with_heads=self.family is not None)
         self.check_backbone_training()
+        self.check_hidden_states()
         if self.num_heads + 2 > self.data.block_size:
             raise ValueError(
                 f"{self.num_heads} heads need blocks of at least {self.num_heads + 2} tokens; data.block_size is "
@@ -252,6 +260,21 @@ class TrainConfig:
         if self.max_skipped_steps < 0:
             raise ValueError(f"max_skipped_steps={self.max_skipped_steps} was given; allowed are 0 and more.")
         check_trainer_fields(self.trainer)
+
+    def check_hidden_states(self) -> None:
+        """Raise ValueError on stored hidden states that nobody could read."""
+        if self.cache_hidden_states and (self.rates.base is not None or self.family is None):
+            raise ValueError(
+                "cache_hidden_states was given for a backbone that is trained, whose hidden states change with every "
+                "step; leave it out, or set rates.base to null and name a family."
+            )
+        if self.cache_hidden_states and self.data.streaming:
+            raise ValueError(
+                "cache_hidden_states was given with data.streaming; states are stored for blocks that are stored: set "
+                "one of them to false."
+            )
+        if self.hidden_states_dtype is not None and not self.cache_hidden_states:
+            raise ValueError("hidden_states_dtype was given without cache_hidden_states; give both, or neither.")
 
     def check_backbone_training(self) -> None:
         """Raise ValueError on settings of a trained backbone where none is trained, or not in this way."""

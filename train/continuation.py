@@ -45,6 +45,7 @@ def write_progress(trainer: HeadsTrainer, folder: Path) -> None:
         "measured_accuracy": None if trainer.token_heads is None else trainer.token_heads.measured_accuracy,
         "evaluation_put_off": trainer.evaluation_put_off,
         "data_pass": trainer.place.data_pass,
+        "compiled": trainer.compiled,
         "blocks_in_pass": trainer.place.batches * blocks_per_batch(trainer.args),
     }
     (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")

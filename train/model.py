@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads.backbone import Backbone
+from heads.backbone import Backbone, Tap
 from heads.gradient_gate import gate
 from heads.interface import TeacherForcing, TokenHeads
 from heads.masks import positions_within_documents, within_documents
 from heads.projection import Projection
 from train.lookahead import first_layer_sees_ahead
-from train.losses import chunked_cross_entropy
+from train.losses import Part, weighted_loss
 from train.targets import count_supervised, labels_at, supervised_rows
 
 
@@ -36,6 +36,7 @@ class Objective:
         rows_R: supervised positions in the flattened (B·T).
         hidden_RD: hidden states there, for `projection`.
         gates: a factor on the gradient of each of the projection's tensors.
+        shared: the unembedding is the backbone's.
         all_BTD: hidden states at every position; of the backbone's own objective only.
     """
 
@@ -45,11 +46,22 @@ class Objective:
     hidden_RD: Tensor
     projection: Projection
     gates: list[float]
+    shared: bool
     all_BTD: Tensor | None = None
 
+    def part(self, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
+        """What the loss reads of it; `factor` is what the sum over its rows counts."""
+        return Part(
+            projection=self.projection,
+            hidden_RD=self.hidden_RD,
+            labels_R=labels_at(tokens_BT, self.rows_R, self.shift),
+            factor=factor,
+            gates=self.gates,
+            shared=self.shared,
+        )
+
     def loss_sum(self, tokens_BT: Tensor) -> Tensor:
-        labels_R = labels_at(tokens_BT, self.rows_R, self.shift)
-        return chunked_cross_entropy(self.projection, self.hidden_RD, labels_R, self.gates)
+        return weighted_loss([self.part(tokens_BT)])[0]
 
 
 class TrainedModel(nn.Module):
@@ -120,6 +132,7 @@ class TrainedModel(nn.Module):
         loss_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
         counts_K: Tensor | None = None,
+        hidden_states: Tensor | None = None,
         *,
         inside: Callable[[], Any] | None = None,
     ) -> Any:
@@ -131,6 +144,7 @@ class TrainedModel(nn.Module):
             document_ids: (B, T) which document of its block a token belongs to.
             counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
                 micro-batch's own where it is not given.
+            hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
             inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
                 process has to make the same calls.
 
@@ -143,12 +157,15 @@ class TrainedModel(nn.Module):
         assert input_ids is not None
         assert loss_mask is not None
         assert document_ids is not None
-        objectives = self.objectives(input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone)
-        sums_K = torch.stack([objective.loss_sum(input_ids) for objective in objectives])
         if counts_K is None:
             counts_K = count_supervised(loss_mask, document_ids, self.shifts)
-        means_K = sums_K / counts_K.to(sums_K.device).clamp(min=1)
-        return {"loss": (means_K * self.weights_K).sum(), "loss_sums_K": sums_K.detach()}
+        factors_K = self.weights_K / counts_K.to(self.weights_K.device).clamp(min=1)
+        objectives = self.objectives(
+            input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone, states_BNTD=hidden_states
+        )
+        parts = (objective.part(input_ids, factors_K[i]) for i, objective in enumerate(objectives))
+        loss, sums_K = weighted_loss(parts)
+        return {"loss": loss, "loss_sums_K": sums_K}
 
     def objectives(
         self,
@@ -158,15 +175,18 @@ class TrainedModel(nn.Module):
         *,
         with_backbone: bool,
         lookahead: float | None = None,
+        states_BNTD: Tensor | None = None,
     ) -> Iterator[Objective]:
         """One at a time: a stack of K hidden states would be gigabytes.
 
         Args:
             with_backbone: begin with the backbone's own, trained or not.
             lookahead: in place of the model's own.
+            states_BNTD: the taps of a backbone that ran before.
         """
-        batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead)
+        batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, states_BNTD)
         if with_backbone:
+            assert final_BTD is not None, "stored taps serve heads alone"
             rows_R = supervised_rows(loss_mask_BT, document_ids_BT, self.label_shift)
             unembedding = self.backbone.projection.without_norm()
             yield Objective(
@@ -176,6 +196,7 @@ class TrainedModel(nn.Module):
                 hidden_RD=final_BTD.flatten(0, 1)[rows_R],
                 projection=unembedding,
                 gates=[1.0] * len(unembedding.parameters()),
+                shared=True,
                 all_BTD=final_BTD,
             )
         if self.token_heads is None:
@@ -189,21 +210,30 @@ class TrainedModel(nn.Module):
                 hidden_RD=hidden_RD,
                 projection=projection,
                 gates=self._gates(projection),
+                shared=projection.weight is self.backbone.projection.weight,
             )
 
     def teacher_forcing(
-        self, tokens_BT: Tensor, loss_mask_BT: Tensor, document_ids_BT: Tensor, lookahead: float | None = None
-    ) -> tuple[TeacherForcing, Tensor]:
-        """Run the backbone over the packed block: what heads see, behind the gate, and the final hidden states."""
-        taps = () if self.token_heads is None else self.token_heads.taps
-        attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
-        positions_BT = positions_within_documents(attended)
-        may_attend_BTT = within_documents(attended)
+        self,
+        tokens_BT: Tensor,
+        loss_mask_BT: Tensor,
+        document_ids_BT: Tensor,
+        lookahead: float | None = None,
+        states_BNTD: Tensor | None = None,
+    ) -> tuple[TeacherForcing, Tensor | None]:
+        """Run the backbone over the packed block: what heads see, behind the gate, and the final hidden states.
+
+        Where the taps were stored, the backbone does not run and there are no final states.
+        """
+        attended, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
-        with self._autograd(), self._lookahead(attended, may_attend_BTT, positions_BT, lookahead):
-            final_BTD, recorded = self.backbone.forward(
-                tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
-            )
+        if states_BNTD is not None:
+            final_BTD, recorded = None, dict(zip(self._taps, states_BNTD.unbind(1), strict=True))
+        else:
+            with self._autograd(), self._lookahead(attended, may_attend_BTT, positions_BT, lookahead):
+                final_BTD, recorded = self.backbone.forward(
+                    tokens_BT, taps=self._taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+                )
         gated = {tap: gate(hidden, self.backbone.gradient_scale) for tap, hidden in recorded.items()}
         if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
             dtype = next(self.token_heads.parameters()).dtype
@@ -211,6 +241,25 @@ class TrainedModel(nn.Module):
         rows = [supervised_rows(loss_mask_BT, document_ids_BT, k + 1) for k in range(1, self.num_heads + 1)]
         batch = TeacherForcing(tokens_BT=tokens_BT, taps=gated, positions_BT=positions_BT, mask=mask, rows=rows)
         return batch, final_BTD
+
+    def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
+        """(B, taps, T, D): what heads read of the backbone, to be stored; the final states where there are none."""
+        _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
+        mask = self._mask(may_attend_BTT, positions_BT)
+        taps = self._taps or ("final",)
+        _, recorded = self.backbone.forward(
+            tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+        )
+        return torch.stack([recorded[tap] for tap in taps], dim=1)
+
+    @property
+    def _taps(self) -> tuple[Tap, ...]:
+        return () if self.token_heads is None else self.token_heads.taps
+
+    def _attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Documents as attention sees them, positions (B, T) in them, and who may attend to whom (B, T, T)."""
+        attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
+        return attended, positions_within_documents(attended), within_documents(attended)
 
     def _gates(self, projection: Projection) -> list[float]:
         """The gate on what is the backbone's, 1 on a head's own unembedding."""

@@ -27,7 +27,8 @@ class NumberedBlocks(Dataset):
         return {**self.blocks[number], BLOCK: number}
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        rows = self.blocks.__getitems__(numbers)
+        many = getattr(self.blocks, "__getitems__", None)
+        rows = [self.blocks[number] for number in numbers] if many is None else many(numbers)
         return [{**row, BLOCK: number} for row, number in zip(rows, numbers, strict=True)]
 
 

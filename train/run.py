@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
+from datasets import Dataset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
@@ -27,10 +28,12 @@ from heads.loading import load_backbone, load_tokenizer
 from heads.opening import load_recorded
 from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
 from train.blocks import PackedData
+from train.compiling import compile_where_it_wins
 from train.config import TrainConfig, read_config
 from train.continuation import read_progress
 from train.engine import Engine, describe_engine, device_fields, start_engine, use_all_cores
 from train.gathering import whole_weights
+from train.hidden_states import cache_hidden_states
 from train.interruption import EXIT_CODE, Interruption, clear_marker, listening, set_marker
 from train.metrics_file import JsonLines
 from train.model import TrainedModel
@@ -109,6 +112,8 @@ def train(trainer: HeadsTrainer) -> None:
         log_heads_overhead(trainer)
     else:
         trainer.args.eval_on_start = False  # the start was evaluated
+    trainer.compiled = compile_where_it_wins(trainer, compile_choice(trainer.config, resumed_from))
+    store_hidden_states(trainer)
     folder.mkdir(parents=True, exist_ok=True)
     clear_marker(folder)
     trainer.interruption.training = True
@@ -116,6 +121,13 @@ def train(trainer: HeadsTrainer) -> None:
         trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
     if trainer.interruption.agreed:
         leave(trainer)
+
+
+def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:
+    """A run that goes on does as it did before: compiled layers round differently."""
+    if config.compile == "auto" and resumed_from is not None:
+        return bool(read_progress(resumed_from)["compiled"])
+    return config.compile
 
 
 def leave(trainer: HeadsTrainer) -> None:
@@ -254,11 +266,16 @@ def build_trainer(
         resumed_from=resumed_from,
         model=model,
         args=arguments,
-        train_dataset=data.train,
-        eval_dataset=data.eval,
+        train_dataset=as_arrays(data.train),
+        eval_dataset=as_arrays(data.eval),
         processing_class=tokenizer,
         callbacks=[JsonLines(metrics, goes_on_at=goes_on_at)] if "jsonl" in config.report_to else [],
     )
+
+
+def as_arrays(blocks: Any) -> Any:
+    """Stored blocks as arrays: a batch is then made without a list of its tokens. Streamed ones are lists."""
+    return blocks.with_format("numpy") if isinstance(blocks, Dataset) else blocks
 
 
 def skip_evaluation(arguments: TrainingArguments) -> None:
@@ -291,6 +308,24 @@ def log_heads_overhead(trainer: HeadsTrainer) -> None:
         share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})
     logger.info("the heads add %.1f %% to forward and backward of the backbone's own training step", 100 * share)
     trainer.heads_overhead = share
+
+
+def store_hidden_states(trainer: HeadsTrainer) -> None:
+    """Where the config asks for it, let the backbone run once, here, and train on what it said."""
+    config = trainer.config
+    if not config.cache_hidden_states:
+        return
+    trainer.model.to(trainer.args.device).train()
+    trainer.train_dataset = cache_hidden_states(
+        trainer.model,
+        trainer.train_dataset,
+        collate=collate,
+        batch_size=trainer.args.per_device_train_batch_size,
+        dtype=config.hidden_states_dtype and getattr(torch, config.hidden_states_dtype),
+        context=trainer.compute_loss_context_manager,
+    )
+    if trainer.engine.shards_weights:
+        trainer.model.to("cpu")  # from where it is moved shard by shard
 
 
 def finish(trainer: HeadsTrainer) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -45,13 +46,22 @@ SCHEDULER = "scheduler.pt"
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Packed blocks of one length, so nothing is padded."""
-    numbers = {BLOCK: torch.tensor([row[BLOCK] for row in rows])} if BLOCK in rows[0] else {}
-    return numbers | {
-        "input_ids": torch.tensor([row["input_ids"] for row in rows], dtype=torch.long),
-        "loss_mask": torch.tensor([row["loss_mask"] for row in rows], dtype=torch.bool),
-        "document_ids": torch.tensor([row["document_ids"] for row in rows], dtype=torch.long),
+    """Packed blocks of one length, so nothing is padded; with their hidden states (B, taps, T, D) where stored."""
+    batch = {
+        "input_ids": stack([row["input_ids"] for row in rows], torch.long),
+        "loss_mask": stack([row["loss_mask"] for row in rows], torch.bool),
+        "document_ids": stack([row["document_ids"] for row in rows], torch.long),
     }
+    if BLOCK in rows[0]:
+        batch[BLOCK] = torch.tensor([int(row[BLOCK]) for row in rows])
+    if "hidden_states" in rows[0]:
+        batch["hidden_states"] = torch.stack([row["hidden_states"] for row in rows])
+    return batch
+
+
+def stack(rows: list[Any], dtype: torch.dtype) -> Tensor:
+    """Rows as arrays, or as lists where they are streamed."""
+    return torch.from_numpy(np.stack([np.asarray(row) for row in rows])).to(dtype)
 
 
 class HeadsTrainer(Trainer):
@@ -86,6 +96,7 @@ class HeadsTrainer(Trainer):
         self.running_losses = RunningLosses()
         self.guard = StepGuard(self)
         self.evaluation_put_off = False
+        self.compiled = False
         self.place = Place(0, 0)
         self._asked = torch.zeros(())
         self.add_callback(Continuation(self))
@@ -216,7 +227,10 @@ class HeadsTrainer(Trainer):
         """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
         blocks = self.eval_dataset if eval_dataset is None else eval_dataset
         batch_size = self.args.per_device_eval_batch_size
-        found = evaluate(self.model, blocks, collate, batch_size, self.config.evaluation, self.accelerator, self.inside)
+        with torch.compiler.set_stance("force_eager"):  # decoding changes its shapes with every pass
+            found = evaluate(
+                self.model, blocks, collate, batch_size, self.config.evaluation, self.accelerator, self.inside
+            )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

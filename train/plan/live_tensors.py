@@ -29,6 +29,7 @@ Moment = dict[str, int]
 aten = torch.ops.aten
 FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
+    aten.addmm_: flop_registry[aten.addmm],
     aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }

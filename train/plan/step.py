@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
+import train.losses
 import train.model
-from heads.evaluation.accuracy import backbone_choices
-from train.losses import CHUNK_ELEMENTS, chunked_cross_entropy, plain_cross_entropy
+from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
+from train.losses import plain_cross_entropy, rows_of_a_chunk
 from train.model import TrainedModel
 from train.plan.live_tensors import (
     BACKBONE,
@@ -77,7 +78,7 @@ def trace_step(model: TrainedModel, shape: StepShape) -> Step:
     """Run a micro-batch and an evaluation batch. The model is on the meta device, and holds fake tensors afterwards."""
     mode = FakeTensorMode()
     make_fake(model, mode)
-    with mode, attention_kernel(shape.device_type), all_supervised():
+    with mode, attention_kernel(shape.device_type), chunks_of(shape.device_type), all_supervised():
         flops, training = trace_training(model, shape)
         model.zero_grad()
         evaluating = trace_evaluation(model, shape) if shape.eval_batch else []
@@ -123,7 +124,7 @@ def trace_evaluation(model: TrainedModel, shape: StepShape) -> list[Moment]:
             with live.making(LOSS):
                 if found.all_BTD is not None:
                     backbone_choices(found.projection, found.all_BTD)
-                rows = slice(0, max(1, CHUNK_ELEMENTS // found.projection.weight.shape[0]))
+                rows = slice(0, max(1, CHUNK_ELEMENTS // len(found.projection.weight)))
                 labels_R = torch.zeros_like(found.rows_R)
                 plain_cross_entropy(found.projection, found.hidden_RD[rows], labels_R[rows])
         if model.token_heads is not None:  # tokens per pass are decoded with a copy in the backbone's dtype
@@ -146,9 +147,11 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
     """Count under the names of parts: before, in and after the backbone's forward, in the loss, gradients kept."""
     live = LiveTensors()
 
+    one_pass = train.losses.one_pass
+
     def loss(*args: Any, **kwargs: Any) -> Tensor:
         with live.making(LOSS):
-            return chunked_cross_entropy(*args, **kwargs)
+            return one_pass(*args, **kwargs)
 
     def begin(*_: Any) -> None:
         live.part = BACKBONE
@@ -165,7 +168,7 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
     for buffer in model.buffers():
         live.label(buffer, FROZEN)
     try:
-        with live, live.making(INPUTS), patch.object(train.model, "chunked_cross_entropy", loss):
+        with live, live.making(INPUTS), patch.object(train.losses, "one_pass", loss):
             yield live
     finally:
         for handle in handles:
@@ -177,6 +180,12 @@ def attention_kernel(device_type: str) -> Any:
     if device_type == "cpu":
         return contextlib.nullcontext()
     return patch.object(F, "scaled_dot_product_attention", efficient_attention)
+
+
+def chunks_of(device_type: str) -> Any:
+    """The loss's chunks on that device; what is traced says that it lies on a CPU."""
+    device = torch.device(device_type)
+    return patch.object(train.losses, "rows_of_a_chunk", lambda vocab, _: rows_of_a_chunk(vocab, device))
 
 
 @contextlib.contextmanager
