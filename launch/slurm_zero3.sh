@@ -20,13 +20,14 @@ shift
 
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((29500 + SLURM_JOB_ID % 1000))
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240   # what a save may take; the launcher kills its processes after that
 processes=$((SLURM_NNODES * ${SLURM_GPUS_ON_NODE:-8}))
 resume=(); [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && resume=(--resume true)
 
 told=0
 forward() { told=1; kill -TERM "$step" 2>/dev/null; }
 trap forward TERM USR1
-srun --kill-on-bad-exit=1 bash -c 'accelerate launch --config_file launch/zero3.yaml \
+srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file launch/zero3.yaml \
     --num_machines "$SLURM_NNODES" --num_processes "'$processes'" --machine_rank "$SLURM_NODEID" \
     --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" --deepspeed_multinode_launcher standard \
     train.py "$@"' _ --config "$config" "${resume[@]}" "$@" &

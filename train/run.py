@@ -82,6 +82,8 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
     engine = start_engine()
+    if not PartialState().is_main_process:
+        logging.getLogger().setLevel(logging.WARNING)  # one process says what all do
     logger.info(describe_engine(engine))
     check_shared_folder(config)
     resumed_from = choose_checkpoint(config, arguments, engine)

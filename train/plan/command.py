@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from rich.console import Console
 
@@ -25,13 +27,23 @@ def plan(arguments: list[str], console: Console | None = None) -> None:
     check(options)
     config = read_config(rest, prog="python -m train plan")
     console = console or wide_console()
-    logging.getLogger("train").setLevel(logging.ERROR)  # what a run warns of is a run's
-    found = make_plan(config, gpus=options.gpus, device_type=device_type(options, config), tokens=options.tokens)
+    with only_errors(logging.getLogger("train")):  # what a run warns of is a run's
+        found = make_plan(config, gpus=options.gpus, device_type=device_type(options, config), tokens=options.tokens)
     engines = launched_engines()
     stated = Throughput(tflops=options.tflops, mfu=options.mfu, tokens_per_second=options.tokens_per_second)
     show(found, engines, stated, memory, console)
     for sentence in warnings(found, config, engines, memory):
         console.print(f"warning: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def only_errors(logger: logging.Logger) -> Iterator[None]:
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def build_parser() -> argparse.ArgumentParser:
