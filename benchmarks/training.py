@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--picture", help="PNG of the memory curve")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=120)
     parts: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed_table(console, options.rounds),
         "memory": lambda: memory_table(console),

@@ -168,11 +168,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden_RD), chunk_rows):
             rows = slice(start, start + chunk_rows)
             hidden_CD = hidden_RD[rows].to(passes.dtype)
-            losses_R[rows], logits_CV, totals_C1 = passes.forward(hidden_CD, labels_R[rows])
+            losses_R[rows], probs_CV = passes.forward(hidden_CD, labels_R[rows])
             if not (needs_hidden or needs_weight or needs_bias):
                 continue
-            scale_C1 = factors_R[rows, None] / totals_C1
-            gradient_CV = passes.gradient(logits_CV, totals_C1, labels_R[rows])
+            scale_C1 = factors_R[rows, None]
+            gradient_CV = passes.gradient(probs_CV, labels_R[rows])
             if hidden_grad_RD is not None:
                 hidden_grad_RD[rows] = passes.into_hidden(gradient_CV) * scale_C1
             if gates_R is not None:
@@ -199,10 +199,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 class _Passes:
-    """The products of one chunk with the unembedding, through one buffer of logits.
-
-    With z = softmax's denominator, ∂loss/∂logits = (e - z·onehot) / z. The division is left to the (C, D) side.
-    """
+    """The products of one chunk with the unembedding, through one buffer of logits."""
 
     def __init__(self, projection: Projection, device: torch.device) -> None:
         weight = projection.weight
@@ -214,29 +211,30 @@ class _Passes:
         self.projection = projection
         self._buffer: Tensor | None = None  # memory that is new to a process costs more than writing to it
 
-    def forward(self, hidden_CD: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses (C,), e^(logits - their maximum) (C, V) and its sums (C, 1); keeps what the soft cap needs."""
-        raw_CV = self._logits(hidden_CD)
-        logits_CV = widen(self.projection.finish(raw_CV))
+    def forward(self, hidden_CD: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses (C,) and probabilities (C, V); keeps what the soft cap needs.
+
+        One kernel makes the probabilities, and the sum that it divided by comes back from the largest of them, which
+        is 1 / sum: -log p(label) itself would be infinite where p(label) is below the smallest number.
+        """
+        logits_CV = widen(self.projection.finish(self._logits(hidden_CD)))
         cap = self.projection.soft_cap
         self._slope_CV = None if cap is None else 1 - (logits_CV / cap).square()
         picked_C1 = logits_CV.gather(1, labels_C[:, None])
-        maxima_C1 = logits_CV.amax(1, keepdim=True)
-        logits_CV.sub_(maxima_C1).exp_()
-        totals_C1 = logits_CV.sum(1, keepdim=True)
-        losses_C = (maxima_C1 + totals_C1.log() - picked_C1).squeeze(1)
-        if self.dtype == torch.float16:  # a vocabulary's size is beyond its largest number
-            logits_CV, totals_C1 = logits_CV.div_(totals_C1), torch.ones_like(totals_C1)
-        return losses_C, logits_CV, totals_C1
+        maxima_C1, best_C1 = logits_CV.max(1, keepdim=True)
+        in_place = logits_CV if logits_CV.device.type == "cpu" else None  # reads a row before it writes it; tested
+        probs_CV = torch.softmax(logits_CV, dim=1, out=in_place)
+        losses_C1 = maxima_C1 - probs_CV.gather(1, best_C1).log() - picked_C1
+        return losses_C1.squeeze(1), probs_CV
 
-    def gradient(self, exponentials_CV: Tensor, totals_C1: Tensor, labels_C: Tensor) -> Tensor:
-        """The loss's gradient at `hidden @ weightᵀ + bias`, times the totals; in place of the exponentials."""
-        exponentials_CV.scatter_add_(1, labels_C[:, None], -totals_C1)
+    def gradient(self, probs_CV: Tensor, labels_C: Tensor) -> Tensor:
+        """The loss's gradient at `hidden @ weightᵀ + bias`: p - onehot, in place of the probabilities."""
+        probs_CV.scatter_add_(1, labels_C[:, None], probs_CV.new_full((len(labels_C), 1), -1.0))
         if self._slope_CV is not None:
-            exponentials_CV.mul_(self._slope_CV)
+            probs_CV.mul_(self._slope_CV)
         if self.projection.scale != 1.0:
-            exponentials_CV.mul_(self.projection.scale)
-        return exponentials_CV.to(self.dtype)
+            probs_CV.mul_(self.projection.scale)
+        return probs_CV.to(self.dtype)
 
     def into_hidden(self, gradient_CV: Tensor) -> Tensor:
         return torch.mm(gradient_CV, self.weight)

@@ -196,3 +196,12 @@ def test_gradients_are_handed_out_once():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward was called twice"):
         loss.backward()
+
+
+def test_a_label_whose_probability_is_below_the_smallest_number_keeps_its_loss():
+    """-log p would be infinite: e^-200 is no float32."""
+    hidden_RD, weight = torch.tensor([[200.0]], requires_grad=True), torch.tensor([[1.0], [0.0]])
+    loss = chunked_cross_entropy(Projection(weight=weight), hidden_RD, torch.tensor([1]))
+    assert loss.item() == 200.0
+    loss.backward()
+    assert hidden_RD.grad.item() == 1.0
