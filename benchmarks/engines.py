@@ -45,10 +45,14 @@ DYNAMO = {"family": "dynamo", "heads": {"num_heads": 2}, "rates": THREE_RATES}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run: what its config adds, and whether the backbone's embeddings are tied."""
+    """One run: what its config adds, whether the backbone's embeddings are tied, how far engines may differ.
+
+    In bfloat16, which keeps 8 bits, another order of sums shows in the third digit.
+    """
 
     config: dict[str, Any] = field(default_factory=dict)
     tied: bool = False
+    tolerance: float = TOLERANCE
 
 
 CASES = {
@@ -63,6 +67,8 @@ CASES = {
         config=DYNAMO | {"heads": {"num_heads": 2, "lora_rank": 4}},
     ),
     "grounded, backbone with LoRA": Case(config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4}}),
+    "grounded, frozen in bfloat16": Case(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
+    "dynamo, bf16": Case(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
     "backbone alone": Case(config={"family": None, "rates": {"base": 1e-3}}),
 }
 
@@ -128,7 +134,7 @@ def write_config(
             **case.config.get("backbone", {}),
         },
         **more,
-        "trainer": trainer | more.get("trainer", {}),
+        "trainer": trainer | case.config.get("trainer", {}) | more.get("trainer", {}),
     }
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(content))  # JSON is YAML
@@ -196,7 +202,8 @@ def largest_difference(one: dict[Any, Any], other: dict[Any, Any]) -> float:
     if one.keys() != other.keys():
         raise ValueError(f"one run has what the other has not: {sorted(map(str, one.keys() ^ other.keys()))[:5]}")
     pairs = [(torch.as_tensor(one[k]).double(), torch.as_tensor(other[k]).double()) for k in one]
-    return max(float(((a - b).abs() / a.abs().clamp(min=1)).max()) for a, b in pairs)
+    found = torch.stack([((a - b).abs() / a.abs().clamp(min=1)).max() for a, b in pairs])
+    return float(found.nan_to_num(nan=float("inf")).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +218,8 @@ class Row:
 
     @property
     def equal(self) -> bool:
-        return max(self.losses, self.weights) <= TOLERANCE and self.norms <= NORM_TOLERANCE
+        allowed = CASES[self.case].tolerance
+        return max(self.losses, self.weights) <= allowed and self.norms <= max(NORM_TOLERANCE, 10 * allowed)
 
 
 class Comparison:
@@ -270,6 +278,11 @@ class Comparison:
         return largest_difference(read_weights(self.train(case, "single", ONE)), read_weights(run))
 
 
+def runs(case: str, engine: str, gpu: bool) -> bool:
+    """DeepSpeed trains in float32 on CPUs."""
+    return gpu or not (CASES[case].config.get("trainer", {}).get("bf16") and engine.startswith("zero"))
+
+
 def show(rows: Sequence[Row], console: Console) -> None:
     table = Table(title=f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed")
     for name in ("case", "engine", "processes x blocks x accumulation"):
@@ -293,7 +306,12 @@ def main() -> None:
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(Path(folder), gpu=options.gpu)
-        jobs = [(case, engine, TWO) for case in options.cases for engine in options.engines]
+        jobs = [
+            (case, engine, TWO)
+            for case in options.cases
+            for engine in options.engines
+            if runs(case, engine, options.gpu)
+        ]
         jobs += [
             (case, engine, FOUR) for case in list(CASES)[:2] for engine in options.engines if case in options.cases
         ]

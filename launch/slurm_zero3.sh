@@ -35,8 +35,10 @@ step=$!
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done   # a trap ends the first wait
 
-if [ "$told" -eq 1 ]; then
-    scontrol requeue "$SLURM_JOB_ID"   # it was stopped, it did not fail
+# A run that was stopped says so by a file in its folder; the launcher's exit code does not tell that from a failure.
+output=${OUTPUT_DIR:-$(sed -n 's/^output_dir: *//p' "$config")}   # set OUTPUT_DIR where --output_dir is given
+if [ "$told" -eq 1 ] && [ -e "$output/requeue" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
     exit 0
 fi
 exit "$code"

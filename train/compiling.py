@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import socket
 from itertools import islice
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
 from train.engine import Engine
@@ -29,26 +31,63 @@ prints how long) and saves at least a quarter of them."""
 ENGINES = (Engine.ONE, Engine.DDP)
 
 
-def compile_where_it_wins(trainer: Any, wanted: bool | str) -> bool:
-    """Follow the config's `compile` field and log what was done and why.
+def compile_where_it_wins(trainer: Any, wanted: bool | str, *, resumed: bool = False) -> bool:
+    """Follow the config's `compile` field and say what was done and why; every process takes part and does the same.
+
+    Args:
+        wanted: the field, or what was done before where the field is auto and the run goes on from a checkpoint.
+        resumed: the run goes on from a checkpoint.
 
     Raises:
         ValueError: compiling was asked for and cannot be had.
     """
-    device = trainer.args.device
-    reason = what_stops_compiling(trainer.model, device, trainer.engine)
-    if wanted is True and reason:
-        raise ValueError(f"compile: true was given, but {reason}; change that, or set compile to auto.")
-    if wanted is True:
-        on, reason = True, "compile is true"
-    elif wanted is False or reason:
-        on, reason = False, reason or "compile is false"
-    else:
-        on, reason = is_worth_it(trainer)
+    obstacle = what_stops_any_process(what_stops_compiling(trainer.model, trainer.args.device, trainer.engine))
+    as_before = resumed and trainer.config.compile == "auto"
+    if wanted is True and obstacle:
+        warn_or_refuse(obstacle, as_before)
+        return False
+    on, reason = choose(trainer, wanted, obstacle, as_before)
     if on:
         compile_layers(trainer.model)
     logger.info("torch.compile: %s, as %s", "decoder layers are compiled" if on else "off", reason)
     return on
+
+
+def warn_or_refuse(obstacle: str, as_before: bool) -> None:
+    """Layers that were compiled before may go on uncompiled; the main process says so.
+
+    Raises:
+        ValueError: it is the config that asks for compiling.
+    """
+    if not as_before:
+        raise ValueError(f"compile: true was given, but {obstacle}; change that, or set compile to auto.")
+    if PartialState().is_main_process:
+        logger.warning(
+            "torch.compile: off, though decoder layers were compiled before, as %s; from here on the run rounds "
+            "differently.",
+            obstacle,
+        )
+
+
+def choose(trainer: Any, wanted: bool | str, obstacle: str, as_before: bool) -> tuple[bool, str]:
+    """Whether layers are compiled, and why."""
+    if obstacle:
+        return False, obstacle
+    if isinstance(wanted, str):
+        return is_worth_it(trainer)
+    if as_before:
+        return wanted, f"the run was {'' if wanted else 'not '}compiled before"
+    return wanted, f"compile is {str(wanted).lower()}"
+
+
+def what_stops_any_process(obstacle: str) -> str:
+    """The first process's obstacle, so that all decide alike; names its machine where others have none."""
+    gathered = gather_object([(obstacle, socket.gethostname())])
+    found = [(text, host) for text, host in gathered if text]
+    if not found:
+        return ""
+    text, host = found[0]
+    return text if len(found) == len(gathered) else f"{text} on {host}"
 
 
 def what_stops_compiling(model: TrainedModel, device: torch.device, engine: Engine) -> str:

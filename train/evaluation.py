@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast
 from torch import Tensor
 
 from heads.decoding.tree_decoding import TreeDecoding
@@ -27,7 +28,9 @@ def evaluate(
     batch_size: int,
     config: EvaluationConfig,
     accelerator: Any,
+    *,
     inside: Inside | None = None,
+    decoding_heads: Callable[[], TokenHeads | None] | None = None,
 ) -> dict[str, float]:
     """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
 
@@ -39,6 +42,7 @@ def evaluate(
     Args:
         inside: runs a function with all weights gathered, where an engine shards them; every process then makes the
             same number of passes.
+        decoding_heads: gives the heads to decode with; the model's own in the backbone's dtype where it is not given.
     """
     was_training = model.training
     model.eval()
@@ -56,7 +60,10 @@ def evaluate(
     if model.token_heads is not None:
         found["multi_token_loss"] = sum(meter.loss for meter in meters) / len(meters)
         model.token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
-        found["tokens_per_pass"] = measure_decoding(model.token_heads, blocks, config, accelerator, inside)
+        decoder = decoding_heads() if decoding_heads else model.token_heads.in_dtype(model.backbone.dtype)
+        assert decoder is not None
+        decoder.measured_accuracy = model.token_heads.measured_accuracy
+        found["tokens_per_pass"] = measure_decoding(decoder, blocks, config, accelerator, inside)
     model.train(was_training)
     return found
 
@@ -119,15 +126,15 @@ def measure_decoding(
     prompts = [torch.tensor(blocks[i]["input_ids"][: config.prompt_tokens], device=accelerator.device) for i in chosen]
     run = inside or (lambda function: function())
     counts = torch.tensor(run(lambda: count_decoding(token_heads, prompts, config)), device=accelerator.device)
-    if inside is None:
-        counts = accelerator.reduce(counts, reduction="sum")
+    # one answer for all processes: they act on it together
+    counts = accelerator.reduce(counts, reduction="sum") if inside is None else broadcast(counts)
     tokens, passes = counts.tolist()
     return tokens / max(1, passes)
 
 
 def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> tuple[int, int]:
     """Tokens emitted and backbone passes over the prompts: greedy, by the heads alone, in the backbone's dtype here."""
-    decoding = TreeDecoding(token_heads.in_dtype(token_heads.backbone.dtype), tree=config.tree_nodes, lookup=0)
+    decoding = TreeDecoding(token_heads, tree=config.tree_nodes, lookup=0)
     model = token_heads.backbone.model
     tokens = passes = 0
     for prompt_T in prompts:

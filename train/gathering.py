@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from heads.interface import TokenHeads
 from train.model import TrainedModel
 
 
@@ -82,3 +83,21 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def copy_for_decoding(model: TrainedModel) -> TokenHeads | None:
+    """Heads in the backbone's dtype, to be filled at evaluations; made before an engine splits the model.
+
+    None where there are no heads, or where theirs is the backbone's dtype already.
+    """
+    heads, dtype = model.token_heads, model.backbone.dtype
+    return None if heads is None or heads.in_dtype(dtype) is heads else heads.in_dtype(dtype).requires_grad_(False)
+
+
+@torch.no_grad()
+def filled(copy: TokenHeads, token_heads: TokenHeads) -> TokenHeads:
+    """The copy with the present weights of split heads. Every process calls it."""
+    reshard(token_heads)
+    for mine, theirs in zip(copy.parameters(), token_heads.parameters(), strict=True):
+        mine.copy_(gather(theirs))
+    return copy.eval()

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import xxhash
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 from torch import Tensor
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 2**28
 READ_BYTES = 2**24
+BLOCKS_PER_READ = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,7 @@ def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Lay
     kind = model.backbone.device.type
     autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
     settings = (
-        blocks._fingerprint,
+        fingerprint_of_blocks(blocks),
         fingerprint(model.model),
         taps,
         str(dtype),
@@ -186,22 +188,27 @@ def fingerprint(model: Any) -> str:
 
 
 def fingerprint_of_blocks(blocks: Dataset) -> str:
-    """Of what the backbone reads: tokens and documents. Stored datasets have another fingerprint in each process."""
-    digest = xxhash.xxh3_64()
-    for table in blocks.select_columns(["input_ids", "document_ids"]).with_format("arrow").iter(batch_size=1024):
-        for column in table.columns:
-            digest.update(column.combine_chunks().flatten().to_numpy())
+    """Of what the backbone reads: tokens and documents, wherever they lie. `_fingerprint` is of a path and a time."""
+    columns = ["input_ids", "document_ids"]
+    digest = xxhash.xxh3_64(repr((len(blocks), len(blocks[0][columns[0]]))).encode())
+    for table in blocks.select_columns(columns).with_format("arrow").iter(batch_size=BLOCKS_PER_READ):
+        for name in columns:
+            digest.update(table[name].combine_chunks().flatten().to_numpy())
     return digest.hexdigest()
 
 
 def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
-    """Say how much is stored and how much of it is new.
+    """Say how much is stored and how much of it is new; every process takes part and comes to the same.
+
+    Args:
+        missing: the shards that this process will write.
 
     Raises:
-        ValueError: the disk has too little room for what is missing.
+        ValueError: the disk has too little room for what all processes will write.
     """
-    needed = sum(len(layout.blocks_of(shard)) for shard in missing) * layout.block_bytes
-    total, free = layout.blocks * layout.block_bytes, shutil.disk_usage(layout.folder).free
+    mine = sum(len(layout.blocks_of(shard)) for shard in missing) * layout.block_bytes
+    needs, rooms = zip(*gather_object([(mine, shutil.disk_usage(layout.folder).free)]), strict=True)
+    needed, free, total = sum(needs), min(rooms), layout.blocks * layout.block_bytes
     logger.info(
         f"hidden states: {layout.blocks:,} blocks of {layout.length} tokens, {layout.taps} tap(s) of {layout.width} in "
         f"{layout.dtype}: {total / 2**30:.2f} GiB in {layout.folder}, {needed / 2**30:.2f} GiB of it to be computed"

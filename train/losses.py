@@ -102,11 +102,11 @@ def after_norm(part: Part) -> Part:
     if norm is None:
         return part
     tensors = list(norm.named_parameters())
-    gates = [1.0] * len(tensors) if part.gates is None else part.gates[-len(tensors) :]
+    gates = [1.0] * len(tensors) if part.gates is None else part.gates[len(part.gates) - len(tensors) :]
     values = {name: gate(tensor, scale) for (name, tensor), scale in zip(tensors, gates, strict=True)}
     # A shallow copy, called by `forward`: engines hang hooks on modules and look there for weights of their own.
     module = copy.copy(norm)
-    module.__dict__["_parameters"] = values
+    module.__dict__["_parameters"] = norm._parameters | values
     hidden_RD = module.forward(hidden_RD.to(part.projection.weight.dtype))
     return replace(part, projection=part.projection.without_norm(), hidden_RD=hidden_RD)
 
@@ -160,7 +160,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         needs_hidden, needs_weight, needs_bias = (ctx.needs_input_grad[i] for i in (0, 5, 6))
         passes = _Passes(projection, hidden_RD.device)
-        hidden_grad_RD = torch.empty_like(hidden_RD) if needs_hidden else None
+        # Factors are 1 / labels of a batch; times that, small gradients would be lost in float16 before backward brings
+        # the loss scale. So the largest factor waits for backward too.
+        unit = factors_R.abs().amax() if len(factors_R) else factors_R.new_ones(())
+        unit = torch.where(unit > 0, unit, 1.0)
+        hidden_grad_RD = torch.empty_like(hidden_RD, dtype=passes.wide) if needs_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=passes.wide) if needs_weight else None  # chunks add up in it
         bias_grad = torch.zeros_like(bias, dtype=passes.wide) if needs_bias and bias is not None else None
         losses_R = torch.empty(len(hidden_RD), dtype=passes.wide, device=hidden_RD.device)
@@ -171,7 +175,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             losses_R[rows], probs_CV = passes.forward(hidden_CD, labels_R[rows])
             if not (needs_hidden or needs_weight or needs_bias):
                 continue
-            scale_C1 = factors_R[rows, None]
+            scale_C1 = factors_R[rows, None] / unit
             gradient_CV = passes.gradient(probs_CV, labels_R[rows])
             if hidden_grad_RD is not None:
                 hidden_grad_RD[rows] = passes.into_hidden(gradient_CV) * scale_C1
@@ -181,7 +185,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 _add_product(weight_grad, gradient_CV.t(), (hidden_CD * scale_C1).to(passes.dtype))
             if bias_grad is not None:
                 bias_grad += (gradient_CV.t() @ scale_C1.to(passes.dtype)).squeeze(1)
-        ctx.found = [hidden_grad_RD, weight_grad, bias_grad]
+        ctx.found, ctx.unit = [hidden_grad_RD, weight_grad, bias_grad], unit
         ctx.dtypes = [hidden_RD.dtype, weight.dtype, None if bias is None else bias.dtype]
         ctx.mark_non_differentiable(losses_R)
         return (losses_R * factors_R).sum(), losses_R
@@ -191,7 +195,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.found is None:
             raise RuntimeError("backward was called twice; the gradients were scaled in place and given away.")
         found, ctx.found = ctx.found, None
-        scale = grad_outputs[0]
+        scale = grad_outputs[0] * ctx.unit
         hidden_grad_RD, weight_grad, bias_grad = (
             None if g is None else g.mul_(scale).to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True)
         )

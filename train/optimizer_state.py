@@ -1,13 +1,12 @@
 """AdamW's state by the name of each weight: one file that any engine, on any number of processes, goes on from.
 
-`optimizer.safetensors` holds `NAME/exp_avg`, `NAME/exp_avg_sq` and `NAME/step` for each trained weight, whole and in
-float32 (float64 for weights in float64); `optimizer.json` the learning rate of each group. Engines' own checkpoints
-fit the same engine on the same number of processes, or need a conversion.
+`optimizer.safetensors` holds `NAME/exp_avg`, `NAME/exp_avg_sq` and `NAME/step` for each trained weight that had a
+gradient, whole and in float32 (float64 for weights in float64). Engines' own checkpoints fit the same engine on the
+same number of processes, or need a conversion. Learning rates are the config's and the schedule's, not a checkpoint's.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from train.gathering import is_deepspeed, reshard
 
-TENSORS, GROUPS = "optimizer.safetensors", "optimizer.json"
+TENSORS = "optimizer.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -36,8 +35,6 @@ def save_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
                 tensors[f"{name}/{key}"] = value.cpu().contiguous()
     if main:
         save_file(tensors, folder / TENSORS)
-        groups = [{"name": group.get("name"), "lr": float(group["lr"])} for group in base.param_groups]
-        (folder / GROUPS).write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
@@ -51,23 +48,35 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     tensors, base = load_file(folder / TENSORS), base_optimizer(optimizer)
     named = trained_parameters(model)
     if tensors:
-        wanted = {f"{name}/{key}" for name, _ in named for key in (*MOMENTS, "step")}
-        if wrong := wanted ^ set(tensors):
+        known = {f"{name}/{key}" for name, _ in named for key in (*MOMENTS, "step")}
+        if wrong := set(tensors) - known:
             raise RuntimeError(f"the optimizer's state is of other weights: {', '.join(sorted(wrong)[:3])}")
         start_state(base)
         link_states(optimizer)
         for name, parameter in named:
             for key in (*MOMENTS, "step"):
-                write_state(parameter, base, key, tensors[f"{name}/{key}"])
-    load_rates(base, folder)
+                if (value := tensors.get(f"{name}/{key}")) is not None:
+                    write_state(parameter, base, key, value)
 
 
-def load_rates(base: Any, folder: Path) -> None:
-    groups = json.loads((folder / GROUPS).read_text(encoding="utf-8"))
-    if [group["name"] for group in groups] != [group.get("name") for group in base.param_groups]:
-        raise RuntimeError(f"the optimizer's groups are others: {', '.join(str(g['name']) for g in groups)}")
-    for saved, group in zip(groups, base.param_groups, strict=True):
-        group["lr"] = saved["lr"]
+def load_schedule(schedule: Any, optimizer: Any, state: dict[str, Any]) -> list[tuple[float, float]]:
+    """Go on at the saved step of a schedule, with the present config's peak rates.
+
+    Returns:
+        Peak rates then and now, of the groups where they differ.
+    """
+    groups = base_optimizer(optimizer).param_groups
+    if not hasattr(schedule, "lr_lambdas"):  # a schedule that looks at the loss keeps its rates in its state
+        schedule.load_state_dict(state)
+        for group, rate in zip(groups, state["_last_lr"], strict=True):
+            group["lr"] = rate
+        return []
+    before, now = state["base_lrs"], list(schedule.base_lrs)
+    schedule.load_state_dict(state | {"base_lrs": now})
+    schedule._last_lr = [rate * of(schedule.last_epoch) for rate, of in zip(now, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(groups, schedule._last_lr, strict=True):
+        group["lr"] = rate
+    return [pair for pair in zip(before, now, strict=True) if pair[0] != pair[1]]
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -100,7 +109,7 @@ def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor
         yield from ((key, safe_get_full_optimizer_state(parameter, key)) for key in MOMENTS)
         yield "step", torch.as_tensor(next(iter(base.state.values()))["step"], dtype=torch.float32)
         return
-    for key in (*MOMENTS, "step"):
+    for key in (*MOMENTS, "step") if parameter in base.state else ():  # else it never had a gradient
         value = base.state[parameter][key]
         yield key, value.full_tensor() if isinstance(value, DTensor) else value
 

@@ -85,8 +85,9 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     if not PartialState().is_main_process:
         logging.getLogger().setLevel(logging.WARNING)  # one process says what all do
     logger.info(describe_engine(engine))
-    check_shared_folder(config)
+    refuse_what_cannot_be_split(config, engine)
     resumed_from = choose_checkpoint(config, arguments, engine)
+    check_shared_folder(config)
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.backbone)
     # what is sharded is moved shard by shard, and may not fit on one device
@@ -103,6 +104,18 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     return Path(config.output_dir)
 
 
+def refuse_what_cannot_be_split(config: TrainConfig, engine: Engine) -> None:
+    """
+    Raises:
+        ValueError: a quantised backbone under an engine that splits weights.
+    """
+    if engine.shards_weights and config.backbone.quantization:
+        raise ValueError(
+            f"backbone.quantization was given with {engine.value}, and quantised weights cannot be split; use "
+            f"launch/ddp.yaml, zero1.yaml or zero2.yaml, or load the backbone without it."
+        )
+
+
 def train(trainer: HeadsTrainer) -> None:
     """From the start or from a checkpoint, to the end or to a signal.
 
@@ -114,7 +127,8 @@ def train(trainer: HeadsTrainer) -> None:
         log_heads_overhead(trainer)
     else:
         trainer.args.eval_on_start = False  # the start was evaluated
-    trainer.compiled = compile_where_it_wins(trainer, compile_choice(trainer.config, resumed_from))
+    wanted = compile_choice(trainer.config, resumed_from)
+    trainer.compiled = compile_where_it_wins(trainer, wanted, resumed=resumed_from is not None)
     store_hidden_states(trainer)
     folder.mkdir(parents=True, exist_ok=True)
     clear_marker(folder)
@@ -345,8 +359,11 @@ def finish(trainer: HeadsTrainer) -> None:
     measured: dict[str, Any] = {"step": trainer.state.global_step}
     if trainer.eval_dataset is not None:
         evaluated = [entry for entry in trainer.state.log_history if "eval_backbone_loss" in entry]
-        at_last_step = evaluated and evaluated[-1]["step"] == trainer.state.global_step
-        measured |= evaluated[-1] if at_last_step else trainer.evaluate()
+        if evaluated and evaluated[-1]["step"] == trainer.state.global_step:
+            measured |= evaluated[-1]
+        else:
+            save_last(trainer, measured)  # first: what fails in an evaluation does not cost the run
+            measured |= trainer.evaluate()
     save_last(trainer, measured)
     folder = Path(trainer.args.output_dir)
     best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"

@@ -27,13 +27,13 @@ from train.config import TrainConfig
 from train.continuation import Continuation, Place, read_place
 from train.engine import Engine, check_active
 from train.evaluation import evaluate
-from train.gathering import whole_weights
+from train.gathering import copy_for_decoding, filled, whole_weights
 from train.interruption import Interruption, ShieldedWorker
 from train.model import TrainedModel
 from train.non_finite import StepGuard, read_together, weights_are_finite
 from train.numbered_blocks import BLOCK, numbered
 from train.optimizer_groups import optimizer_groups
-from train.optimizer_state import load_optimizer, save_optimizer
+from train.optimizer_state import load_optimizer, load_schedule, save_optimizer
 from train.reading import explained_reading
 from train.running_losses import RunningLosses
 from train.saving import save_whole
@@ -97,6 +97,7 @@ class HeadsTrainer(Trainer):
         self.guard = StepGuard(self)
         self.evaluation_put_off = False
         self.compiled = False
+        self.decoding_copy: TokenHeads | None = None  # of sharded heads whose dtype is not the backbone's
         self.place = Place(0, 0)
         self._asked = torch.zeros(())
         self.add_callback(Continuation(self))
@@ -198,6 +199,8 @@ class HeadsTrainer(Trainer):
         """Weights come from a checkpoint before an engine takes them, the optimizer's state afterwards."""
         if resume_from_checkpoint is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             self._load_from_checkpoint(resume_from_checkpoint)
+        if self.engine.shards_weights:
+            self.decoding_copy = copy_for_decoding(self.model)
         if self.engine is Engine.FSDP2:
             shard(self.model, self.accelerator)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
@@ -229,7 +232,14 @@ class HeadsTrainer(Trainer):
         batch_size = self.args.per_device_eval_batch_size
         with torch.compiler.set_stance("force_eager"):  # decoding changes its shapes with every pass
             found = evaluate(
-                self.model, blocks, collate, batch_size, self.config.evaluation, self.accelerator, self.inside
+                self.model,
+                blocks,
+                collate,
+                batch_size,
+                self.config.evaluation,
+                self.accelerator,
+                inside=self.inside,
+                decoding_heads=self.decoding_heads,
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
@@ -238,6 +248,14 @@ class HeadsTrainer(Trainer):
             self.best_tokens_per_pass = found["tokens_per_pass"]
             self._save_best({"step": self.state.global_step, **found})
         return metrics
+
+    def decoding_heads(self) -> TokenHeads | None:
+        """The heads to decode with, in the backbone's dtype, as they ship; all processes call it."""
+        if self.token_heads is None or not self.engine.shards_weights:
+            return self.token_heads and self.token_heads.in_dtype(self.model.backbone.dtype)
+        if self.decoding_copy is None:
+            return self.token_heads
+        return filled(self.decoding_copy, self.token_heads).to(self.args.device)
 
     @property
     def inside(self) -> Callable[[Callable[[], Any]], Any] | None:
@@ -306,7 +324,10 @@ class HeadsTrainer(Trainer):
         folder = Path(checkpoint or "")
         with explained_damage(folder):
             load_optimizer(self.model, self.optimizer, folder)
-            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, weights_only=True))
+            schedule = torch.load(folder / SCHEDULER, weights_only=True)
+            changed = load_schedule(self.lr_scheduler, self.optimizer, schedule)
+        for before, now in dict.fromkeys(changed):
+            logger.warning("A peak rate was %g and is %g from here on, as the config says now.", before, now)
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ def a_trainer(**config):
         num_train_epochs=3,
         gradient_accumulation_steps=5,
     )
-    settings = types.SimpleNamespace(**{"cache_hidden_states": False, **config})
+    settings = types.SimpleNamespace(**{"cache_hidden_states": False, "compile": "auto", **config})
     return types.SimpleNamespace(
         args=args, config=settings, train_dataset=[None] * 81, model=build("medusa"), engine=Engine.ONE
     )
@@ -166,6 +166,52 @@ def test_what_cannot_be_compiled_is_an_error_when_asked_for_and_a_line_when_not(
     sharded.engine = Engine.FSDP2
     with pytest.raises(ValueError, match=r"compile: true was given, but .* the engine is FSDP2"):
         compile_where_it_wins(sharded, True)
+
+
+@pytest.mark.parametrize("engine", [Engine.ONE, Engine.FSDP2])
+def test_a_resumed_run_that_was_compiled_goes_on_without_a_compiler_and_says_so(engine, monkeypatch, caplog):
+    caplog.set_level("INFO", "train")
+    monkeypatch.setattr(compiling, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(compiling, "compile_layers", lambda _: pytest.fail("nothing can be compiled here"))
+    trainer = a_trainer()
+    trainer.engine = engine
+    assert compile_where_it_wins(trainer, True, resumed=True) is False
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    reason = "no C++ compiler was found" if engine is Engine.ONE else "the engine is FSDP2"
+    assert "off, though decoder layers were compiled before, as" in record.getMessage()
+    assert f"{reason}; from here on the run rounds differently" in record.getMessage()
+    trainer.config.compile = True  # then it is the config that asks
+    with pytest.raises(ValueError, match="compile: true was given, but"):
+        compile_where_it_wins(trainer, True, resumed=True)
+
+
+@pytest.mark.parametrize(("before", "said"), [(True, "compiled, as the run was"), (False, "off, as the run was not")])
+def test_a_resumed_run_does_as_before(before, said, monkeypatch, caplog):
+    caplog.set_level("INFO", "train")
+    compiled = []
+    monkeypatch.setattr(compiling, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(compiling, "compile_layers", compiled.append)
+    trainer = a_trainer()
+    assert compile_where_it_wins(trainer, before, resumed=True) is before
+    assert compiled == [trainer.model] * before
+    assert f"{said} compiled before" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("mine", ["", "no C++ compiler was found"])
+def test_one_process_without_a_compiler_decides_for_all(mine, monkeypatch, caplog):
+    caplog.set_level("INFO", "train")
+    monkeypatch.setattr(compiling, "has_cpp_compiler", lambda: not mine)
+    monkeypatch.setattr(compiling.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(compiling, "is_worth_it", lambda _: pytest.fail("some processes would wait for the others"))
+    other = ("" if mine else "no C++ compiler was found", "there")
+    monkeypatch.setattr(compiling, "gather_object", lambda reasons: [*reasons, other])
+    assert compile_where_it_wins(a_trainer(), "auto") is False
+    host = "here" if mine else "there"
+    assert f"torch.compile: off, as no C++ compiler was found on {host}" in caplog.text
+    with pytest.raises(ValueError, match=rf"compile: true was given, but no C\+\+ compiler was found on {host};"):
+        compile_where_it_wins(a_trainer(), True)
 
 
 @pytest.mark.parametrize(

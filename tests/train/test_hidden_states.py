@@ -1,6 +1,7 @@
 """Stored hidden states: equal losses, one pass of the backbone, checksums, resume, room on the disk, refusals."""
 
 import json
+import os
 import re
 import shutil
 from collections import namedtuple
@@ -19,9 +20,10 @@ from heads.families import create
 from train import hidden_states
 from train.blocks import to_table
 from train.config import read_config
-from train.hidden_states import cache_hidden_states
+from train.hidden_states import cache_hidden_states, fingerprint_of_blocks
 from train.model import TrainedModel
-from train.run import run
+from train.packing import write_blocks
+from train.run import as_arrays, run
 from train.trainer import collate
 
 LENGTH = 10
@@ -51,20 +53,21 @@ def build(family="grounded", dtype=torch.float32, **settings):
     return TrainedModel(backbone, create(family, backbone, num_heads=2).float(), **settings)
 
 
+def some_rows(count=7, seed=0, length=LENGTH):
+    tokens = np.random.default_rng(seed).integers(3, 20, (count, length), dtype=np.int32)
+    documents = (np.arange(length) > 5).astype(np.int32)
+    return [{"input_ids": ids, "loss_mask": np.ones(length, bool), "document_ids": documents} for ids in tokens]
+
+
 def some_blocks(count=7, seed=0):
-    generator = np.random.default_rng(seed)
-    return Dataset(
-        to_table(
-            [
-                {
-                    "input_ids": generator.integers(3, 20, LENGTH, dtype=np.int32),
-                    "loss_mask": np.ones(LENGTH, bool),
-                    "document_ids": (np.arange(LENGTH) > 5).astype(np.int32),
-                }
-                for _ in range(count)
-            ]
-        )
-    ).with_format("numpy")
+    return Dataset(to_table(some_rows(count, seed))).with_format("numpy")
+
+
+def packed(path, rows):
+    """Blocks as a run reads them: from an Arrow file, as arrays."""
+    path.parent.mkdir(exist_ok=True)
+    write_blocks(path, iter(rows))
+    return as_arrays(Dataset.from_file(str(path)))
 
 
 def store(model, blocks, dtype=None, context=nullcontext):
@@ -134,6 +137,33 @@ def test_a_second_run_reads_and_other_runs_have_a_folder_of_their_own(passes):
     assert len(folders) == 7
 
 
+def test_the_same_blocks_are_found_again_wherever_and_whenever_they_were_packed(tmp_path, passes):
+    model, file = build(), tmp_path / "packed" / "blocks.arrow"
+    blocks = packed(file, some_rows())
+    first = store(model, blocks)
+    passes.clear()
+    os.utime(file, (1, 1))
+    touched = as_arrays(Dataset.from_file(str(file)))
+    assert touched._fingerprint != blocks._fingerprint, "the test would not see a fingerprint of path and time"
+    elsewhere = packed(tmp_path / "elsewhere" / "blocks.arrow", some_rows())
+    in_order = elsewhere.select([6, 5, 4, 3, 2, 1, 0]).select([6, 5, 4, 3, 2, 1, 0])
+    for same in (touched, packed(file, some_rows()), elsewhere, in_order, some_blocks()):
+        assert store(model, same).layout == first.layout
+    assert not passes
+    assert store(model, packed(file, some_rows(seed=1))).layout.folder != first.layout.folder
+
+
+def test_blocks_with_other_content_have_another_fingerprint(monkeypatch):
+    monkeypatch.setattr(hidden_states, "BLOCKS_PER_READ", 4)  # the last read is not a full one
+    rows = some_rows()
+    other_token, other_document = some_rows(), some_rows()
+    other_token[6]["input_ids"][-1] += 1
+    other_document[6]["document_ids"] = np.zeros(LENGTH, np.int32)
+    halves = [{name: row[name][half] for name in row} for row in rows for half in (slice(0, 5), slice(5, 10))]
+    several = [rows, rows[::-1], rows[:6], other_token, other_document, halves]
+    assert len({fingerprint_of_blocks(Dataset(to_table(each)).with_format("numpy")) for each in several}) == 6
+
+
 def test_half_precision_stores_half_as_much_and_stays_near():
     model, blocks = build(), some_blocks()
     whole, half = store(model, blocks), store(model, blocks, dtype=torch.bfloat16)
@@ -174,6 +204,28 @@ def test_too_little_room_is_said_before_anything_is_computed(monkeypatch, passes
     with pytest.raises(ValueError, match=r"needs .* GiB more in .* point HF_DATASETS_CACHE to a larger disk"):
         store(model, some_blocks())
     assert not passes
+
+
+def test_room_is_needed_for_what_all_processes_write(monkeypatch, passes):
+    usage = namedtuple("usage", "total used free")
+    model, blocks = build(), some_blocks()
+    needed = 7 * LENGTH * 32 * 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**20, 0, needed + 10))
+    passes.clear()
+    other = [(11, needed + 10)]
+    monkeypatch.setattr(hidden_states, "gather_object", lambda mine: mine + other)
+    with pytest.raises(ValueError, match=r"needs .* GiB more in .* point HF_DATASETS_CACHE to a larger disk"):
+        store(model, blocks)
+    assert not passes
+    other[:] = [(10, needed + 9)]  # what one process finds too little is too little for all
+    with pytest.raises(ValueError, match="GiB more in"):
+        store(model, blocks)
+    other[:] = [(10, needed + 10)]
+    assert len(store(model, blocks)) == 7
+    gathered = []
+    monkeypatch.setattr(hidden_states, "gather_object", lambda mine: gathered.extend(mine) or mine)
+    store(model, blocks)
+    assert gathered == [(0, needed + 10)], "a process that misses nothing must take part as well"
 
 
 def test_each_process_writes_its_share_and_misses_what_others_did_not_leave(monkeypatch, passes):

@@ -205,3 +205,37 @@ def test_a_label_whose_probability_is_below_the_smallest_number_keeps_its_loss()
     assert loss.item() == 200.0
     loss.backward()
     assert hidden_RD.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("labels", [1e3, 1e6])
+def test_small_factors_wait_for_the_loss_scale_in_float16(labels):
+    """1 / labels times a probability is below float16's smallest number; the scaler's factor comes with backward."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_RD = torch.randn(64, 16, generator=generator)
+    weight = torch.randn(500, 16, generator=generator)
+    labels_R = torch.randint(500, (64,), generator=generator)
+
+    def gradients(dtype):
+        hidden, unembedding = (t.to(dtype).requires_grad_() for t in (hidden_RD, weight))
+        part = Part(
+            projection=Projection(weight=unembedding),
+            hidden_RD=hidden,
+            labels_R=labels_R,
+            factor=torch.tensor(1 / labels),
+        )
+        (weighted_loss([part])[0] * 65536.0).backward()
+        return hidden.grad.double(), unembedding.grad.double()
+
+    for exact, found in zip(gradients(torch.float64), gradients(torch.float16), strict=True):
+        # 11 bits of mantissa, in products over 500 terms
+        assert float((found - exact).norm() / exact.norm()) < 5e-3
+
+
+def test_a_norm_without_parameters():
+    """As OLMo's: the gates are of weight alone."""
+    norm = torch.nn.LayerNorm(4, elementwise_affine=False)
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    projection, labels_R = Projection(weight=weight, norm=norm), torch.tensor([1, 2])
+    hidden_RD = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    found = chunked_cross_entropy(projection, hidden_RD, labels_R, gates=[0.5])
+    torch.testing.assert_close(found, plain_cross_entropy(projection, hidden_RD, labels_R))

@@ -258,6 +258,16 @@ def test_resume_keeps_the_best_so_far_and_refuses_what_is_damaged(folder, monkey
             train(folder, "kept", "--resume", "true", save_every_steps=2, trainer={"max_steps": 6})
 
 
+def test_a_resumed_run_follows_the_rates_of_its_config(folder, caplog):
+    trainer = {"max_steps": 4, "lr_scheduler_type": "constant"}
+    where = train(folder, "rates", save_every_steps=2, trainer=trainer)
+    (where / "checkpoint-4").rename(folder / "kept-away-rates")
+    train(folder, "rates", "--resume", "true", save_every_steps=2, trainer=trainer, rates={"heads": 1e-6})
+    assert "is 1e-06 from here on" in caplog.text
+    rates = {line["step"]: line["learning_rate"] for line in metrics(where) if "learning_rate" in line}
+    assert (rates[2], rates[3], rates[4]) == (1e-2, 1e-6, 1e-6)
+
+
 def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):
     save = checkpoint.save
 
