@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from train.model import TrainedModel
 from train.plan.command import plan
 from train.plan.costs import Throughput, count_steps, disk, hours
 from train.plan.fit import parse_bytes, warnings
-from train.plan.live_tensors import BACKBONE, FROZEN, GRADIENTS
+from train.plan.live_tensors import BACKBONE, FROZEN, GRADIENTS, INPUTS
 from train.plan.live_tensors import TRAINED as TRAINED_WEIGHTS
 from train.plan.memory import ENGINES, Sizes, fewest_processes, launched_engines, memory_of
 from train.plan.plan import make_plan
@@ -185,6 +186,16 @@ def test_the_fewest_processes_are_found():
     assert fewest_processes(ENGINES[0], SIZES, 10**9) == 1
 
 
+def test_fsdp2_sums_in_float32_beside_gradients_of_the_compute_dtype():
+    """Root group 2 and unit 3 trained: five gradients of two bytes wait, three are summed in four."""
+    fsdp2 = ENGINES[2]
+    assert memory_of(fsdp2, replace(SIZES, half=True), 4).training["communication"] == 2 * (2 + 3) + 4 * 3
+    large_root = replace(SIZES, half=True, root_trained=11)
+    assert memory_of(fsdp2, large_root, 4).training["communication"] == (2 + 4) * 11
+    in_half = replace(SIZES, trained=2 * SIZES.trained_numel)  # bfloat16 weights without mixed precision
+    assert memory_of(fsdp2, in_half, 4).training["communication"] == 2 * (2 + 3) + 2 * 3
+
+
 # ---- steps, hours, disk
 
 
@@ -207,6 +218,82 @@ def test_disk_by_hand(folder):
     assert list(written.values()) == [2 * numel, 3 * (4 + 8) * numel]  # no evaluation data: no best/
     assert cached == 0
     assert disk(config(folder), build_on_meta(config(folder), "cpu"), 10)[1] == 10 * 16 * D * 4
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_without_a_limit_all_checkpoints_stay(folder, limit):
+    run = config(folder, save_every_steps=5, trainer={"save_total_limit": limit, "max_steps": 50})
+    model = build_on_meta(run, "cpu")
+    one = (4 + 8) * 2 * HEAD_NUMEL
+    for steps, count in ((50, 10), (52, 11), (3, 1)):  # the last step is saved too
+        written = disk(run, model, 10, steps)[0]
+        assert written[f"{count} checkpoint-*/: all are kept, no trainer.save_total_limit"] == count * one
+    assert disk(run, model, 10)[0]["each checkpoint-*/: all are kept, and how many is unknown"] == one
+    assert make_plan(run, tokens=1000).written == disk(run, model, 10, 50)[0]
+
+
+# ---- stored hidden states
+
+
+def test_stored_states_take_their_own_dtype(folder):
+    backbone = BackboneConfig(name_or_path=str(folder / "base"), dtype="bfloat16")
+    for dtype, size in ((None, 2), ("float32", 4), ("float16", 2)):
+        run = config(folder, backbone=backbone, cache_hidden_states=True, hidden_states_dtype=dtype)
+        assert disk(run, build_on_meta(run, "cpu"), 10)[1] == 10 * 16 * D * size
+
+
+def test_a_backbone_whose_states_are_stored_runs_once_per_block(folder):
+    trainer = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "max_steps": 7}
+    live, stored = (
+        make_plan(config(folder, trainer=trainer, cache_hidden_states=cached), tokens=160, gpus=2)
+        for cached in (False, True)
+    )
+    assert (live.storing_flops, live.run_flops) == (0, 7 * live.step_flops)
+    assert live.step_flops - stored.step_flops == 2 * 3 * 2 * stored.storing_flops  # blocks of an update
+    assert stored.run_flops == 7 * stored.step_flops + 10 * stored.storing_flops
+    assert replace(stored, blocks=None).run_flops is None
+
+
+def test_a_step_on_stored_states_has_no_backbone_in_it(folder):
+    trainer = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    live, stored = (
+        make_plan(config(folder, trainer=trainer, **more), tokens=160).sizes
+        for more in ({}, {"cache_hidden_states": True, "hidden_states_dtype": "bfloat16"})
+    )
+    assert all(BACKBONE in moment for moment in live.training)
+    assert not any(BACKBONE in moment for moment in stored.training)
+    states = 3 * 2 * 16 * D * 2  # all micro-batches of an update
+    assert all(states <= moment[INPUTS] < states + 10_000 for moment in stored.training)
+    assert live.storing_peak == 0
+    assert stored.storing_peak > stored.frozen + stored.trained + 2 * 16 * D * 4
+    assert all(memory_of(engine, stored, 4).peak >= stored.storing_peak for engine in ENGINES)
+
+
+def test_a_disk_too_small_for_stored_states_is_warned_of(folder, monkeypatch):
+    run = config(folder, cache_hidden_states=True)
+    found = make_plan(run, tokens=1600)
+    output, free = sum(found.written.values()), [0]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+    free[0] = output + found.cached_states
+    assert warnings(found, run, ENGINES, None) == []
+    free[0] -= 1
+    [sentence] = warnings(found, run, ENGINES, None)
+    for words in ("output_dir ", "hidden states in ", "HF_DATASETS_CACHE to a larger disk", "save_total_limit"):
+        assert words in sentence
+    free[0] = output
+    assert warnings(replace(found, storing_flops=0), run, ENGINES, None) == []
+
+
+def test_the_rows_of_stored_states_are_shown_where_they_are_stored(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    flags = ["--config", "configs/demo/grounded.yaml", "--tokens", "100000"]
+    live, stored = printed(*flags), printed(*flags, "--cache_hidden_states", "true")
+    assert "hidden states of all training blocks, if cached" in live
+    rows = "storing hidden states", "FLOPs of storing the hidden states of a block", "in $HF_DATASETS_CACHE"
+    for row in rows:
+        assert row in stored
+        assert row not in live
 
 
 # ---- beside a real step

@@ -76,7 +76,7 @@ def hours(flops: float, tokens: float, gpus: int, stated: Throughput) -> dict[st
     return {name: flops / (peak * 1e12 * stated.mfu * gpus) / 3600 for name, peak in peaks.items()}
 
 
-def disk(config: TrainConfig, model: TrainedModel, blocks: int | None) -> tuple[Disk, int]:
+def disk(config: TrainConfig, model: TrainedModel, blocks: int | None, steps: int | None = None) -> tuple[Disk, int]:
     """Bytes that the run writes into output_dir, and bytes of cached hidden states (0 where not known or not fixed)."""
     save_dtype = getattr(torch, config.save_dtype)
     result = saved(model, save_dtype)
@@ -84,10 +84,20 @@ def disk(config: TrainConfig, model: TrainedModel, blocks: int | None) -> tuple[
     if model.token_heads is not None and evaluates(config):
         written["best/"] = result
     if config.save_every_steps:
-        one = saved(model, torch.float32) + optimizer_bytes(model)
-        kept = field(config, "save_total_limit")
-        written[f"{kept} checkpoint-*/ and one on its way"] = (kept + 1) * one
+        name, count = checkpoints(config, steps)
+        written[name] = count * (saved(model, torch.float32) + optimizer_bytes(model))
     return written, cached_states(config, model, blocks or 0)
+
+
+def checkpoints(config: TrainConfig, steps: int | None) -> tuple[str, int]:
+    """How many lie in output_dir at the most; without a limit all that are written, one at the last step among them."""
+    kept = field(config, "save_total_limit") or 0
+    if kept > 0:
+        return f"{kept} checkpoint-*/ and one on its way", kept + 1
+    if steps is None:
+        return "each checkpoint-*/: all are kept, and how many is unknown", 1
+    count = max(1, math.ceil(steps / config.save_every_steps))
+    return f"{count:,} checkpoint-*/: all are kept, no trainer.save_total_limit", count
 
 
 def saved(model: TrainedModel, dtype: torch.dtype) -> int:
@@ -110,12 +120,19 @@ def optimizer_bytes(model: TrainedModel) -> int:
 
 
 def cached_states(config: TrainConfig, model: TrainedModel, blocks: int) -> int:
-    """The taps of all training blocks, in the backbone's dtype; a backbone that is trained has none that stay."""
+    """The taps of all training blocks as they are stored; a backbone that is trained has none that stay."""
     heads: TokenHeads | None = model.token_heads
     if heads is None or model.trains_backbone:
         return 0
-    row = len(heads.taps) * model.backbone.hidden_size * model.backbone.dtype.itemsize
+    row = len(heads.taps) * model.backbone.hidden_size * stored_dtype(config, model).itemsize
     return blocks * config.data.block_size * row
+
+
+def stored_dtype(config: TrainConfig, model: TrainedModel) -> torch.dtype:
+    """In which hidden states are stored: the config's, or the backbone's."""
+    name = config.hidden_states_dtype
+    dtype: torch.dtype = model.backbone.dtype if name is None else getattr(torch, name)
+    return dtype
 
 
 def evaluates(config: TrainConfig) -> bool:

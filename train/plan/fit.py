@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
+
+import datasets
 
 from train.config import TrainConfig
 from train.plan.costs import field
@@ -13,7 +16,24 @@ from train.plan.plan import Plan
 
 HEADROOM = 0.1
 """Share of the memory that is left for what is no tensor: the driver's context, workspaces, fragmentation."""
+SMALLER_OUTPUT = "give another folder, or keep fewer checkpoints with trainer.save_total_limit"
+SMALLER_STATES = "point HF_DATASETS_CACHE to a larger disk, or set hidden_states_dtype to bfloat16"
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class Write(NamedTuple):
+    """What a run writes into one folder.
+
+    Attributes:
+        folder: the one that is there: itself, or the nearest above it.
+        needed: bytes.
+        remedy: what would need less.
+    """
+
+    name: str
+    folder: Path
+    needed: int
+    remedy: str
 
 
 def parse_bytes(text: str) -> int:
@@ -71,17 +91,19 @@ def advice(plan: Plan, config: TrainConfig, engines: tuple[Engine, ...], room: f
         return f"On {gpus} {', '.join(fits)} would fit: see launch/{fits[0]}.yaml."
     counts = {engine.name: fewest_processes(engine, plan.sizes, room) for engine in engines}
     possible = {name: count for name, count in counts.items() if count is not None}
-    changes = ", or ".join(remedies(plan, config))
+    changes = ", or ".join(remedies(plan, config, room))
     if possible:
         name = min(possible, key=lambda name: possible[name])
         return f"The fewest GPUs with which it would fit are {possible[name]}, with {name}; to need less, {changes}."
     return f"No engine makes it fit on any number of GPUs, since activations are not shared out: {changes}."
 
 
-def remedies(plan: Plan, config: TrainConfig) -> list[str]:
+def remedies(plan: Plan, config: TrainConfig, room: float) -> list[str]:
     """What in the config would take less memory."""
     batch = field(config, "per_device_train_batch_size")
     found = []
+    if plan.sizes.storing_peak > room:
+        found.append("leave out cache_hidden_states, whose pass has the whole model in each process")
     if batch > 1:
         found.append(f"lower trainer.per_device_train_batch_size (now {batch}) and accumulate more")
     trains_backbone = plan.backbone.trained > 0
@@ -95,12 +117,28 @@ def remedies(plan: Plan, config: TrainConfig) -> list[str]:
 
 
 def disk_warnings(plan: Plan, config: TrainConfig) -> list[str]:
-    folder = Path(config.output_dir).resolve()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    needed, free = sum(plan.written.values()), shutil.disk_usage(existing).free
+    """A sentence for each disk that is too small for all that the run writes to it."""
+    output = sum(plan.written.values())
+    writes = [Write(f"output_dir {config.output_dir}", existing(config.output_dir), output, SMALLER_OUTPUT)]
+    if plan.stores:
+        cache = str(datasets.config.HF_DATASETS_CACHE)
+        writes.append(Write(f"hidden states in {cache}", existing(cache), plan.cached_states, SMALLER_STATES))
+    disks: dict[int, list[Write]] = {}
+    for write in writes:
+        disks.setdefault(write.folder.stat().st_dev, []).append(write)
+    return [sentence for writes in disks.values() for sentence in warn_of_disk(writes)]
+
+
+def warn_of_disk(writes: list[Write]) -> list[str]:
+    needed, free = sum(write.needed for write in writes), shutil.disk_usage(writes[0].folder).free
     if needed <= free:
         return []
-    return [
-        f"output_dir {config.output_dir} needs {size(needed)} and its disk has {size(free)} free: give another folder, "
-        f"or keep fewer checkpoints with trainer.save_total_limit."
-    ]
+    names, remedy = " and ".join(write.name for write in writes), ", or ".join(write.remedy for write in writes)
+    need = "needs" if writes[0].name.startswith("output_dir") and len(writes) == 1 else "need"
+    return [f"{names} {need} {size(needed)} and the disk has {size(free)} free: {remedy}."]
+
+
+def existing(folder: str) -> Path:
+    """The folder, or the nearest above it that is there."""
+    path = Path(folder).resolve()
+    return next(p for p in (path, *path.parents) if p.exists())

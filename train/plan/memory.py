@@ -4,19 +4,20 @@ An engine cuts weights, gradients and optimizer states into one share for each p
 gathers for the moment of use and keeps for communication is counted at its upper bound:
 
     ddp        a flat copy of all gradients (its buckets)
-    fsdp2      the root group and two units gathered (one in use, one fetched ahead) and their gradients; all units
-               where the launch file keeps them gathered until backward
+    fsdp2      the root group and two units gathered (one in use, one fetched ahead), all units where the launch file
+               keeps them gathered until backward; gradients of the root group and a unit, and what is summed of them
     zero1, 2   one bucket of gradients, DeepSpeed's 5·10⁸ elements or all there are
     zero3      what zero2 has, and gathered weights up to DeepSpeed's 10⁹ elements, at least as much as fsdp2
 
 DeepSpeed keeps a float32 master copy of what is trained; in mixed precision all weights and gradients have 2 bytes.
-FSDP2 gathers in 2 bytes then, so autocast has nothing left to cast.
+FSDP2 gathers in 2 bytes then, so autocast has nothing left to cast; it sums gradients in float32 nevertheless.
+A pass that stores hidden states comes before the engine and has the whole model in every process.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -48,6 +49,7 @@ class Sizes:
         half: training is in mixed precision, so weights are gathered in 2 bytes.
         training: the moments of a micro-batch that could be its peak.
         evaluating: those of an evaluation batch.
+        storing: those of the pass that stores hidden states; none where nothing is stored.
     """
 
     frozen: int
@@ -62,6 +64,12 @@ class Sizes:
     half: bool
     training: list[Moment]
     evaluating: list[Moment]
+    storing: list[Moment] = field(default_factory=list)
+
+    @property
+    def storing_peak(self) -> int:
+        """Bytes of one process while hidden states are stored; 0 where they are not."""
+        return self.frozen + self.trained + max(map(total, self.storing)) if self.storing else 0
 
     @property
     def element(self) -> int:
@@ -115,16 +123,18 @@ class Memory:
     Attributes:
         training: on the device at the peak of a training step, by part.
         evaluating: on the device at the peak of an evaluation, all parts together.
+        storing: on the device at the peak of storing hidden states; 0 where that is not done.
         host: in the host's memory, for this process.
     """
 
     training: Bytes
     evaluating: int
+    storing: int
     host: int
 
     @property
     def peak(self) -> int:
-        return max(sum(self.training.values()), self.evaluating)
+        return max(total(self.training), self.evaluating, self.storing)
 
 
 def memory_of(engine: Engine, sizes: Sizes, processes: int) -> Memory:
@@ -133,10 +143,9 @@ def memory_of(engine: Engine, sizes: Sizes, processes: int) -> Memory:
     kept, host = persistent(engine, sizes, processes)
     overhead = extra(engine, sizes, processes)
     moments = [kept | overhead | moment_under(engine, sizes, m, processes) for m in sizes.training]
-    training = max(moments, key=lambda parts: sum(parts.values()))
-    activations = max((sum(moment.values()) for moment in sizes.evaluating), default=0)
-    evaluating = sum(kept.values()) + overhead.get(GATHERED, 0) + activations if activations else 0
-    return Memory(training=training, evaluating=evaluating, host=host)
+    activations = max(map(total, sizes.evaluating), default=0)
+    evaluating = total(kept) + overhead.get(GATHERED, 0) + activations if activations else 0
+    return Memory(training=max(moments, key=total), evaluating=evaluating, storing=sizes.storing_peak, host=host)
 
 
 def persistent(engine: Engine, sizes: Sizes, processes: int) -> tuple[Bytes, int]:
@@ -162,13 +171,24 @@ def extra(engine: Engine, sizes: Sizes, processes: int) -> Bytes:
         return {COMMUNICATION: sizes.trained}
     if engine.is_fsdp:
         gathered = working_set(sizes) if engine.reshards else sizes.numel
-        summed = min(sizes.root_trained + 2 * sizes.unit_trained, sizes.trained_numel)
-        return {GATHERED: sizes.element * gathered, COMMUNICATION: sizes.element * summed}
+        return {GATHERED: sizes.element * gathered, COMMUNICATION: unshared_gradients(sizes)}
     bucket = {COMMUNICATION: (2 if sizes.half else 4) * min(BUCKET_ELEMENTS, sizes.trained_numel)}
     if FROZEN not in engine.shards:
         return bucket
     live = max(working_set(sizes), min(LIVE_ELEMENTS, sizes.numel))
     return {GATHERED: sizes.element * live, **bucket}
+
+
+def unshared_gradients(sizes: Sizes) -> int:
+    """FSDP2's gradients before they are shared out, and what it sums: while a unit's are summed the root group's wait.
+
+    In mixed precision a gradient has 2 bytes and what is summed 4 (`train.sharding.mixed_precision`), else both have
+    the weight's.
+    """
+    kept = 2 if sizes.half else share(sizes.trained, max(1, sizes.trained_numel))
+    summed = 4 if sizes.half else kept
+    root, unit = sizes.root_trained, sizes.unit_trained
+    return max(kept * (root + unit) + summed * unit, (kept + summed) * root)
 
 
 def working_set(sizes: Sizes) -> int:
@@ -189,6 +209,10 @@ def moment_under(engine: Engine, sizes: Sizes, moment: Moment, processes: int) -
 def gradients(engine: Engine, sizes: Sizes) -> int:
     """Bytes of all gradients together."""
     return 2 * sizes.trained_numel if engine.deepspeed and sizes.half else sizes.trained
+
+
+def total(parts: Bytes) -> int:
+    return sum(parts.values())
 
 
 def share(size: int, processes: int) -> int:

@@ -14,7 +14,7 @@ from heads.loading import load_tokenizer
 from train.config import TrainConfig
 from train.model import TrainedModel
 from train.packing import build_datasets
-from train.plan.costs import Disk, blocks_per_step, count_steps, disk, evaluates, field
+from train.plan.costs import Disk, blocks_per_step, count_steps, disk, evaluates, field, stored_dtype
 from train.plan.memory import Sizes
 from train.plan.shapes import Part, build_on_meta, count, count_backbone, count_heads
 from train.plan.step import Step, StepShape, trace_step
@@ -34,6 +34,7 @@ class Plan:
         steps: updates of the run; None where only the data could say.
         step_tokens: tokens between two updates, over all processes.
         step_flops: of them, over all processes.
+        storing_flops: of the one pass over a block that stores its hidden states; 0 where they are not stored.
         written: bytes that the run writes, by folder.
         cached_states: bytes of the hidden states of all training blocks; 0 where unknown, or of no use.
     """
@@ -46,8 +47,21 @@ class Plan:
     steps: int | None
     step_tokens: int
     step_flops: int
+    storing_flops: int
     written: Disk
     cached_states: int
+
+    @property
+    def stores(self) -> bool:
+        """The backbone runs once over all blocks, before the first step."""
+        return self.storing_flops > 0
+
+    @property
+    def run_flops(self) -> int | None:
+        """Of all steps and of storing hidden states; None where the number of steps or of blocks is unknown."""
+        if self.steps is None or (self.stores and self.blocks is None):
+            return None
+        return self.steps * self.step_flops + (self.blocks or 0) * self.storing_flops
 
 
 def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", tokens: int | None = None) -> Plan:
@@ -61,8 +75,10 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
     model = build_on_meta(config, device_type)
     backbone, token_heads = count_backbone(model, config.backbone.quantization), count_heads(model)
     blocks = count_blocks(config, model) if tokens is None else tokens // config.data.block_size
-    written, cached = disk(config, model, blocks)
-    step = trace_step(model, step_shape(config, device_type))
+    steps = count_steps(config, blocks, gpus)
+    written, cached = disk(config, model, blocks, steps)
+    stored = stored_dtype(config, model) if config.cache_hidden_states else None
+    step = trace_step(model, step_shape(config, device_type, stored))
     micro_batches = blocks_per_step(config, gpus) // field(config, "per_device_train_batch_size")
     return Plan(
         backbone=backbone,
@@ -70,15 +86,16 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
         sizes=measure_sizes(model, backbone, token_heads, step, half=mixed_precision(config) is not None),
         gpus=gpus,
         blocks=blocks,
-        steps=count_steps(config, blocks, gpus),
+        steps=steps,
         step_tokens=blocks_per_step(config, gpus) * config.data.block_size,
         step_flops=micro_batches * step.flops,
+        storing_flops=step.storing_flops,
         written=written,
         cached_states=cached,
     )
 
 
-def step_shape(config: TrainConfig, device_type: str) -> StepShape:
+def step_shape(config: TrainConfig, device_type: str, stored: torch.dtype | None) -> StepShape:
     return StepShape(
         batch=field(config, "per_device_train_batch_size"),
         eval_batch=field(config, "per_device_eval_batch_size") if evaluates(config) else 0,
@@ -86,6 +103,8 @@ def step_shape(config: TrainConfig, device_type: str) -> StepShape:
         accumulates=field(config, "gradient_accumulation_steps") > 1,
         autocast=mixed_precision(config),
         device_type=device_type,
+        stored=stored,
+        micro_batches=field(config, "gradient_accumulation_steps"),
     )
 
 
@@ -125,4 +144,5 @@ def measure_sizes(model: TrainedModel, backbone: Part, token_heads: Part, step: 
         half=half,
         training=step.training,
         evaluating=step.evaluating,
+        storing=step.storing,
     )

@@ -13,6 +13,7 @@ from train.plan.memory import COMMUNICATION, GATHERED, OPTIMIZER, Engine, memory
 from train.plan.plan import Plan
 
 PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, GATHERED, COMMUNICATION, *TRANSIENT)
+UNKNOWN = "unknown: the data is not on this machine, or streamed; state its size with --tokens"
 
 
 def show(plan: Plan, engines: tuple[Engine, ...], stated: Throughput, memory: int | None, console: Console) -> None:
@@ -52,9 +53,11 @@ def memory_table(plan: Plan, engines: tuple[Engine, ...], memory: int | None) ->
     for name, sizes in (
         ("a training step", [sum(m.training.values()) for m in found.values()]),
         ("an evaluation", [m.evaluating for m in found.values()]),
+        ("storing hidden states", [m.storing for m in found.values()]),
         ("host memory", [m.host for m in found.values()]),
     ):
-        table.add_row(name, *(f"{n / scale:.2f}" for n in sizes))
+        if plan.stores or not name.startswith("storing"):
+            table.add_row(name, *(f"{n / scale:.2f}" for n in sizes))
     if memory is not None:
         room = memory * (1 - HEADROOM)
         table.add_row(f"fits in {size(memory)}", *("yes" if m.peak <= room else "NO" for m in found.values()))
@@ -64,18 +67,21 @@ def memory_table(plan: Plan, engines: tuple[Engine, ...], memory: int | None) ->
 
 def run_table(plan: Plan, stated: Throughput) -> Table:
     table = new_table("The run", "", "")
-    unknown = "unknown: the data is not on this machine, or streamed; state its size with --tokens"
-    table.add_row("training blocks", f"{plan.blocks:,}" if plan.blocks is not None else unknown)
-    table.add_row("steps", f"{plan.steps:,}" if plan.steps is not None else unknown)
+    table.add_row("training blocks", f"{plan.blocks:,}" if plan.blocks is not None else UNKNOWN)
+    table.add_row("steps", f"{plan.steps:,}" if plan.steps is not None else UNKNOWN)
     table.add_row("tokens of a step", f"{plan.step_tokens:,}")
     table.add_row("FLOPs of a step", f"{plan.step_flops:.3g}")
+    if plan.stores:
+        table.add_row("FLOPs of storing the hidden states of a block", f"{plan.storing_flops:.3g}")
     if plan.steps is None:
         return table
-    tokens, flops = plan.steps * plan.step_tokens, plan.steps * plan.step_flops
-    table.add_row("FLOPs of the run", f"{flops:.3g}")
+    tokens, flops = plan.steps * plan.step_tokens, plan.run_flops
+    table.add_row("FLOPs of the run", f"{flops:.3g}" if flops is not None else UNKNOWN)
+    if flops is None and not stated.tokens_per_second:
+        return table
     assumed = "" if stated.tokens_per_second else f", {stated.mfu:.0%} of the peak reached"
     assumed += " (assumed)" if assumed and stated.mfu == ASSUMED_MFU else ""
-    for name, found in hours(flops, tokens, plan.gpus, stated).items():
+    for name, found in hours(flops or 0, tokens, plan.gpus, stated).items():
         table.add_row(f"hours on {plan.gpus} x {name}", f"{found:.3g}{assumed}")
     return table
 
@@ -84,6 +90,9 @@ def disk_table(plan: Plan) -> Table:
     table = new_table("Disk", "", "")
     for name, count in plan.written.items():
         table.add_row(name, size(count))
-    if plan.cached_states:
+    if plan.stores:
+        stored = size(plan.cached_states) if plan.cached_states else UNKNOWN
+        table.add_row("hidden states of all training blocks, in $HF_DATASETS_CACHE", stored)
+    elif plan.cached_states:
         table.add_row("hidden states of all training blocks, if cached", size(plan.cached_states))
     return table

@@ -49,6 +49,8 @@ class StepShape:
         accumulates: gradients of earlier micro-batches are there while one runs.
         autocast: dtype of mixed precision, or None.
         device_type: "cuda" or "cpu", whose attention kernel is assumed.
+        stored: dtype of hidden states that are read in place of running the backbone; None where it runs.
+        micro_batches: of one update; their stored states lie on the device together.
     """
 
     batch: int
@@ -57,6 +59,8 @@ class StepShape:
     accumulates: bool
     autocast: torch.dtype | None
     device_type: str
+    stored: torch.dtype | None = None
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +71,15 @@ class Step:
         training: the moments of a micro-batch that could be its peak; which one is depends on the engine.
         evaluating: those of an evaluation batch; it has no gradients.
         flops: of forward, loss and backward of one micro-batch.
+        storing: those of the pass that stores the hidden states of a micro-batch; none where nothing is stored.
+        storing_flops: of that pass over one block.
     """
 
     training: list[Moment]
     evaluating: list[Moment]
     flops: int
+    storing: list[Moment]
+    storing_flops: int
 
 
 def trace_step(model: TrainedModel, shape: StepShape) -> Step:
@@ -79,10 +87,11 @@ def trace_step(model: TrainedModel, shape: StepShape) -> Step:
     mode = FakeTensorMode()
     make_fake(model, mode)
     with mode, attention_kernel(shape.device_type), chunks_of(shape.device_type), all_supervised():
+        storing_flops, storing = trace_storing(model, shape) if shape.stored else (0, [])
         flops, training = trace_training(model, shape)
         model.zero_grad()
         evaluating = trace_evaluation(model, shape) if shape.eval_batch else []
-    return Step(training=training, evaluating=evaluating, flops=flops)
+    return Step(training=training, evaluating=evaluating, flops=flops, storing=storing, storing_flops=storing_flops)
 
 
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
@@ -101,13 +110,27 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
                 tensors[name] = seen[id(tensor)][1]
 
 
+@torch.no_grad()
+def trace_storing(model: TrainedModel, shape: StepShape) -> tuple[int, list[Moment]]:
+    """The backbone's one pass over a micro-batch, as `train.hidden_states` makes it; its FLOPs are of one block."""
+    model.train()
+    with watching(model) as live:
+        batch = a_batch(shape.batch, shape.block_size)
+        with torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None):
+            model.hidden_states(batch["input_ids"], batch["document_ids"])
+        return live.flops // shape.batch, live.frontier
+
+
 def trace_training(model: TrainedModel, shape: StepShape) -> tuple[int, list[Moment]]:
     model.train()
     with watching(model) as live:
+        states = stored_states(model, shape)
         for _ in range(2 if shape.accumulates else 1):
             live.flops = 0
+            batch = a_batch(shape.batch, shape.block_size) | {name: t[0] for name, t in states.items()}
             with torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None):
-                out = model(**a_batch(shape.batch, shape.block_size), counts_K=torch.ones(len(model.shifts)))
+                out = model(**batch, counts_K=torch.ones(len(model.shifts)))
+            del batch
             with live.making(BACKWARD):
                 out["loss"].backward()
             del out
@@ -142,16 +165,30 @@ def a_batch(batch: int, block_size: int) -> dict[str, Tensor]:
     }
 
 
+def stored_states(model: TrainedModel, shape: StepShape) -> dict[str, Tensor]:
+    """(micro-batches, B, taps, T, D) where states are stored: the Trainer holds all micro-batches of an update."""
+    if shape.stored is None:
+        return {}
+    assert model.token_heads is not None, "the config's check refuses this"
+    taps, width = len(model.token_heads.taps), model.backbone.hidden_size
+    size = (shape.micro_batches, shape.batch, taps, shape.block_size, width)
+    return {"hidden_states": torch.zeros(size, dtype=shape.stored)}
+
+
 @contextlib.contextmanager
 def watching(model: TrainedModel) -> Iterator[LiveTensors]:
     """Count under the names of parts: before, in and after the backbone's forward, in the loss, gradients kept."""
     live = LiveTensors()
 
-    one_pass = train.losses.one_pass
+    one_pass, gate = train.losses.one_pass, train.model.gate
 
     def loss(*args: Any, **kwargs: Any) -> Tensor:
         with live.making(LOSS):
             return one_pass(*args, **kwargs)
+
+    def behind_taps(*args: Any, **kwargs: Any) -> Tensor:
+        live.part = HEADS  # of stored states too, where the backbone neither begins nor ends
+        return gate(*args, **kwargs)
 
     def begin(*_: Any) -> None:
         live.part = BACKBONE
@@ -168,7 +205,8 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
     for buffer in model.buffers():
         live.label(buffer, FROZEN)
     try:
-        with live, live.making(INPUTS), patch.object(train.losses, "one_pass", loss):
+        replaced = patch.object(train.losses, "one_pass", loss), patch.object(train.model, "gate", behind_taps)
+        with live, live.making(INPUTS), replaced[0], replaced[1]:
             yield live
     finally:
         for handle in handles:
