@@ -106,7 +106,7 @@ def after_norm(part: Part) -> Part:
     values = {name: gate(tensor, scale) for (name, tensor), scale in zip(tensors, gates, strict=True)}
     # A shallow copy, called by `forward`: engines hang hooks on modules and look there for weights of their own.
     module = copy.copy(norm)
-    module.__dict__["_parameters"] = norm._parameters | values
+    module.__dict__["_parameters"] = dict.fromkeys(norm._parameters) | values
     hidden_RD = module.forward(hidden_RD.to(part.projection.weight.dtype))
     return replace(part, projection=part.projection.without_norm(), hidden_RD=hidden_RD)
 
