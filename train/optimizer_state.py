@@ -51,7 +51,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
         known = {f"{name}/{key}" for name, _ in named for key in (*MOMENTS, "step")}
         if wrong := set(tensors) - known:
             raise RuntimeError(f"the optimizer's state is of other weights: {', '.join(sorted(wrong)[:3])}")
-        start_state(base)
+        start_state(optimizer)
         link_states(optimizer)
         for name, parameter in named:
             for key in (*MOMENTS, "step"):
@@ -114,15 +114,24 @@ def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor
         yield key, value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def start_state(base: Any) -> None:
+def start_state(optimizer: Any) -> None:
     """Empty moments for every parameter or shard, as the first step would make them; `step` is 0."""
-    for group in base.param_groups:
-        for parameter in group["params"]:
-            state = base.state[parameter]
-            for key in MOMENTS:
-                state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            on_device = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
-            state["step"] = torch.zeros((), dtype=torch.float32, device=on_device)
+    base = base_optimizer(optimizer)
+    for parameter in stepped_tensors(optimizer):
+        state = base.state[parameter]
+        for key in MOMENTS:
+            state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        on_device = parameter.device if base.defaults.get("fused") else torch.device("cpu")
+        state["step"] = torch.zeros((), dtype=torch.float32, device=on_device)
+
+
+def stepped_tensors(optimizer: Any) -> list[Tensor]:
+    """What AdamW steps: parameters, or flat shards. ZeRO-3 hands its shards to the groups only while it steps."""
+    while optimizer is not None:
+        if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+            return list(optimizer.fp32_partitioned_groups_flat)
+        last, optimizer = optimizer, getattr(optimizer, "optimizer", None)
+    return [parameter for group in last.param_groups for parameter in group["params"]]
 
 
 def write_state(parameter: nn.Parameter, base: Any, key: str, value: Tensor) -> None:

@@ -49,8 +49,13 @@ def test_two_processes_train_what_one_trains(comparison, engine, case):
 
 
 @with_gloo
-def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison):
-    assert comparison.goes_on("dynamo, three rates", "fsdp2", TWO, "single", ONE) <= TOLERANCE
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(("fsdp2", TWO), ("single", ONE)), pytest.param(("single", ONE), ("zero3", TWO), marks=with_deepspeed)],
+    ids=["fsdp2-single", "single-zero3"],
+)
+def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison, before, after):
+    assert comparison.goes_on("dynamo, three rates", *before, *after) <= TOLERANCE
 
 
 @with_gloo
