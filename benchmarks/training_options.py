@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from train.trainer import collate
 ROOT = Path(__file__).resolve().parent.parent
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16, from the makers' data sheets."""
+DEMO_SHAPE = Workload(family="medusa", unembedding="shared", vocab=2048, width=192, layers=8, batch=16)
 ONE_BILLION = Workload(
     family="grounded", unembedding="shared", vocab=128_256, width=2048, layers=16, batch=8, length=2048
 )
@@ -48,13 +49,23 @@ ONE_BILLION = Workload(
 def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
     """Decoder layers as they are and compiled, taking turns: a frozen backbone's forward, a trained one's step."""
     torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
-    workload = WORKLOADS[0]
+    table = Table(title="torch.compile")
+    for name in ("backbone", "part", "as it is", "compiled", "ratio", "compiling took"):
+        table.add_column(name, justify="left" if name in ("backbone", "part") else "right")
     rows = []
-    table = Table(
-        title=f"torch.compile: {workload.layers} layers of width {workload.width}, {workload.tokens:,} tokens"
-    )
-    for name in ("part", "as it is", "compiled", "ratio", "compiling took"):
-        table.add_column(name, justify="left" if name == "part" else "right")
+    for workload in (DEMO_SHAPE, WORKLOADS[0]):
+        for row in compile_rows(workload, rounds):
+            rows.append(row)
+            cells = [f"{1000 * row[kind]:,.0f} ms" for kind in ("plain", "compiled")]
+            table.add_row(
+                row["backbone"], row["part"], *cells, f"{row['ratio']:.2f}", f"{row['compile_seconds']:.0f} s"
+            )
+    console.print(table)
+    return rows
+
+
+def compile_rows(workload: Workload, rounds: int) -> Iterator[dict[str, Any]]:
+    """One backbone's parts."""
     kinds: dict[str, tuple[bool, Callable[[TrainedModel, dict[str, Tensor]], Callable[[], Any]]]] = {
         "frozen backbone, forward": (False, without_autograd),
         "backbone and heads trained, whole step": (True, our_step),
@@ -62,17 +73,19 @@ def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
     for name, (trains, make) in kinds.items():
         batch = workload.data()
         plain, compiled = (workload.build(trains_backbone=trains) for _ in range(2))
+        torch._dynamo.reset()  # type: ignore[no-untyped-call]
         compile_layers(compiled)
         steps = {"plain": make(plain, batch), "compiled": make(compiled, batch)}
         first = seconds_of(steps["compiled"])
         found = take_turns(steps, rounds)
         seconds = {kind: statistics.median(values) for kind, values in found.items()}
-        ratio = statistics.median(a / b for a, b in zip(found["plain"], found["compiled"], strict=True))
-        rows.append({"part": name, **seconds, "ratio": ratio, "compile_seconds": first - seconds["compiled"]})
-        cells = [f"{1000 * seconds[kind]:,.0f} ms" for kind in ("plain", "compiled")]
-        table.add_row(name, *cells, f"{ratio:.2f}", f"{rows[-1]['compile_seconds']:.0f} s")
-    console.print(table)
-    return rows
+        yield {
+            "backbone": f"{workload.layers} layers of {workload.width}, {workload.tokens:,} tokens",
+            "part": name,
+            **seconds,
+            "ratio": statistics.median(a / b for a, b in zip(found["plain"], found["compiled"], strict=True)),
+            "compile_seconds": first - seconds["compiled"],
+        }
 
 
 def without_autograd(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], Any]:
