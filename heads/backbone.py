@@ -94,6 +94,16 @@ class BackboneState:
     positions_BS: Tensor
     next_position_B: Tensor
 
+    def keep_rows(self, rows_R: Tensor) -> BackboneState:
+        """The state of some rows; the cache lets go of the others."""
+        self.cache.keep_rows(rows_R)
+        return BackboneState(
+            cache=self.cache,
+            valid_BS=self.valid_BS[rows_R],
+            positions_BS=self.positions_BS[rows_R],
+            next_position_B=self.next_position_B[rows_R],
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:

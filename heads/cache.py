@@ -21,6 +21,8 @@ class TreeCacheLayer(DynamicLayer):
     """Keys and values of one layer: `length` committed slots, `pending` written by the last pass."""
 
     is_initialized: bool
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -43,6 +45,11 @@ class TreeCacheLayer(DynamicLayer):
                 buffer[..., self.length : self.length + num_slots, :] = _gather_slots(pending, slots_BA)
         self.length += num_slots
         self.pending = 0
+
+    def keep_rows(self, rows_R: Tensor) -> None:
+        """Let go of all rows but these."""
+        rows_R = rows_R.to(self.keys.device)
+        self.keys, self.values = self.keys[rows_R], self.values[rows_R]
 
     def get_seq_length(self) -> int:
         return self.length
@@ -68,6 +75,10 @@ class TreeCache(Cache):
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
         for layer in self.layers:
             layer.commit(slots_BA, num_slots)
+
+    def keep_rows(self, rows_R: Tensor) -> None:
+        for layer in self.layers:
+            layer.keep_rows(rows_R)
 
 
 def _buffer(like_BHSD: Tensor, end: int) -> Tensor:

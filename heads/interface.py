@@ -131,6 +131,10 @@ class TokenHeads(nn.Module):
         """The family's state after a pass: `plan` says which of the pass's N slots were kept. First state: None."""
 
     @abstractmethod
+    def keep_rows(self, state: Any, rows_R: Tensor) -> Any:
+        """The state of some rows of the batch; the others have ended."""
+
+    @abstractmethod
     def first_level(self, state: Any) -> Any:
         """The level above the root: one entry a row, from the last committed position."""
 
@@ -173,6 +177,9 @@ class PositionWiseHeads(TokenHeads):
         if state is None:
             return kept_BD
         return torch.where(plan.valid_BA.any(dim=1)[:, None], kept_BD, state)  # a finished row keeps its state
+
+    def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
+        return state[rows_R]
 
     def first_level(self, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)

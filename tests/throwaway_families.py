@@ -77,6 +77,14 @@ class KvHeads(TokenHeads):
         valid_BS = torch.cat([state.valid_BS, plan.valid_BA], dim=1)
         return KvState(caches=state.caches, valid_BS=valid_BS, positions_BS=positions_BS, newest=newest)
 
+    def keep_rows(self, state: KvState, rows_R: Tensor) -> KvState:
+        for cache in state.caches:
+            cache.keep_rows(rows_R)
+        newest = [newest_BD[rows_R] for newest_BD in state.newest]
+        return KvState(
+            caches=state.caches, valid_BS=state.valid_BS[rows_R], positions_BS=state.positions_BS[rows_R], newest=newest
+        )
+
     def first_level(self, state: KvState) -> list[Tensor]:
         return state.newest
 
@@ -112,6 +120,9 @@ class OwnOutputHeads(TokenHeads):
     def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
         kept_BD = plan.last(plan.select(taps["final"]))
         return kept_BD if state is None else torch.where(plan.valid_BA.any(dim=1)[:, None], kept_BD, state)
+
+    def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
+        return state[rows_R]
 
     def first_level(self, state: Tensor) -> Tensor:
         return state

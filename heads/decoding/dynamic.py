@@ -26,9 +26,8 @@ from heads.decoding.joint import (
     decide,
     largest_side,
 )
-from heads.decoding.request import Request, Row, check_positions, read_request, refuse_unknown
+from heads.decoding.request import Request, Row, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.stats import DecodingOutput, DecodingStats
-from heads.decoding.tree_decoding import read_valid
 from heads.interface import TokenHeads
 from heads.ngrams import NgramTable
 

@@ -3,7 +3,7 @@
 Processors and stopping criteria are Hugging Face's own objects. They are called once for every emitted token, in order,
 with that token's own prefix, just as plain generation calls them for a batch of one.
 """
-# B batch, L length so far, V vocabulary
+# B batch, T prompt position, L length so far, V vocabulary
 
 from __future__ import annotations
 
@@ -124,6 +124,21 @@ def read_request(
         keep_logits=bool(config.output_logits and config.return_dict_in_generate),
         as_dict=bool(config.return_dict_in_generate),
     )
+
+
+def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which prompt tokens are real. Padding lies on the left; elsewhere a row could not go on from its last token."""
+    if attention_mask is None:
+        return torch.ones_like(input_ids_BT, dtype=torch.bool)
+    valid_BT = attention_mask.to(input_ids_BT.device).bool()
+    if valid_BT.shape != input_ids_BT.shape or not bool(
+        (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
+    ):
+        raise ValueError(
+            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} "
+            f"and have its zeros on the left only; tokenize with padding_side='left'."
+        )
+    return valid_BT
 
 
 def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:

@@ -3,7 +3,7 @@
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
 distribution after all logits processors (heads/decoding/acceptance.py has the rule).
 """
-# B batch, T prompt position, N tree node, V vocabulary
+# B batch, N tree node
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from heads.backbone import Backbone, BackboneState, CommitPlan, Pass
-from heads.decoding.acceptance import best_at_nodes, walk
+from heads.backbone import CommitPlan, Pass, Tap
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
-from heads.decoding.request import Request, Row, check_positions, read_request, refuse_unknown
-from heads.decoding.stats import DecodingOutput, DecodingStats
-from heads.decoding.tree import TYPICAL_ACCURACY, Shape, Tree, grow_tree, read_tree
+from heads.decoding.loop import Proposal, Run
+from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.rules import ExactRule
+from heads.decoding.stats import DecodingOutput
+from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree, read_tree
 from heads.interface import TokenHeads
-from heads.projection import Projection
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
 
@@ -56,6 +56,7 @@ class TreeDecoding:
         self.tree = choose_tree(token_heads, tree)
         self.generator = generator
         self.lookup = check_lookup(lookup)
+        self.rule = ExactRule()
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
         self._chains: dict[torch.device, ChainIndex] = {}
 
@@ -79,7 +80,11 @@ class TreeDecoding:
         refuse_unknown(model, model_kwargs)
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
         check_positions(model_kwargs.get("position_ids"), valid_BT)
-        return Run(self, request, streamer).decode(input_ids, valid_BT)
+        drafter = HeadsDrafter(self)
+        max_depth = max(self.tree.depth, self.lookup)
+        return Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth).decode(
+            input_ids, valid_BT
+        )
 
     def index(self, batch: int, device: torch.device, *, chained: bool) -> TreeIndex:
         """The tree's indices for a batch size, with or without the looked-up chain; kept from call to call."""
@@ -96,61 +101,27 @@ class TreeDecoding:
         return self._chains[device]
 
 
-class Run:
-    """One `generate` call."""
+class HeadsDrafter:
+    """Heads fill a tree, and a looked-up chain stands beside it, for one `generate` call."""
 
-    def __init__(self, decoding: TreeDecoding, request: Request, streamer: Any) -> None:
+    def __init__(self, decoding: TreeDecoding) -> None:
         self.decoding = decoding
         self.token_heads = decoding.token_heads
-        self.backbone: Backbone = self.token_heads.backbone
-        self.request = request
-        self.streamer = streamer
-        self.stats = DecodingStats(accepted_per_depth=[0] * max(decoding.tree.depth, decoding.lookup))
-        self.lookups: list[Lookup] = []
+        self.projections = [self.token_heads.projection(k) for k in range(1, self.token_heads.num_heads + 1)]
+        self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
+        self.state: Any = None
 
-    @torch.no_grad()
-    def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
-        rows = [
-            Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
-            for b, tokens in enumerate(tokens_BT.tolist())
-        ]
-        projections = [self.token_heads.projection(k) for k in range(1, self.token_heads.num_heads + 1)]
+    @property
+    def taps(self) -> Sequence[Tap]:
+        return self.token_heads.taps
+
+    def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
+        self.commit(output, plan)
         if self.decoding.lookup:
-            self.lookups = [Lookup(self.decoding.lookup) for _ in rows]
-        state, heads_state = self.prefill(rows, tokens_BT, valid_BT)
-        while not all(row.done for row in rows):
-            with self.stats.time("draft"):
-                tokens_BN, index = self.propose(rows, heads_state, projections)
-            with self.stats.time("verify"):
-                depths = self.depths(rows, index)
-                output = self.backbone.verify(state, tokens_BN, depths, index.sees_NN, self.token_heads.taps)
-                logits_BNV = self.backbone.logits(output.final_BND)
-            with self.stats.time("accept"):
-                paths = self.accept(rows, index.shape, tokens_BN, logits_BNV)
-            with self.stats.time("commit"):
-                plan = CommitPlan.from_paths(paths, tokens_BT.device)
-                state, heads_state = self.commit(state, heads_state, output, plan)
-        return self.finish(rows)
+            self.lookups = {row.index: Lookup(self.decoding.lookup) for row in rows}
 
-    def prefill(self, rows: list[Row], tokens_BT: Tensor, valid_BT: Tensor) -> tuple[BackboneState, Any]:
-        """The prompt's pass; it emits each row's first token."""
-        with self.stats.time("prefill"):
-            state, output = self.backbone.prefill(tokens_BT, valid_BT, self.token_heads.taps)
-            last_logits_BV = self.backbone.logits(output.final_BND[:, -1])
-            heads_state = self.token_heads.commit(
-                None, output.tokens_BN, output.taps, output.positions_BN, CommitPlan.whole(valid_BT)
-            )
-            self.stats.drafted = [[] for _ in rows]
-            self.stats.count_pass(len(rows))
-            for b, row in enumerate(rows):
-                row.emit(row.choose(last_logits_BV[b]))
-                self.record(b, row, num_tokens=1, num_drafted=0)
-        return state, heads_state
-
-    def propose(
-        self, rows: list[Row], heads_state: Any, projections: list[Projection]
-    ) -> tuple[Tensor, TreeIndex | ChainIndex]:
-        """The nodes' tokens (B, N) and the shape they form: the heads' tree, and a chain where one was looked up.
+    def propose(self, rows: list[Row]) -> Proposal:
+        """The heads' tree, and a chain where one was looked up.
 
         While every row copies, the heads are not asked: their drafting would be time for nothing.
         """
@@ -162,93 +133,28 @@ class Run:
             index, tokens_BN = self.decoding.chain_index(device), root_B[:, None]
         else:
             index = self.decoding.index(len(rows), device, chained=chains is not None)
-            tokens_BN = draft(self.token_heads, projections, heads_state, root_B, index)
+            tokens_BN = draft(self.token_heads, self.projections, self.state, root_B, index)
         if chains is not None:
             tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=device)], dim=1)
-        return tokens_BN, index
+        shapes = [index.shape] * len(rows)
+        return Proposal(tokens_BN=tokens_BN, depth=index.depth_N, sees=index.sees_NN, shapes=shapes)
 
     def look_up(self, rows: list[Row]) -> list[list[int]] | None:
         """A chain for each row; None where no row's last tokens have been there before."""
-        found = [lookup.propose(row.tokens) for lookup, row in zip(self.lookups, rows, strict=False)]
+        found = [self.lookups[row.index].propose(row.tokens) for row in rows] if self.lookups else []
         if not any(found):
             return None
         return [chain or [0] * self.decoding.lookup for chain in found]
 
     def copying(self, rows: list[Row]) -> bool:
-        """Every row that goes on copies, and what is copied reaches further than the heads could."""
-        return self.decoding.lookup > self.decoding.tree.depth and all(
-            row.done or lookup.copying for lookup, row in zip(self.lookups, rows, strict=True)
-        )
+        """Every row copies, and what is copied reaches further than the heads could."""
+        return self.decoding.lookup > self.decoding.tree.depth and all(self.lookups[row.index].copying for row in rows)
 
-    def depths(self, rows: list[Row], index: TreeIndex | ChainIndex) -> Tensor:
-        """Depths of the nodes: (N,), and near the end (B, N) with those cut that lie behind the text's last token.
+    def commit(self, output: Pass, plan: CommitPlan) -> None:
+        self.state = self.token_heads.commit(self.state, output.tokens_BN, output.taps, output.positions_BN, plan)
 
-        Such nodes are never reached, but a backbone may have no position for them.
-        """
-        room = [self.request.max_length - 1 - len(row.tokens) for row in rows]
-        if min(room) >= index.shape.depth:
-            return index.depth_N
-        return index.depth_N.minimum(torch.tensor(room, device=index.depth_N.device)[:, None])
-
-    def accept(self, rows: list[Row], shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> list[list[int]]:
-        """Walk each row's tree and emit what the backbone chooses; the nodes that stay, none of a row that ended."""
-        self.stats.count_pass(sum(not row.done for row in rows))
-        tokens = tokens_BN.tolist()
-        best = best_at_nodes(logits_BNV) if self.request.judges_all_nodes_at_once else None
-        return [
-            []
-            if row.done
-            else self.accept_row(b, row, shape, tokens[b], logits_BNV[b], None if best is None else best[b])
-            for b, row in enumerate(rows)
-        ]
-
-    def accept_row(
-        self, b: int, row: Row, shape: Shape, tokens: list[int], logits_NV: Tensor, best: list[int] | None
-    ) -> list[int]:
-        def choose_at(node: int) -> int:
-            token = best[node] if best is not None else row.choose(logits_NV[node])
-            row.emit(token)
-            return token
-
-        before = len(row.tokens)
-        path = walk(shape, tokens, choose_at, lambda: row.done)
-        self.record(b, row, num_tokens=len(row.tokens) - before, num_drafted=len(path) - 1)
-        return path
-
-    def commit(
-        self, state: BackboneState, heads_state: Any, output: Pass, plan: CommitPlan
-    ) -> tuple[BackboneState, Any]:
-        """Keep the accepted paths in the backbone's cache and in the family's state."""
-        heads_state = self.token_heads.commit(heads_state, output.tokens_BN, output.taps, output.positions_BN, plan)
-        return self.backbone.commit(state, output, plan), heads_state
-
-    def record(self, b: int, row: Row, *, num_tokens: int, num_drafted: int) -> None:
-        """Count what a pass emitted for a row, and stream it; drafted tokens come first."""
-        drafted = [i < num_drafted for i in range(num_tokens)]
-        self.stats.count_tokens(b, drafted)
-        if self.streamer is None:
-            return
-        tokens = torch.tensor(row.tokens[-num_tokens:])
-        if hasattr(self.streamer, "put_drafted"):
-            self.streamer.put_drafted(tokens, drafted)
-        else:
-            self.streamer.put(tokens)
-
-    def finish(self, rows: list[Row]) -> Tensor | DecodingOutput:
-        """Fill up rows that ended early and return what was asked for."""
-        if self.streamer is not None:
-            self.streamer.end()
-        longest = max(len(row.tokens) for row in rows)
-        padded = [row.tokens + [self.request.pad_token] * (longest - len(row.tokens)) for row in rows]
-        sequences_BL = torch.tensor(padded, device=rows[0].device)
-        if not self.request.as_dict:
-            return sequences_BL
-        return DecodingOutput(
-            stats=self.stats,
-            sequences=sequences_BL,
-            scores=tuple(rows[0].scores) or None,
-            logits=tuple(rows[0].logits) or None,
-        )
+    def keep_rows(self, rows_R: Tensor) -> None:
+        self.state = self.token_heads.keep_rows(self.state, rows_R)
 
 
 def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | str | Path | int | None) -> Tree:
@@ -282,18 +188,3 @@ def default_nodes(device: torch.device) -> int:
     of its own.
     """
     return DEFAULT_NODES_ON_CPU if device.type == "cpu" else DEFAULT_NODES
-
-
-def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which prompt tokens are real. Padding lies on the left; elsewhere a row could not go on from its last token."""
-    if attention_mask is None:
-        return torch.ones_like(input_ids_BT, dtype=torch.bool)
-    valid_BT = attention_mask.to(input_ids_BT.device).bool()
-    if valid_BT.shape != input_ids_BT.shape or not bool(
-        (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
-    ):
-        raise ValueError(
-            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} "
-            f"and have its zeros on the left only; tokenize with padding_side='left'."
-        )
-    return valid_BT

@@ -151,6 +151,15 @@ class Heads(TokenHeads):
         valid_BS = torch.cat([state.valid_BS, plan.valid_BA], dim=1)
         return State(cache=state.cache, valid_BS=valid_BS, positions_BS=positions_BS, newest=newest)
 
+    def keep_rows(self, state: State, rows_R: Tensor) -> State:
+        state.cache.keep_rows(rows_R)
+        return State(
+            cache=state.cache,
+            valid_BS=state.valid_BS[rows_R],
+            positions_BS=state.positions_BS[rows_R],
+            newest=[newest_BD[rows_R] for newest_BD in state.newest],
+        )
+
     def first_level(self, state: State) -> list[Tensor]:
         return state.newest
 

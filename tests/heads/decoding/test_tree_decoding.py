@@ -30,7 +30,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 
 import heads
 from heads.backbone import Backbone
-from heads.decoding import tree_decoding
+from heads.decoding import rules, tree_decoding
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.request import refuse_unknown
 from heads.decoding.stats import DecodingStats
@@ -86,7 +86,7 @@ def check_stats(stats: DecodingStats, sequences: Tensor, prompt_length: int, pad
 def test_greedy_text_is_generates_on_every_architecture(family, lookup, monkeypatch):
     taken: collections.Counter[tuple[int, ...]] = collections.Counter()
     chains_followed = 0
-    plain_walk = tree_decoding.walk
+    plain_walk = rules.walk
 
     def counting_walk(shape, *arguments):
         nonlocal chains_followed
@@ -97,7 +97,7 @@ def test_greedy_text_is_generates_on_every_architecture(family, lookup, monkeypa
             chains_followed += 1
         return path
 
-    monkeypatch.setattr(tree_decoding, "walk", counting_walk)
+    monkeypatch.setattr(rules, "walk", counting_walk)
     prompts = [PROMPT, random_tokens(1, 1, seed=1), random_tokens(1, 17, seed=2)]
     for name in (*ARCHITECTURES, "mistral_windowed", "gemma3"):
         model, decoding = decoding_of(family, name, lookup=lookup)

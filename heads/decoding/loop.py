@@ -1,0 +1,203 @@
+"""The one loop of every lossless decoder: propose, verify in one pass of the backbone, accept, commit.
+
+    while not done:
+        proposal = drafter.propose(rows)             a token tree or chain for each row, from heads or a draft model
+        logits_BNV = backbone.verify(proposal)       one pass
+        paths = rule.accept(row, nodes)              emits tokens, says which nodes stay
+        backbone.commit, drafter.commit              one plan for all caches
+        rows that ended leave the batch
+
+Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
+distribution after all logits processors, unless the rule says that it is lossy (heads/decoding/rules.py).
+"""
+# B row that still runs, T prompt position, N node, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from heads.backbone import Backbone, BackboneState, CommitPlan, Pass, Tap
+from heads.decoding.acceptance import best_at_nodes
+from heads.decoding.request import Request, Row
+from heads.decoding.rules import Nodes, Rule
+from heads.decoding.stats import DecodingOutput, DecodingStats
+from heads.decoding.tree import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What one pass verifies, the root of each row first.
+
+    Attributes:
+        tokens_BN: each node's token; the root's is the row's newest, which the backbone has not read yet.
+        depth: (N,) or, where rows differ, (B, N).
+        sees: (N, N) or (B, N, N): True where a node sees another, itself and its ancestors.
+        shapes: each row's nodes; rows may share one object.
+        q_BNV: where drafts were sampled: the distribution that a node's children were drawn from, in the order of the
+            children; None where they are the proposer's best candidates.
+    """
+
+    tokens_BN: Tensor
+    depth: Tensor
+    sees: Tensor
+    shapes: Sequence[Shape]
+    q_BNV: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens and keeps its own state in step with the backbone's."""
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """Hidden states of the backbone that `begin` and `commit` are given."""
+        ...
+
+    def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
+        """After a pass over prompt tokens; `rows` are those of the batch, before their first emitted token."""
+        ...
+
+    def propose(self, rows: list[Row]) -> Proposal:
+        """For each running row what to verify next."""
+        ...
+
+    def commit(self, output: Pass, plan: CommitPlan) -> None:
+        """Keep what the backbone keeps of the pass."""
+        ...
+
+    def keep_rows(self, rows_R: Tensor) -> None:
+        """The other rows have ended and leave the batch."""
+        ...
+
+
+class Run:
+    """One `generate` call.
+
+    Args:
+        max_depth: the deepest node that the drafter may propose.
+    """
+
+    def __init__(
+        self, backbone: Backbone, drafter: Drafter, rule: Rule, request: Request, streamer: Any, max_depth: int
+    ) -> None:
+        self.backbone = backbone
+        self.drafter = drafter
+        self.rule = rule
+        self.request = request
+        self.streamer = streamer
+        self.stats = DecodingStats(accepted_per_depth=[0] * max_depth)
+
+    @torch.no_grad()
+    def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
+        rows = [
+            Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
+            for b, tokens in enumerate(tokens_BT.tolist())
+        ]
+        state = self.prefill(rows, tokens_BT, valid_BT)
+        state, running = self.drop_ended(state, rows)
+        while running:
+            with self.stats.time("draft"):
+                proposal = self.drafter.propose(running)
+            with self.stats.time("verify"):
+                output, logits_BNV = self.verify(state, running, proposal)
+            with self.stats.time("accept"):
+                paths = self.accept(running, proposal, logits_BNV)
+            with self.stats.time("commit"):
+                state = self.commit(state, output, paths)
+                state, running = self.drop_ended(state, running)
+        return self.finish(rows)
+
+    def prefill(self, rows: list[Row], tokens_BT: Tensor, valid_BT: Tensor) -> BackboneState:
+        """The prompt's pass; it emits each row's first token."""
+        with self.stats.time("prefill"):
+            state, output = self.backbone.prefill(tokens_BT, valid_BT, self.drafter.taps)
+            last_logits_BV = self.backbone.logits(output.final_BND[:, -1])
+            self.drafter.begin(output, CommitPlan.whole(valid_BT), rows)
+            self.stats.drafted = [[] for _ in rows]
+            self.stats.count_pass(len(rows))
+            for row, logits_V in zip(rows, last_logits_BV, strict=True):
+                row.emit(row.choose(logits_V))
+                self.record(row, num_tokens=1, num_drafted=0)
+        return state
+
+    def verify(self, state: BackboneState, running: list[Row], proposal: Proposal) -> tuple[Pass, Tensor]:
+        depth = self.within_text(running, proposal)
+        output = self.backbone.verify(state, proposal.tokens_BN, depth, proposal.sees, self.drafter.taps)
+        return output, self.backbone.logits(output.final_BND)
+
+    def within_text(self, running: list[Row], proposal: Proposal) -> Tensor:
+        """The nodes' depths; near the end those are cut that lie behind the text's last token.
+
+        Such nodes are never reached, but a backbone may have no position for them.
+        """
+        room = [self.request.max_length - 1 - len(row.tokens) for row in running]
+        if min(room) >= max(shape.depth for shape in proposal.shapes):
+            return proposal.depth
+        return proposal.depth.minimum(torch.tensor(room, device=proposal.depth.device)[:, None])
+
+    def accept(self, running: list[Row], proposal: Proposal, logits_BNV: Tensor) -> list[list[int]]:
+        """Walk each row's nodes and emit what the rule chooses; the nodes that stay."""
+        self.stats.count_pass(len(running))
+        tokens = proposal.tokens_BN.tolist()
+        at_once = self.rule.takes_best and self.request.judges_all_nodes_at_once
+        best = best_at_nodes(logits_BNV) if at_once else [None] * len(running)
+        paths = []
+        for b, row in enumerate(running):
+            nodes = Nodes(
+                shape=proposal.shapes[b],
+                tokens=tokens[b],
+                logits_NV=logits_BNV[b],
+                best=best[b],
+                q_NV=None if proposal.q_BNV is None else proposal.q_BNV[b],
+            )
+            before = len(row.tokens)
+            paths.append(self.rule.accept(row, nodes))
+            self.record(row, num_tokens=len(row.tokens) - before, num_drafted=len(paths[-1]) - 1)
+        return paths
+
+    def commit(self, state: BackboneState, output: Pass, paths: list[list[int]]) -> BackboneState:
+        """Keep the accepted paths in the backbone's cache and in the drafter's state."""
+        plan = CommitPlan.from_paths(paths, output.tokens_BN.device)
+        self.drafter.commit(output, plan)
+        return self.backbone.commit(state, output, plan)
+
+    def drop_ended(self, state: BackboneState, rows: list[Row]) -> tuple[BackboneState, list[Row]]:
+        """Rows that ended leave the batch and cost nothing from then on."""
+        kept = [b for b, row in enumerate(rows) if not row.done]
+        if 0 < len(kept) < len(rows):
+            rows_R = torch.tensor(kept, device=rows[0].device)
+            state = state.keep_rows(rows_R)
+            self.drafter.keep_rows(rows_R)
+        return state, [rows[b] for b in kept]
+
+    def record(self, row: Row, *, num_tokens: int, num_drafted: int) -> None:
+        """Count what a pass emitted for a row, and stream it; drafted tokens come first."""
+        drafted = [i < num_drafted for i in range(num_tokens)]
+        self.stats.count_tokens(row.index, drafted)
+        if self.streamer is None:
+            return
+        tokens = torch.tensor(row.tokens[-num_tokens:])
+        if hasattr(self.streamer, "put_drafted"):
+            self.streamer.put_drafted(tokens, drafted)
+        else:
+            self.streamer.put(tokens)
+
+    def finish(self, rows: list[Row]) -> Tensor | DecodingOutput:
+        """Fill up rows that ended early and return what was asked for."""
+        if self.streamer is not None:
+            self.streamer.end()
+        longest = max(len(row.tokens) for row in rows)
+        padded = [row.tokens + [self.request.pad_token] * (longest - len(row.tokens)) for row in rows]
+        sequences_BL = torch.tensor(padded, device=rows[0].device)
+        if not self.request.as_dict:
+            return sequences_BL
+        return DecodingOutput(
+            stats=self.stats,
+            sequences=sequences_BL,
+            scores=tuple(rows[0].scores) or None,
+            logits=tuple(rows[0].logits) or None,
+        )
