@@ -154,7 +154,7 @@ def sections(text: str) -> dict[str, str]:
 def write_results(new: dict[str, str]) -> None:
     old = sections(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     head = "# Results\nWritten by `make verify` (`python -m benchmarks.verify`), never by hand.\n\n"
-    RESULTS.write_text(head + "\n".join((old | new).values()), encoding="utf-8")
+    RESULTS.write_text(head + "\n".join(part.strip() + "\n" for part in (old | new).values()), encoding="utf-8")
 
 
 def main() -> None:
