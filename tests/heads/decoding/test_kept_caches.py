@@ -6,39 +6,20 @@ excused. That caches are used at all is counted: by the tokens that the backbone
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from reading import reads
 from throwaway_families import FAMILIES, fitted_heads
 from tiny import PAD, left_padded, random_tokens
 from torch import Tensor
 
 import heads
-from heads.backbone import Backbone
 
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD, "do_sample": False}
 ANY_DEPTH = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
 NAMES = ["llama", "codegen", "mistral_windowed", "gemma3"]
-
-
-@contextlib.contextmanager
-def reads(backbone: Backbone) -> Iterator[list[int]]:
-    """The number of tokens of each pass."""
-    seen: list[int] = []
-    forward = backbone.forward
-
-    def counted(tokens_BT: Tensor, **inputs: Any) -> Any:
-        seen.append(tokens_BT.shape[1])
-        return forward(tokens_BT, **inputs)
-
-    backbone.forward = counted  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        del backbone.forward
 
 
 def say(decoding: Any, tokens: Tensor, **options: Any) -> Any:
@@ -147,18 +128,10 @@ def test_a_call_that_was_stopped_leaves_nothing_behind():
     decoding = heads.TreeDecoding(fitted_heads("kv", "llama"), ANY_DEPTH, keep_caches=True)
     text = random_tokens(1, 9, seed=55)
     longer = torch.cat([say(decoding, text).sequences, random_tokens(1, 3, seed=56)], dim=1)
+    model = decoding.token_heads.backbone.model
+    asked = {"inputs": longer, "attention_mask": torch.ones_like(longer), "max_new_tokens": 12, **NO_EOS}
     with pytest.raises(KeyboardInterrupt):
-        model = decoding.token_heads.backbone.model
-        mask = torch.ones_like(longer)
-        heads.generate(
-            model,
-            decoding,
-            inputs=longer,
-            attention_mask=mask,
-            streamer=Stops(3),
-            max_new_tokens=12,
-            **NO_EOS,
-        )
+        heads.generate(model, decoding, streamer=Stops(3), **asked)
     out = say(decoding, longer)
     assert out.stats.prompt_tokens == longer.shape[1]
     assert torch.equal(out.sequences, plainly(decoding, longer))
