@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,9 @@ Tap = int | Literal["final"]
 n layers before the end, before the final norm: 0 the last, 1 the one before it, …; the number of layers: embeddings."""
 
 Taps = dict[Tap, Tensor]
+
+PREFILL_TOKENS = 1024
+"""Of a prompt read in one pass at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +97,38 @@ class BackboneState:
     positions_BS: Tensor
     next_position_B: Tensor
 
+    @classmethod
+    def empty(cls, batch: int, device: torch.device, num_slots: int) -> BackboneState:
+        """Nothing is committed; `num_slots` are known to come, and the cache makes room for them at once."""
+        nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
+        return cls(
+            cache=TreeCache(room=num_slots),
+            valid_BS=nothing_B0.bool(),
+            positions_BS=nothing_B0,
+            next_position_B=torch.zeros(batch, dtype=torch.long, device=device),
+        )
+
     def keep_rows(self, rows_R: Tensor) -> BackboneState:
-        """The state of some rows; the cache lets go of the others."""
-        self.cache.keep_rows(rows_R)
+        """The state of some rows; the cache lets go of the others, and of slots that are holes in all that stay."""
+        valid_RS = self.valid_BS[rows_R]
+        slots_S = valid_RS.any(dim=0).nonzero().flatten()
+        self.cache.keep_rows(rows_R, slots_S)
         return BackboneState(
             cache=self.cache,
-            valid_BS=self.valid_BS[rows_R],
-            positions_BS=self.positions_BS[rows_R],
+            valid_BS=valid_RS[:, slots_S],
+            positions_BS=self.positions_BS[rows_R][:, slots_S],
             next_position_B=self.next_position_B[rows_R],
+        )
+
+    def keep_slots(self, num_slots: int) -> BackboneState:
+        """The state as it was when the first `num_slots` slots were committed."""
+        self.cache.keep_slots(num_slots)
+        valid_BS = self.valid_BS[:, :num_slots]
+        return BackboneState(
+            cache=self.cache,
+            valid_BS=valid_BS,
+            positions_BS=self.positions_BS[:, :num_slots],
+            next_position_B=valid_BS.sum(dim=1),
         )
 
 
@@ -130,6 +157,7 @@ class Backbone:
         self.model = model
         self.config = model.config.get_text_config()
         refuse_what_cannot_roll_back(model)
+        refuse_offloaded_weights(model)
         self.mask_style = read_mask_style(self.config)
         self.decoder = model.get_decoder()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
@@ -144,6 +172,8 @@ class Backbone:
     num_layers = property(lambda self: len(self.layers))
     dtype = property(lambda self: self.model.get_input_embeddings().weight.dtype)
     device = property(lambda self: self.model.get_input_embeddings().weight.device)
+    heads_device = property(lambda self: self.model.get_output_embeddings().weight.device)
+    """Where a spread backbone ends: hidden states are handed over there, and heads and states live there."""
 
     @property
     def name(self) -> str:
@@ -156,7 +186,9 @@ class Backbone:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings E(x), as the embedding module gives them; for heads, so behind the gradient gate."""
-        return gate(self.model.get_input_embeddings()(tokens), self.gradient_scale)
+        return gate(
+            self.model.get_input_embeddings()(tokens.to(self.device)).to(self.heads_device), self.gradient_scale
+        )
 
     def logits(self, final_ND: Tensor) -> Tensor:
         """Logits from hidden states after the final norm."""
@@ -165,32 +197,52 @@ class Backbone:
     def forward(self, tokens_BT: Tensor, *, taps: Sequence[Tap] = (), **inputs: Any) -> tuple[Tensor, Taps]:
         """The decoder's own forward: the hidden states after the final norm, and the taps asked for."""
         with self._recording(taps) as recorded:
-            output = self.decoder(input_ids=tokens_BT, **inputs)
-        final_BTD = output.last_hidden_state
+            output = self.decoder(input_ids=tokens_BT.to(self.device), **inputs)
+        final_BTD = output.last_hidden_state.to(self.heads_device)
         if "final" in taps:
             recorded["final"] = final_BTD
         return final_BTD, recorded
 
     def prefill(self, tokens_BT: Tensor, valid_BT: Tensor, taps: Sequence[Tap] = ()) -> tuple[BackboneState, Pass]:
-        """Run the prompt. `valid_BT` is False for padding, which lies on the left."""
-        positions_BT = (valid_BT.long().cumsum(dim=1) - 1).clamp(min=0)
+        """Run a prompt in one pass, however long. `valid_BT` is False for padding, which lies on the left."""
+        return self.read(tokens_BT, valid_BT, taps, chunk=tokens_BT.shape[1])
+
+    def read(
+        self,
+        tokens_BT: Tensor,
+        valid_BT: Tensor,
+        taps: Sequence[Tap] = (),
+        state: BackboneState | None = None,
+        *,
+        commit: Callable[[Pass, CommitPlan], None] | None = None,
+        chunk: int | None = None,
+    ) -> tuple[BackboneState, Pass]:
+        """Run a prompt, or what follows a state's tokens, in passes of at most `PREFILL_TOKENS` tokens; the last one.
+
+        So no mask is square and large: 8192 tokens are read with masks of at most 1024 x 8192.
+
+        Args:
+            valid_BT: False for padding, which lies on the left.
+            state: what is committed already; None: nothing.
+            commit: told each pass and the plan to keep it whole, in order, for states beside the backbone's.
+            chunk: another number of tokens a pass.
+        """
+        tokens_BT, valid_BT = tokens_BT.to(self.heads_device), valid_BT.to(self.heads_device)
+        batch, length = tokens_BT.shape
+        state = state or BackboneState.empty(batch, tokens_BT.device, length)
         plain = self.mask_style.window is None and bool(valid_BT.all())
-        mask = None
-        if not plain:
-            mask = self.mask_style.finish(causal(valid_BT), positions_BT, positions_BT, self.dtype)
-        cache = TreeCache()
-        final_BTD, recorded = self.forward(
-            tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, past_key_values=cache, use_cache=True
-        )
-        empty_B0 = valid_BT[:, :0]
-        state = BackboneState(
-            cache=cache,
-            valid_BS=empty_B0,
-            positions_BS=positions_BT[:, :0],
-            next_position_B=torch.zeros_like(positions_BT[:, 0]),
-        )
-        output = Pass(tokens_BN=tokens_BT, positions_BN=positions_BT, taps=recorded, final_BND=final_BTD)
-        return self.commit(state, output, CommitPlan.whole(valid_BT)), output
+        for start in range(0, length, chunk or PREFILL_TOKENS):
+            tokens_BN, valid_BN = (x[:, start : start + (chunk or PREFILL_TOKENS)] for x in (tokens_BT, valid_BT))
+            depth_BN = (valid_BN.long().cumsum(dim=1) - 1).clamp(min=0)
+            if plain and not state.positions_BS.shape[1]:  # causal and nothing else: the model needs no mask of ours
+                output = self._pass(state, tokens_BN, depth_BN, None, taps)
+            else:
+                output = self.verify(state, tokens_BN, depth_BN, causal(valid_BN), taps)
+            plan = CommitPlan.whole(valid_BN)
+            if commit is not None:
+                commit(output, plan)
+            state = self.commit(state, output, plan)
+        return state, output
 
     def verify(
         self,
@@ -206,15 +258,22 @@ class Backbone:
             state: what is committed; its cache holds the pass's slots as pending until `commit`.
             tokens_BN: the node tokens, the root first.
             depth_N: depth of each node, the root's 0; a node's position is its row's next position plus its depth.
-            sees_NN: True where a node sees another: its ancestors and itself.
+                (B, N) where rows differ.
+            sees_NN: True where a node sees another: its ancestors and itself; (B, N, N) where rows differ.
             taps: hidden states to record besides the final ones.
         """
+        tokens_BN, depth_N, sees_NN = (x.to(self.heads_device) for x in (tokens_BN, depth_N, sees_NN))
         positions_BN = state.next_position_B[:, None] + depth_N
         batch, nodes = tokens_BN.shape
         committed_BNS = state.valid_BS[:, None, :].expand(batch, nodes, -1)
         may_attend_BNS = torch.cat([committed_BNS, sees_NN.expand(batch, nodes, nodes)], dim=2)
         slot_positions_BS = torch.cat([state.positions_BS, positions_BN], dim=1)
         mask = self.mask_style.finish(may_attend_BNS, positions_BN, slot_positions_BS, self.dtype)
+        return self._pass(state, tokens_BN, positions_BN, mask, taps)
+
+    def _pass(
+        self, state: BackboneState, tokens_BN: Tensor, positions_BN: Tensor, mask: Any, taps: Sequence[Tap]
+    ) -> Pass:
         final_BND, recorded = self.forward(
             tokens_BN,
             taps=taps,
@@ -273,11 +332,10 @@ class Backbone:
         )
         return output[0] if isinstance(output, tuple) else output
 
-    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> Any:
+    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> tuple[Tensor, ...]:
         rotary = self.decoder.rotary_emb
-        if "layer_type" in inspect.signature(rotary.forward).parameters:
-            return rotary(hidden_BTD, positions_BT, layer_type)
-        return rotary(hidden_BTD, positions_BT)
+        by_type = (layer_type,) if "layer_type" in inspect.signature(rotary.forward).parameters else ()
+        return tuple(x.to(hidden_BTD.device) for x in rotary(hidden_BTD, positions_BT, *by_type))
 
     @contextlib.contextmanager
     def _recording(self, taps: Sequence[Tap]) -> Iterator[Taps]:
@@ -301,12 +359,12 @@ class Backbone:
         if tap == self.num_layers:  # the input of the first layer: the embeddings as the model scales them
 
             def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                recorded[tap] = args[0] if args else kwargs["hidden_states"]
+                recorded[tap] = (args[0] if args else kwargs["hidden_states"]).to(self.heads_device)
 
             return self.layers[0].register_forward_pre_hook(before, with_kwargs=True)
 
         def after(_: nn.Module, __: Any, output: Any) -> None:
-            recorded[tap] = output[0] if isinstance(output, tuple) else output
+            recorded[tap] = (output[0] if isinstance(output, tuple) else output).to(self.heads_device)
 
         return self.layers[self.num_layers - 1 - tap].register_forward_hook(after)
 
@@ -337,6 +395,17 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
         raise ValueError(
             f"{name} counts distances in cache slots (alibi or local attention), which are no positions in a tree; "
             f"choose a backbone with position ids and full or sliding attention."
+        )
+
+
+def refuse_offloaded_weights(model: Any) -> None:
+    """Weights that a device_map keeps elsewhere are on the meta device between calls, and heads read some directly."""
+    spread = getattr(model, "hf_device_map", None) or {}
+    if "disk" in spread.values() or (spread and any(p.is_meta for p in model.parameters())):
+        away = sorted(name for name, device in spread.items() if device in ("cpu", "disk"))
+        raise ValueError(
+            f"The device_map of {type(model).__name__} offloads {', '.join(away)} to host memory or disk, where each "
+            f"pass loads the weights anew; give a device_map that spreads the layers over accelerators, or one device."
         )
 
 

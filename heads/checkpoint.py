@@ -149,7 +149,7 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     token_heads.load_state_dict(tensors)
     token_heads.measured_accuracy = description.get("measured_accuracy")
     token_heads.backbone_was_trained = description.get("trained_backbone") is not None
-    return token_heads.to(device=backbone.device, dtype=dtype or backbone.dtype).eval()
+    return token_heads.to(device=backbone.heads_device, dtype=dtype or backbone.dtype).eval()
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:

@@ -146,7 +146,15 @@ def chat(
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
     speaker = build_speaker(
-        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, lookup, plain, highlight, color
+        open_heads([heads], backbone, dtype),
+        sampling,
+        max_new_tokens,
+        tree,
+        lookup,
+        plain,
+        highlight,
+        color,
+        keep_caches=True,
     )
     torch.manual_seed(seed)
     converse(Conversation(speaker), say=lambda text: say_aside(text, color))
@@ -264,6 +272,8 @@ def build_speaker(
     plain: bool,
     highlight: bool,
     color: Color,
+    *,
+    keep_caches: bool = False,
 ) -> Speaker:
     if plain and (highlight or tree is not None or lookup is not None):
         raise ValueError(
@@ -275,7 +285,9 @@ def build_speaker(
         tokenizer=opened.tokenizer,
         decoding=None
         if plain
-        else TreeDecoding(token_heads, read_tree_option(tree), lookup=read_lookup_option(lookup)),
+        else TreeDecoding(
+            token_heads, read_tree_option(tree), lookup=read_lookup_option(lookup), keep_caches=keep_caches
+        ),
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),

@@ -135,6 +135,10 @@ class TokenHeads(nn.Module):
         """The state of some rows of the batch; the others have ended."""
 
     @abstractmethod
+    def keep_slots(self, state: Any, num_slots: int) -> Any:
+        """The state as it was when the first `num_slots` slots were committed; a commit comes before drafting."""
+
+    @abstractmethod
     def first_level(self, state: Any) -> Any:
         """The level above the root: one entry a row, from the last committed position."""
 
@@ -180,6 +184,9 @@ class PositionWiseHeads(TokenHeads):
 
     def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
         return state[rows_R]
+
+    def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
+        return state  # of one slot only, which the coming commit replaces
 
     def first_level(self, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)

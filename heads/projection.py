@@ -37,7 +37,7 @@ class Projection:
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
         if self.norm is not None:
-            hidden_ND = self.norm(hidden_ND)
+            hidden_ND = self.norm(hidden_ND).to(self.weight.device)  # a spread backbone may have them apart
         return self.finish(nn.functional.linear(hidden_ND, self.weight, self.bias))
 
     def finish(self, logits_NV: Tensor) -> Tensor:

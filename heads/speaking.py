@@ -48,18 +48,20 @@ class Sampling:
 
 @dataclass(kw_only=True)
 class Spoken:
-    """A text that was streamed, whole or stopped."""
+    """A text that was streamed, whole or stopped; `first_seconds` is when its first characters came."""
 
     text: str = ""
     tokens: int = 0
     passes: int = 0
     seconds: float = 0.0
+    first_seconds: float | None = None
     stopped: bool = False
 
     def summary(self) -> str:
         per_pass, per_second = self.tokens / max(1, self.passes), self.tokens / max(1e-9, self.seconds)
+        first = "" if self.first_seconds is None else f", the first after {self.first_seconds:.2f} s"
         stopped = ", stopped" if self.stopped else ""
-        return f"{self.tokens} tokens, {per_pass:.2f} tokens per pass, {per_second:.1f} tokens/s{stopped}"
+        return f"{self.tokens} tokens, {per_pass:.2f} tokens per pass, {per_second:.1f} tokens/s{first}{stopped}"
 
 
 @dataclass(kw_only=True)
@@ -85,7 +87,14 @@ class Speaker:
             ValueError: the text would not fit the backbone's positions.
         """
         self.check_length(prompt_1T.shape[1])
-        stream = TextStream(self.tokenizer, self.write)
+        first: list[float] = []
+
+        def write(piece: str, drafted: bool) -> None:
+            if not first:
+                first.append(time.perf_counter())
+            self.write(piece, drafted)
+
+        stream = TextStream(self.tokenizer, write)
         ends: dict[str, Any] = {} if self.end_tokens is None else {"eos_token_id": self.end_tokens}
         start, stopped = time.perf_counter(), False
         try:
@@ -107,6 +116,7 @@ class Speaker:
             tokens=stream.num_tokens,
             passes=stream.num_passes,
             seconds=time.perf_counter() - start,
+            first_seconds=first[0] - start if first else None,
             stopped=stopped,
         )
 

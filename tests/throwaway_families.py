@@ -85,6 +85,12 @@ class KvHeads(TokenHeads):
             caches=state.caches, valid_BS=state.valid_BS[rows_R], positions_BS=state.positions_BS[rows_R], newest=newest
         )
 
+    def keep_slots(self, state: KvState, num_slots: int) -> KvState:
+        for cache in state.caches:
+            cache.keep_slots(num_slots)
+        valid_BS, positions_BS = state.valid_BS[:, :num_slots], state.positions_BS[:, :num_slots]
+        return KvState(caches=state.caches, valid_BS=valid_BS, positions_BS=positions_BS, newest=state.newest)
+
     def first_level(self, state: KvState) -> list[Tensor]:
         return state.newest
 
@@ -123,6 +129,9 @@ class OwnOutputHeads(TokenHeads):
 
     def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
         return state[rows_R]
+
+    def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
+        return state
 
     def first_level(self, state: Tensor) -> Tensor:
         return state

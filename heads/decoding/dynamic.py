@@ -138,19 +138,23 @@ class Run:
             with self.stats.time("verify"):
                 output = self.read(state, rows, new)
             with self.stats.time("commit"):
-                plan = CommitPlan.from_paths([range(len(tokens)) for tokens in new], tokens_BT.device)
+                plan = CommitPlan.from_paths([range(len(tokens)) for tokens in new], output.tokens_BN.device)
                 state, heads_state, logits_BV = self.commit(state, heads_state, output, plan)
 
     def prefill(self, tokens_BT: Tensor, valid_BT: Tensor) -> tuple[BackboneState, Any, Tensor]:
         """The prompt's pass: the states behind it and the backbone's next-token logits."""
-        state, output = self.backbone.prefill(tokens_BT, valid_BT, self.token_heads.taps)
-        plan = CommitPlan.whole(valid_BT)
-        heads_state = self.token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
+        heads_state = None
+
+        def commit(output: Pass, plan: CommitPlan) -> None:
+            nonlocal heads_state
+            heads_state = self.token_heads.commit(heads_state, output.tokens_BN, output.taps, output.positions_BN, plan)
+
+        state, output = self.backbone.read(tokens_BT, valid_BT, self.token_heads.taps, commit=commit)
         return state, heads_state, self.backbone.logits(output.final_BND[:, -1])
 
     def predict(self, heads_state: Any, batch: int) -> list[Tensor]:
         """Lines 1 to 3: the logits (B, V) of heads 1 … K at the last committed position."""
-        rows_B = torch.arange(batch, device=self.backbone.device)
+        rows_B = torch.arange(batch, device=self.backbone.heads_device)
         unread_B = torch.zeros_like(rows_B)  # heads that are not grounded look at no drafted token
         level = self.token_heads.first_level(heads_state)
         logits = []

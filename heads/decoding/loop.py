@@ -23,6 +23,7 @@ from torch import Tensor
 
 from heads.backbone import Backbone, BackboneState, CommitPlan, Pass, Tap
 from heads.decoding.acceptance import best_at_nodes
+from heads.decoding.kept import Kept, KeptCaches
 from heads.decoding.request import Request, Row
 from heads.decoding.rules import Nodes, Rule
 from heads.decoding.stats import DecodingOutput, DecodingStats
@@ -58,7 +59,8 @@ class Drafter(Protocol):
         ...
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
-        """After a pass over prompt tokens; `rows` are those of the batch, before their first emitted token."""
+        """After each pass over prompt tokens, of which a long prompt takes several; `rows` are those of the batch,
+        before their first emitted token."""
         ...
 
     def propose(self, rows: list[Row]) -> Proposal:
@@ -73,22 +75,35 @@ class Drafter(Protocol):
         """The other rows have ended and leave the batch."""
         ...
 
+    def keep_slots(self, num_slots: int) -> None:
+        """Go back to the state after the first committed slots; more slots are committed before the next proposal."""
+        ...
+
 
 class Run:
     """One `generate` call.
 
     Args:
         max_depth: the deepest node that the drafter may propose.
+        kept: caches of the call before, and where this call leaves its own; None keeps nothing.
     """
 
     def __init__(
-        self, backbone: Backbone, drafter: Drafter, rule: Rule, request: Request, streamer: Any, max_depth: int
+        self,
+        backbone: Backbone,
+        drafter: Drafter,
+        rule: Rule,
+        request: Request,
+        streamer: Any,
+        max_depth: int,
+        kept: KeptCaches[Drafter] | None = None,
     ) -> None:
         self.backbone = backbone
         self.drafter = drafter
         self.rule = rule
         self.request = request
         self.streamer = streamer
+        self.kept = kept
         self.stats = DecodingStats(accepted_per_depth=[0] * max_depth)
 
     @torch.no_grad()
@@ -109,20 +124,49 @@ class Run:
             with self.stats.time("commit"):
                 state = self.commit(state, output, paths)
                 state, running = self.drop_ended(state, running)
+        if self.kept is not None:
+            # Not the last token: where it is committed, `within_text` may have cut its position.
+            committed = rows[0].tokens[:-1][: int(state.next_position_B)]
+            self.kept.put(Kept(tokens=committed, state=state, drafter=self.drafter))
         return self.finish(rows)
 
     def prefill(self, rows: list[Row], tokens_BT: Tensor, valid_BT: Tensor) -> BackboneState:
-        """The prompt's pass; it emits each row's first token."""
+        """The prompt's pass, in chunks where it is long; it emits each row's first token."""
         with self.stats.time("prefill"):
-            state, output = self.backbone.prefill(tokens_BT, valid_BT, self.drafter.taps)
+            kept, num_kept = self.take_kept(tokens_BT, valid_BT)
+            tokens_BT, valid_BT = tokens_BT[:, num_kept:], valid_BT[:, num_kept:]
+
+            def begin(output: Pass, plan: CommitPlan) -> None:
+                self.drafter.begin(output, plan, rows)
+
+            state, output = self.backbone.read(tokens_BT, valid_BT, self.drafter.taps, kept, commit=begin)
             last_logits_BV = self.backbone.logits(output.final_BND[:, -1])
-            self.drafter.begin(output, CommitPlan.whole(valid_BT), rows)
+            self.stats.prompt_tokens = int(valid_BT.sum())
             self.stats.drafted = [[] for _ in rows]
             self.stats.count_pass(len(rows))
             for row, logits_V in zip(rows, last_logits_BV, strict=True):
                 row.emit(row.choose(logits_V))
                 self.record(row, num_tokens=1, num_drafted=0)
         return state
+
+    def take_kept(self, tokens_BT: Tensor, valid_BT: Tensor) -> tuple[BackboneState | None, int]:
+        """What the call before left of the prompt: the state over its first tokens, and how many these are.
+
+        Raises:
+            ValueError: several rows, or padding: kept caches have one slot for each token.
+        """
+        if self.kept is None:
+            return None, 0
+        if len(tokens_BT) > 1 or not bool(valid_BT.all()):
+            raise ValueError(
+                f"keep_caches=True was given for {len(tokens_BT)} rows{'' if valid_BT.all() else ' with padding'}; "
+                f"caches are kept for one row without padding: give one text at a time, or leave keep_caches out."
+            )
+        kept = self.kept.take(tokens_BT[0].tolist())
+        if kept is None:
+            return None, 0
+        self.drafter = kept.drafter
+        return kept.state, len(kept.tokens)
 
     def verify(self, state: BackboneState, running: list[Row], proposal: Proposal) -> tuple[Pass, Tensor]:
         depth = self.within_text(running, proposal)
@@ -169,7 +213,7 @@ class Run:
         """Rows that ended leave the batch and cost nothing from then on."""
         kept = [b for b, row in enumerate(rows) if not row.done]
         if 0 < len(kept) < len(rows):
-            rows_R = torch.tensor(kept, device=rows[0].device)
+            rows_R = torch.tensor(kept, device=state.valid_BS.device)
             state = state.keep_rows(rows_R)
             self.drafter.keep_rows(rows_R)
         return state, [rows[b] for b in kept]

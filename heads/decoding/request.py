@@ -240,7 +240,7 @@ class Row:
 
     def choose(self, logits_V: Tensor) -> int:
         """The token that plain generation would choose here: processors on float32 logits, then the rule."""
-        raw_1V = logits_V[None].to(torch.float32, copy=True)
+        raw_1V = logits_V[None].to(self.device, torch.float32, copy=True)
         request = self.request
         scores_1V = self.processors(self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V)
         if request.keep_logits:

@@ -19,10 +19,11 @@ class DecodingStats:
     """Counts over one `generate` call.
 
     Attributes:
-        passes: backbone passes, the prefill included.
+        passes: backbone passes, the prefill included; read in chunks, it counts as one.
         row_passes: passes counted for each row that was still running.
         tokens: tokens emitted, over all rows.
         accepted_per_depth: how often a drafted token of depth 1, 2, … was accepted and emitted.
+        prompt_tokens: tokens of the prompt that were read; those found in kept caches are not among them.
         seconds: wall-clock seconds by phase; on an accelerator these are seconds of the host.
         drafted: for each row and emitted token: was it drafted (and accepted) rather than the pass's own token.
     """
@@ -30,6 +31,7 @@ class DecodingStats:
     passes: int = 0
     row_passes: int = 0
     tokens: int = 0
+    prompt_tokens: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     drafted: list[list[bool]] = field(default_factory=list)

@@ -17,8 +17,9 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from heads.backbone import CommitPlan, Pass, Tap
 from heads.decoding.drafting import TreeIndex, draft
+from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
-from heads.decoding.loop import Proposal, Run
+from heads.decoding.loop import Drafter, Proposal, Run
 from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.rules import ExactRule
 from heads.decoding.stats import DecodingOutput
@@ -38,6 +39,9 @@ class TreeDecoding:
         lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
             verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
             alone. The text is the same either way.
+        keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
+            adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
+            to be called where the backbone's weights have changed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
 
     Raises:
@@ -51,12 +55,14 @@ class TreeDecoding:
         generator: torch.Generator | None = None,
         *,
         lookup: int = DEFAULT_LOOKUP,
+        keep_caches: bool = False,
     ) -> None:
         self.token_heads = token_heads
         self.tree = choose_tree(token_heads, tree)
         self.generator = generator
         self.lookup = check_lookup(lookup)
         self.rule = ExactRule()
+        self.kept: KeptCaches[Drafter] | None = KeptCaches() if keep_caches else None
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
         self._chains: dict[torch.device, ChainIndex] = {}
 
@@ -82,9 +88,13 @@ class TreeDecoding:
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         drafter = HeadsDrafter(self)
         max_depth = max(self.tree.depth, self.lookup)
-        return Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth).decode(
-            input_ids, valid_BT
-        )
+        run = Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth, self.kept)
+        return run.decode(input_ids, valid_BT)
+
+    def forget(self) -> None:
+        """Free the caches that the last call left; the next call reads its whole prompt."""
+        if self.kept is not None:
+            self.kept.forget()
 
     def index(self, batch: int, device: torch.device, *, chained: bool) -> TreeIndex:
         """The tree's indices for a batch size, with or without the looked-up chain; kept from call to call."""
@@ -125,7 +135,7 @@ class HeadsDrafter:
 
         While every row copies, the heads are not asked: their drafting would be time for nothing.
         """
-        device = rows[0].device
+        device = self.token_heads.backbone.heads_device
         chains = self.look_up(rows)
         root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
         index: TreeIndex | ChainIndex
@@ -156,11 +166,14 @@ class HeadsDrafter:
     def keep_rows(self, rows_R: Tensor) -> None:
         self.state = self.token_heads.keep_rows(self.state, rows_R)
 
+    def keep_slots(self, num_slots: int) -> None:
+        self.state = self.token_heads.keep_slots(self.state, num_slots)
+
 
 def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | str | Path | int | None) -> Tree:
     """A `Tree` from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
     if tree is None or isinstance(tree, int):
-        nodes = default_nodes(token_heads.backbone.device) if tree is None else tree
+        nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
         return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
     if isinstance(tree, str | Path):

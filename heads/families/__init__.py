@@ -71,7 +71,7 @@ def create(family: str, model: Any, *, num_heads: int | None = None, **config: A
     if num_heads is not None:
         config["num_heads"] = num_heads
     token_heads = family_module(family).Heads(build_config(family, **config), backbone)
-    return token_heads.to(device=backbone.device, dtype=backbone.dtype)
+    return token_heads.to(device=backbone.heads_device, dtype=backbone.dtype)
 
 
 def _nearest(name: str, known: list[str]) -> str:

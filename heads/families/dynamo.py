@@ -152,13 +152,20 @@ class Heads(TokenHeads):
         return State(cache=state.cache, valid_BS=valid_BS, positions_BS=positions_BS, newest=newest)
 
     def keep_rows(self, state: State, rows_R: Tensor) -> State:
-        state.cache.keep_rows(rows_R)
+        valid_RS = state.valid_BS[rows_R]
+        slots_S = valid_RS.any(dim=0).nonzero().flatten()
+        state.cache.keep_rows(rows_R, slots_S)
         return State(
             cache=state.cache,
-            valid_BS=state.valid_BS[rows_R],
-            positions_BS=state.positions_BS[rows_R],
+            valid_BS=valid_RS[:, slots_S],
+            positions_BS=state.positions_BS[rows_R][:, slots_S],
             newest=[newest_BD[rows_R] for newest_BD in state.newest],
         )
+
+    def keep_slots(self, state: State, num_slots: int) -> State:
+        state.cache.keep_slots(num_slots)
+        valid_BS, positions_BS = state.valid_BS[:, :num_slots], state.positions_BS[:, :num_slots]
+        return replace(state, valid_BS=valid_BS, positions_BS=positions_BS)
 
     def first_level(self, state: State) -> list[Tensor]:
         return state.newest
@@ -218,8 +225,8 @@ class SharedLayer(nn.Module):
 
     def run(self, backbone: Backbone, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: Any) -> Tensor:
         layer, scale = backbone.layers[-1], backbone.gradient_scale
-        shared = {name: gate(p, scale).to(hidden_BTD.dtype) for name, p in layer.named_parameters()}
-        shared |= dict(layer.named_buffers())
+        shared = {name: gate(p, scale).to(hidden_BTD) for name, p in layer.named_parameters()}
+        shared |= {name: buffer.to(hidden_BTD.device) for name, buffer in layer.named_buffers()}
         own = {name.replace("/", "."): p for name, p in self.lora.items()}
         (template,) = self._template
         names = [name for name, _ in (*template.named_parameters(), *template.named_buffers())]
