@@ -172,3 +172,28 @@ class TypicalRule:
         held_C = p_V[[nodes.tokens[child] for child in children]]
         threshold, *held = torch.cat([typical_threshold(p_V, self.epsilon, self.delta)[None], held_C]).tolist()
         return [(child, p) for child, p in zip(children, held, strict=True) if p > threshold]
+
+
+RULES = ("exact", "rejection", "typical")
+
+
+def read_rule(rule: str | Rule, generator: torch.Generator | None) -> Rule:
+    """A rule by its name, or one that was made by the caller.
+
+    >>> read_rule("typical", None)
+    TypicalRule(epsilon=0.09, delta=0.3)
+
+    Raises:
+        ValueError: neither a rule nor the name of one.
+    """
+    if isinstance(rule, ExactRule | TypicalRule):
+        return rule
+    if rule == "exact":
+        return ExactRule()
+    if rule == "rejection":
+        return RejectionRule(generator)
+    if rule == "typical":
+        return TypicalRule()
+    raise ValueError(
+        f"rule={rule!r} was given; allowed are {', '.join(map(repr, RULES))} and heads.TypicalRule(epsilon=…, delta=…)."
+    )
