@@ -295,9 +295,17 @@ def distance_to_the_backbones(law: dict[tuple[int, ...], float], processors: str
     return sum(abs(law[text] - plain_law(text, 0, processors)) for text in texts) / 2
 
 
-@pytest.mark.parametrize("chain", [(), (1, 1)], ids=["tree", "with_chain"])
-@pytest.mark.parametrize("tree", [BUSHY, LINE], ids=["bushy", "line"])
-@pytest.mark.parametrize("processors", TOY_PROCESSORS)
+@pytest.mark.parametrize(
+    ("processors", "tree", "chain"),
+    [
+        ("none", BUSHY, ()),
+        ("none", BUSHY, (1, 1)),
+        ("none", LINE, (1, 1)),
+        ("temperature and top_k", BUSHY, (1, 1)),
+        ("repetition penalty", BUSHY, (1, 1)),
+    ],
+    ids=["bushy", "bushy_chain", "line_chain", "temperature_top_k", "penalty"],
+)
 @pytest.mark.parametrize("rule", [ExactRule(), RejectionRule()], ids=["exact", "rejection"])
 def test_three_tokens_of_a_tree_have_the_backbones_joint_distribution(rule, processors, tree, chain, monkeypatch):
     law = law_of_three_tokens(rule, tree, chain, processors, monkeypatch)
@@ -322,7 +330,7 @@ def test_the_joint_distribution_fails_wrong_rules(monkeypatch):
 
 # --- through generate, by chi-square ---------------------------------------------------------------------------------
 
-DRAWS = 1500
+DRAWS = 600
 PROMPT_5 = torch.tensor([[1, 4, 2]])
 TREE_5 = [[0], [0, 0], [0, 1], [1], [2], [2, 0]]
 BASE: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
@@ -392,13 +400,23 @@ def sampled_pairs(sampling: str, rule: str, family: str, lookup: int, *, seed: i
     return torch.bincount(out.sequences[:, 4] * 5 + out.sequences[:, 5], minlength=25).double(), out.stats
 
 
-# Twelve tests at 1e-4: were all seeds drawn anew, a right rule would fail one of them once in 800 times. Seeds are
-# fixed, so it passes always or never. The power is shown by wrong rules, which get less than 1e-12 below.
+# Eight tests at 1e-4: were all seeds drawn anew, a right rule would fail one of them once in 1250 times. Seeds are
+# fixed, so it passes always or never. 600 draws over 25 pairs find a law that is off by Σ(p' - p)²/p = 0.15 ninety-nine
+# times in a hundred; the wrong rules below are far beyond that.
 RIGHT, WRONG = 1e-4, 1e-12
 
 
-@pytest.mark.parametrize(("family", "lookup"), [("medusa", 0), ("own_output", 4)], ids=["independent", "grounded"])
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(
+    ("sampling", "family", "lookup"),
+    [
+        ("temperature", "medusa", 0),
+        ("top_k", "own_output", 4),
+        ("top_p", "medusa", 4),
+        ("min_p", "own_output", 0),
+        ("repetition_penalty", "medusa", 0),
+        ("several", "own_output", 4),
+    ],
+)
 def test_sampled_pairs_follow_the_backbones_distribution(sampling, family, lookup):
     found, stats = sampled_pairs(sampling, "rejection", family, lookup)
     assert min(stats.accepted_per_depth[:2]) > DRAWS / 50, "both depths were accepted at times"
@@ -406,13 +424,13 @@ def test_sampled_pairs_follow_the_backbones_distribution(sampling, family, looku
     assert p_value(found, law_of_pairs(sampling)) > RIGHT
 
 
-@pytest.mark.parametrize("sampling", ["min_p", "repetition_penalty", "several"])
+@pytest.mark.parametrize("sampling", ["min_p", "several"])
 def test_pairs_of_the_exact_rule_follow_it_too(sampling):
     found, _ = sampled_pairs(sampling, "exact", "own_output", 0)
     assert p_value(found, law_of_pairs(sampling)) > RIGHT
 
 
-@pytest.mark.parametrize("sampling", ["temperature", "top_k"])
+@pytest.mark.parametrize("sampling", ["temperature", "repetition_penalty"])
 def test_a_rule_without_the_residual_fails_the_chi_square(sampling, monkeypatch):
     monkeypatch.setattr(acceptance, "residual", without_residual)
     found, _ = sampled_pairs(sampling, "rejection", "medusa", 0)
