@@ -4,6 +4,7 @@ from heads.backbone import Backbone
 from heads.checkpoint import load, save
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.generate import generate
+from heads.decoding.rules import TypicalRule
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create, families
@@ -18,6 +19,7 @@ __all__ = [
     "NgramTable",
     "Tree",
     "TreeDecoding",
+    "TypicalRule",
     "create",
     "families",
     "generate",

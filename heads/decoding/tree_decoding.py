@@ -21,7 +21,8 @@ from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
 from heads.decoding.loop import Drafter, Proposal, Run
 from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
-from heads.decoding.rules import ExactRule
+from heads.decoding.rules import Rule, read_rule
+from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
 from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree, read_tree
 from heads.interface import TokenHeads
@@ -43,9 +44,12 @@ class TreeDecoding:
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
             to be called where the backbone's weights have changed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
+        rule: which drafts stay where a request samples (docs/acceptance.md): "exact" follows the backbone's own draws
+            through the heads' best candidates; "rejection" draws the candidates by lot and weighs them, as lossless;
+            "typical" or `heads.TypicalRule(…)` keeps likely drafts and is lossy. Greedy text is the same under all.
 
     Raises:
-        ValueError: a tree that is deeper than there are heads, or that is malformed.
+        ValueError: a tree that is deeper than there are heads, or that is malformed, or an unknown rule.
     """
 
     def __init__(
@@ -56,14 +60,16 @@ class TreeDecoding:
         *,
         lookup: int = DEFAULT_LOOKUP,
         keep_caches: bool = False,
+        rule: str | Rule = "exact",
     ) -> None:
         self.token_heads = token_heads
         self.tree = choose_tree(token_heads, tree)
         self.generator = generator
         self.lookup = check_lookup(lookup)
-        self.rule = ExactRule()
         self.kept: KeptCaches[Drafter] | None = KeptCaches() if keep_caches else None
+        self.rule = read_rule(rule, generator)
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
+        self._drawn_indices: dict[tuple[int, torch.device, bool], DrawnTreeIndex] = {}
         self._chains: dict[torch.device, ChainIndex] = {}
 
     def __call__(
@@ -104,6 +110,14 @@ class TreeDecoding:
             self._indices[key] = TreeIndex(self.tree, batch, device, grounded=self.token_heads.grounded, chain=chain)
         return self._indices[key]
 
+    def drawn_index(self, batch: int, device: torch.device, *, chained: bool) -> DrawnTreeIndex:
+        """The same for drafts that are drawn by lot."""
+        key = (batch, device, chained)
+        if key not in self._drawn_indices:
+            chain, grounded = self.lookup if chained else 0, self.token_heads.grounded
+            self._drawn_indices[key] = DrawnTreeIndex(self.tree, batch, device, grounded=grounded, chain=chain)
+        return self._drawn_indices[key]
+
     def chain_index(self, device: torch.device) -> ChainIndex:
         """The indices of the looked-up chain without the tree; kept from call to call."""
         if device not in self._chains:
@@ -139,15 +153,38 @@ class HeadsDrafter:
         chains = self.look_up(rows)
         root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
         index: TreeIndex | ChainIndex
+        q_BQV, drawn_from = None, None
         if self.copying(rows):
             index, tokens_BN = self.decoding.chain_index(device), root_B[:, None]
+        elif self.decoding.rule.draws_drafts and not rows[0].request.greedy:
+            index = self.decoding.drawn_index(len(rows), device, chained=chains is not None)
+            tokens_BN, q_BQV = self.draw(root_B, index, rows[0])
+            drawn_from = index.drawn_from
         else:
             index = self.decoding.index(len(rows), device, chained=chains is not None)
             tokens_BN = draft(self.token_heads, self.projections, self.state, root_B, index)
         if chains is not None:
             tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=device)], dim=1)
-        shapes = [index.shape] * len(rows)
-        return Proposal(tokens_BN=tokens_BN, depth=index.depth_N, sees=index.sees_NN, shapes=shapes)
+        return Proposal(
+            tokens_BN=tokens_BN,
+            depth=index.depth_N,
+            sees=index.sees_NN,
+            shapes=[index.shape] * len(rows),
+            q_BNV=q_BQV,
+            drawn_from=drawn_from,
+        )
+
+    def draw(self, root_B: Tensor, index: DrawnTreeIndex, row: Row) -> tuple[Tensor, Tensor]:
+        """Drafts that are drawn by lot; what shapes a distribution is the same for all rows of a request."""
+        return draw_tree(
+            self.token_heads,
+            self.projections,
+            self.state,
+            root_B,
+            index,
+            row.request.processors,
+            self.decoding.generator,
+        )
 
     def look_up(self, rows: list[Row]) -> list[list[int]] | None:
         """A chain for each row; None where no row's last tokens have been there before."""

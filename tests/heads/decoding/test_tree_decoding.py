@@ -120,6 +120,17 @@ def test_greedy_text_with_eager_attention(name):
     assert torch.equal(ours.sequences, plain.sequences)
 
 
+@pytest.mark.parametrize("rule", ["rejection", "typical"])
+@pytest.mark.parametrize(("family", "name"), [("medusa", "gpt_neox"), ("grounded", "gemma"), ("kv", "codegen")])
+def test_greedy_text_is_generates_under_every_rule(family, name, rule):
+    model, decoding = decoding_of(family, name, rule=rule)
+    tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 9, 6)])
+    for options in ({}, {"repetition_penalty": 1.3}):
+        plain, ours = both(model, decoding, tokens, attention_mask=mask, **options, **NO_EOS)
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert sum(ours.stats.accepted_per_depth) > 0
+
+
 @WITH_AND_WITHOUT_LOOKUP
 @pytest.mark.parametrize("tree", [2, 5, 16, 64, None, [[0]], [[1], [1, 1]], "file"], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
