@@ -3,6 +3,7 @@
 from heads.backbone import Backbone
 from heads.checkpoint import load, save
 from heads.decoding.dynamic import DynamicDecoding
+from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.generate import generate
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
@@ -15,6 +16,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "DynamicDecoding",
+    "DynamicTree",
     "NgramTable",
     "Tree",
     "TreeDecoding",

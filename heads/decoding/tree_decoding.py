@@ -1,4 +1,4 @@
-"""Lossless decoding with a static token tree and a looked-up chain: draft, verify in one pass, accept, commit.
+"""Lossless decoding with a token tree and a looked-up chain: draft, verify in one pass, accept, commit.
 
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
 distribution after all logits processors (heads/decoding/acceptance.py has the rule).
@@ -8,6 +8,7 @@ distribution after all logits processors (heads/decoding/acceptance.py has the r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from heads.backbone import CommitPlan, Pass, Tap
 from heads.decoding.drafting import TreeIndex, draft
+from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
 from heads.decoding.loop import Proposal, Run
 from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.rules import ExactRule
 from heads.decoding.stats import DecodingOutput
-from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree, read_tree
+from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree
+from heads.decoding.tuned import read_tree_file, usable_tuned_tree
 from heads.interface import TokenHeads
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
+AnyTree = Tree | DynamicTree | Sequence[Sequence[int]] | str | Path | int
+"""A tree in any of the forms that `TreeDecoding` takes."""
 
 
 class TreeDecoding:
@@ -33,11 +38,13 @@ class TreeDecoding:
 
     Args:
         token_heads: heads on the very model that `generate` is called on.
-        tree: a `Tree`, a list of paths, a JSON file of paths, a node budget, or None for a default that fits the number
-            of heads (grown from the heads' own measured accuracy where their checkpoint has it).
+        tree: a `Tree`, a `DynamicTree`, a list of paths, a JSON file of paths or of `headway tune-tree`, or a node
+            budget. None is the tree.json beside the heads where it was made for this kind of device and dtype; else a
+            default that fits the number of heads (grown from the heads' own measured accuracy where their checkpoint
+            has it). `Tree.root_only()` drafts nothing.
         lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
             verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
-            alone. The text is the same either way.
+            alone. None is what the tree.json that is used says, else 10. The text is the same either way.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
 
     Raises:
@@ -47,15 +54,14 @@ class TreeDecoding:
     def __init__(
         self,
         token_heads: TokenHeads,
-        tree: Tree | Sequence[Sequence[int]] | str | Path | int | None = None,
+        tree: AnyTree | None = None,
         generator: torch.Generator | None = None,
         *,
-        lookup: int = DEFAULT_LOOKUP,
+        lookup: int | None = None,
     ) -> None:
         self.token_heads = token_heads
-        self.tree = choose_tree(token_heads, tree)
+        self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup)
         self.generator = generator
-        self.lookup = check_lookup(lookup)
         self.rule = ExactRule()
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
         self._chains: dict[torch.device, ChainIndex] = {}
@@ -81,7 +87,7 @@ class TreeDecoding:
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         drafter = HeadsDrafter(self)
-        max_depth = max(self.tree.depth, self.lookup)
+        max_depth = max(self.tree.depth or 0, self.lookup)
         return Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth).decode(
             input_ids, valid_BT
         )
@@ -90,6 +96,7 @@ class TreeDecoding:
         """The tree's indices for a batch size, with or without the looked-up chain; kept from call to call."""
         key = (batch, device, chained)
         if key not in self._indices:
+            assert isinstance(self.tree, Tree)
             chain = self.lookup if chained else 0
             self._indices[key] = TreeIndex(self.tree, batch, device, grounded=self.token_heads.grounded, chain=chain)
         return self._indices[key]
@@ -102,10 +109,14 @@ class TreeDecoding:
 
 
 class HeadsDrafter:
-    """Heads fill a tree, and a looked-up chain stands beside it, for one `generate` call."""
+    """Heads fill a tree, and a looked-up chain stands beside it, for one `generate` call.
+
+    Where the tree is the root alone, heads are neither asked nor kept in step.
+    """
 
     def __init__(self, decoding: TreeDecoding) -> None:
         self.decoding = decoding
+        self.asks_heads = decoding.tree.depth != 0
         self.token_heads = decoding.token_heads
         self.projections = [self.token_heads.projection(k) for k in range(1, self.token_heads.num_heads + 1)]
         self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
@@ -113,7 +124,7 @@ class HeadsDrafter:
 
     @property
     def taps(self) -> Sequence[Tap]:
-        return self.token_heads.taps
+        return self.token_heads.taps if self.asks_heads else ()
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         self.commit(output, plan)
@@ -128,16 +139,32 @@ class HeadsDrafter:
         device = rows[0].device
         chains = self.look_up(rows)
         root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
+        chains_BL = None if chains is None else torch.tensor(chains, device=device)
         index: TreeIndex | ChainIndex
         if self.copying(rows):
             index, tokens_BN = self.decoding.chain_index(device), root_B[:, None]
+        elif isinstance(self.decoding.tree, DynamicTree):
+            return self.propose_dynamic(root_B, chains_BL, self.decoding.tree)
         else:
             index = self.decoding.index(len(rows), device, chained=chains is not None)
-            tokens_BN = draft(self.token_heads, self.projections, self.state, root_B, index)
-        if chains is not None:
-            tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=device)], dim=1)
+            tokens_BN = self.draft(root_B, index)
+        if chains_BL is not None:
+            tokens_BN = torch.cat([tokens_BN, chains_BL], dim=1)
         shapes = [index.shape] * len(rows)
         return Proposal(tokens_BN=tokens_BN, depth=index.depth_N, sees=index.sees_NN, shapes=shapes)
+
+    def draft(self, root_B: Tensor, index: TreeIndex) -> Tensor:
+        """Tokens of a static tree's nodes (B, N)."""
+        if not self.asks_heads:
+            return root_B[:, None]
+        return draft(self.token_heads, self.projections, self.state, root_B, index)
+
+    def propose_dynamic(self, root_B: Tensor, chains_BL: Tensor | None, tree: DynamicTree) -> Proposal:
+        """A tree of its own shape for each row."""
+        grown = grow(self.token_heads, self.projections, self.state, root_B, tree)
+        if chains_BL is not None:
+            grown = grown.with_chains(chains_BL)
+        return Proposal(tokens_BN=grown.tokens_BN, depth=grown.depth_BN, sees=grown.sees_BNN, shapes=grown.shapes())
 
     def look_up(self, rows: list[Row]) -> list[list[int]] | None:
         """A chain for each row; None where no row's last tokens have been there before."""
@@ -148,30 +175,47 @@ class HeadsDrafter:
 
     def copying(self, rows: list[Row]) -> bool:
         """Every row copies, and what is copied reaches further than the heads could."""
-        return self.decoding.lookup > self.decoding.tree.depth and all(self.lookups[row.index].copying for row in rows)
+        depth = self.decoding.tree.depth or 0
+        return self.decoding.lookup > depth and all(self.lookups[row.index].copying for row in rows)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        self.state = self.token_heads.commit(self.state, output.tokens_BN, output.taps, output.positions_BN, plan)
+        if self.asks_heads:
+            self.state = self.token_heads.commit(self.state, output.tokens_BN, output.taps, output.positions_BN, plan)
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        self.state = self.token_heads.keep_rows(self.state, rows_R)
+        if self.asks_heads:
+            self.state = self.token_heads.keep_rows(self.state, rows_R)
 
 
-def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | str | Path | int | None) -> Tree:
-    """A `Tree` from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
+def choose_tree_and_lookup(
+    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None
+) -> tuple[Tree | DynamicTree, int]:
+    """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults."""
+    tuned = usable_tuned_tree(token_heads) if tree is None else None
+    if tuned is not None:
+        tree, lookup = tuned.tree, tuned.lookup if lookup is None else lookup
+    return choose_tree(token_heads, tree), check_lookup(DEFAULT_LOOKUP if lookup is None else lookup)
+
+
+def choose_tree(token_heads: TokenHeads, tree: AnyTree | None) -> Tree | DynamicTree:
+    """A tree from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
     if tree is None or isinstance(tree, int):
         nodes = default_nodes(token_heads.backbone.device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
         return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
     if isinstance(tree, str | Path):
-        tree = read_tree(tree)
-    chosen = tree if isinstance(tree, Tree) else Tree(tree)
-    if chosen.depth > token_heads.num_heads:
+        tree = read_tree_file(tree).tree
+    if isinstance(tree, DynamicTree):
+        depth = token_heads.num_heads if tree.depth is None else tree.depth
+        chosen: Tree | DynamicTree = replace(tree, depth=depth)
+    else:
+        depth = (chosen := tree if isinstance(tree, Tree) else Tree(tree)).depth
+    if depth > token_heads.num_heads:
         raise ValueError(
-            f"The tree is {chosen.depth} deep but there are {token_heads.num_heads} heads; "
+            f"The tree is {depth} deep but there are {token_heads.num_heads} heads; "
             f"give paths of at most {token_heads.num_heads} ranks."
         )
-    worst = max(rank for path in chosen.paths for rank in path)
+    worst = 0 if isinstance(chosen, DynamicTree) else max((rank for path in chosen.paths for rank in path), default=0)
     if worst >= token_heads.backbone.vocab_size:
         raise ValueError(
             f"The tree asks for rank {worst} but the vocabulary has {token_heads.backbone.vocab_size} tokens; "
