@@ -31,6 +31,7 @@ from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
 from heads.opening import Opened, open_heads
 from heads.speaking import Sampling, Speaker
+from heads.tune_command import tune_tree_command
 
 Color = Literal["auto", "always", "never"]
 
@@ -218,6 +219,7 @@ def info(
 
 app.command("count-ngrams")(count_ngrams_command)
 app.command("evaluate")(evaluate_command)
+app.command("tune-tree")(tune_tree_command)
 
 
 def read_prompt(prompt: str | None) -> str:

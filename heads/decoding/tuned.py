@@ -66,7 +66,8 @@ class TunedTree:
             "measured_on": dict(self.measured_on),
             "heads_sha256": self.heads_sha256,
         }
-        return json.dumps(content, indent=2) + "\n"
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def not_for(self, token_heads: TokenHeads) -> str | None:
         """Why it must not be used for these heads where they are now; None: it may be."""
