@@ -99,7 +99,7 @@ def length_of(tokens: Sequence[int], ends: Sequence[int]) -> int:
 def replay(
     token_heads: TokenHeads, texts: Texts, *, widths: Sequence[int], nodes: int, advance: Callable[[], Any]
 ) -> list[Replay]:
-    """Walk along a batch of texts; a `Replay` for each row.
+    """Walk along a batch of texts; a `Replay` for each row that has tokens behind its first one.
 
     Args:
         widths: beam widths of dynamic trees.
@@ -179,6 +179,8 @@ def places_along(found: Candidates, ahead_BK: Tensor) -> Tensor:
 
 def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Sequence[Tensor]]) -> list[Replay]:
     """Each row's own places: one for each of its tokens that has another behind it."""
+    if not ranks:
+        return []
     ranks_BPK = torch.stack(list(ranks), dim=1).cpu().numpy()
     places_BPKK = {width: torch.stack(list(found), dim=1).cpu().numpy() for width, found in places.items()}
     return [
@@ -187,4 +189,5 @@ def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Seque
             dynamic={width: found[b, : length - 1] for width, found in places_BPKK.items()},
         )
         for b, length in enumerate(texts.lengths)
+        if length > 1
     ]

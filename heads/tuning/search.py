@@ -78,6 +78,19 @@ def static_sizes(
         )
 
 
+def choice_of(tree: Tree, replays: Sequence[Replay], times: PassTimes) -> Choice:
+    """What a tree promises that was not grown here; one of a size that was timed."""
+    nodes = [(0.0, path) for path in tree.paths[1:]]
+    return Choice(
+        tree=tree,
+        nodes=tree.num_nodes,
+        depth=tree.depth,
+        tokens_per_pass=tokens_per_pass([places_of(nodes, one.ranks_PK) for one in replays], tree.num_nodes),
+        seconds_per_pass=times.static(tree),
+        batch=times.batch,
+    )
+
+
 def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
     """Each budget, depth and width that was timed."""
     for depth, width in times.grow:

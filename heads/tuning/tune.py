@@ -86,6 +86,7 @@ class Tuning:
     """All that was measured and what follows from it.
 
     Attributes:
+        replays: the texts that acceptance was measured on.
         static, dynamic: every tree that was considered, by the model of times.
         finalists: the fastest of either kind, their passes timed whole.
         plain: tokens a second of plain `generate`, timed in the same rounds as the finalists.
@@ -93,13 +94,17 @@ class Tuning:
     """
 
     config: TuneConfig
-    counts: RankCounts
+    replays: Sequence[Replay]
     times: PassTimes
     static: Sequence[Choice]
     dynamic: Sequence[Choice]
     finalists: dict[Kind, Choice]
     plain: float
     checked: dict[str, Speed] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> RankCounts:
+        return RankCounts([replay.ranks_PK for replay in self.replays])
 
     @property
     def kind(self) -> Kind:
@@ -151,7 +156,7 @@ def tune(
         )
     tuning = Tuning(
         config=config,
-        counts=RankCounts([replay.ranks_PK for replay in replays]),
+        replays=replays,
         times=times,
         static=static,
         dynamic=dynamic,
@@ -176,10 +181,9 @@ def replay_all(token_heads: TokenHeads, texts: Sequence[Texts], times: PassTimes
         for text in texts
         for one in replay(token_heads, text, widths=widths, nodes=max(times.verify), advance=advance)
     ]
-    long_enough = [one for one in found if len(one.ranks_PK)]
-    if len(long_enough) < 2:
+    if len(found) < 2:
         raise ValueError("The texts behind the prompts end at once; give prompts that the backbone goes on from.")
-    return long_enough
+    return found
 
 
 def time_finalists(
