@@ -41,6 +41,11 @@ CHECKS = {
         shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where "
         "each millisecond goes",
     ),
+    "trees": Check(
+        command=("python", "-m", "benchmarks.trees"),
+        shows="trees fitted to heads and machine: tokens per second as `headway tune-tree` predicts them beside measured "
+        "ones on other prompts, within 10 %, and what is said of a batch of 16",
+    ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead, compiled "

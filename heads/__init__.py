@@ -3,6 +3,7 @@
 from heads.backbone import Backbone
 from heads.checkpoint import load, save
 from heads.decoding.dynamic import DynamicDecoding
+from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.generate import generate
 from heads.decoding.rules import TypicalRule
 from heads.decoding.tree import Tree
@@ -16,6 +17,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "DynamicDecoding",
+    "DynamicTree",
     "NgramTable",
     "Tree",
     "TreeDecoding",

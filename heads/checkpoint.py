@@ -27,7 +27,7 @@ from heads.interface import TokenHeads
 from heads.trained_backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
 
 FORMAT_VERSION = 1
-TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
+TENSORS, DESCRIPTION, TUNED_TREE = "heads.safetensors", "heads.json", "tree.json"
 FINGERPRINT_ROWS = 64
 NEEDED = ("format_version", "family", "config", "backbone", "sha256")
 
@@ -148,6 +148,7 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     check_tensors(tensors, token_heads.state_dict(), folder)
     token_heads.load_state_dict(tensors)
     token_heads.measured_accuracy = description.get("measured_accuracy")
+    token_heads.tuned_tree, token_heads.checksum = Path(folder) / TUNED_TREE, description["sha256"]
     token_heads.backbone_was_trained = description.get("trained_backbone") is not None
     return token_heads.to(device=backbone.heads_device, dtype=dtype or backbone.dtype).eval()
 

@@ -31,6 +31,7 @@ from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
 from heads.opening import Opened, open_heads
 from heads.speaking import Sampling, Speaker
+from heads.tune_command import tune_tree_command
 
 Color = Literal["auto", "always", "never"]
 
@@ -42,7 +43,8 @@ DtypeOption = Annotated[
     Dtype, typer.Option("--dtype", help="Of backbone and heads; auto: float32 on a CPU, else the checkpoint's.")
 ]
 TreeOption = Annotated[
-    str | None, typer.Option("--tree", help="JSON file of paths, or a number of nodes; by default grown for the heads.")
+    str | None,
+    typer.Option("--tree", help="JSON file of paths, or a number of nodes; by default tree.json beside the heads."),
 ]
 LookupOption = Annotated[
     int | None,
@@ -193,9 +195,7 @@ def benchmark(
     check_length(opened.model, found, new_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
-    methods = build_methods(
-        opened, request, read_tree_option(tree), read_lookup_option(lookup), with_prompt_lookup=not no_prompt_lookup
-    )
+    methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)
     console = Console()
     rows = measure(console, opened.model, methods, request, found, repeats)
     title = f"{opened.source}, {len(found)} prompts, {new_tokens} new tokens, medians of {repeats} repeats"
@@ -227,6 +227,7 @@ def info(
 
 app.command("count-ngrams")(count_ngrams_command)
 app.command("evaluate")(evaluate_command)
+app.command("tune-tree")(tune_tree_command)
 
 
 def read_prompt(prompt: str | None) -> str:
@@ -245,20 +246,15 @@ def read_tree_option(tree: str | None) -> str | int | None:
     return int(tree) if tree is not None and tree.isdecimal() else tree
 
 
-def read_lookup_option(lookup: int | None) -> int:
-    """None is the decoder's own default; --plain must tell it from a number that was given."""
-    return DEFAULT_LOOKUP if lookup is None else lookup
-
-
 def build_methods(
-    opened: Opened, request: Request, shape: str | int | None, lookup: int, *, with_prompt_lookup: bool
+    opened: Opened, request: Request, shape: str | int | None, lookup: int | None, *, with_prompt_lookup: bool
 ) -> list[Method]:
     """A row each; heads are named as their folder, and a row without lookup says so."""
     methods = [plain(opened.model, request)]
     if with_prompt_lookup:
         methods.append(prompt_lookup(opened.model, request))
     return methods + [
-        tree(opened.model, heads, request, name if lookup else f"{name}, heads alone", shape, lookup)
+        tree(opened.model, heads, request, f"{name}, heads alone" if lookup == 0 else name, shape, lookup)
         for name, heads in opened.token_heads.items()
     ]
 
@@ -285,9 +281,7 @@ def build_speaker(
         tokenizer=opened.tokenizer,
         decoding=None
         if plain
-        else TreeDecoding(
-            token_heads, read_tree_option(tree), lookup=read_lookup_option(lookup), keep_caches=keep_caches
-        ),
+        else TreeDecoding(token_heads, read_tree_option(tree), lookup=lookup, keep_caches=keep_caches),
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),

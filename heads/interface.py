@@ -17,6 +17,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -92,6 +93,10 @@ class TokenHeads(nn.Module):
         """The backbone was changed together with these heads, so it is saved with them."""
         self.measured_accuracy: list[list[float]] | None = None
         """accuracy[k - 1][r]: measured share of positions at which rank r of head k was right; trees grow from it."""
+        self.tuned_tree: Path | None = None
+        """Where `headway tune-tree` leaves the tree that it fits to them: tree.json in the folder they came from."""
+        self.checksum: str | None = None
+        """sha256 of the tensors that they were loaded from, by which a tuned tree knows its heads."""
 
     @property
     def num_heads(self) -> int:

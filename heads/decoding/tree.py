@@ -67,9 +67,11 @@ class Shape:
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         self.depths = tuple(depths)
-        self.children: tuple[tuple[int, ...], ...] = tuple(
-            tuple(i for i, parent in enumerate(self.parents) if parent == node) for node in range(len(self.parents))
-        )
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                children[parent].append(node)
+        self.children: tuple[tuple[int, ...], ...] = tuple(map(tuple, children))
 
     @property
     def num_nodes(self) -> int:
@@ -133,6 +135,18 @@ class Tree(Shape):
         self.paths: tuple[tuple[int, ...], ...] = ((), *chosen)
         index = {path: i for i, path in enumerate(self.paths)}
         super().__init__([-1 if not path else index[path[:-1]] for path in self.paths])
+
+    @classmethod
+    def root_only(cls) -> Tree:
+        """No drafted node: each pass verifies nothing and emits one token, and the heads are never asked.
+
+        >>> Tree.root_only().num_nodes, Tree.root_only().depth
+        (1, 0)
+        """
+        tree = cls.__new__(cls)
+        tree.paths = ((),)
+        Shape.__init__(tree, (-1,))
+        return tree
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -216,19 +230,3 @@ def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]
         if len(path) < num_heads:
             heapq.heappush(frontier, entry(path, -negative, 0))
     return Tree(paths)
-
-
-def read_tree(path: str | Path) -> Tree:
-    """A tree from a JSON file {"paths": [[0], [0, 0], …]}.
-
-    Raises:
-        ValueError: the file is missing or holds something else.
-    """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        return Tree(content["paths"])
-    except FileNotFoundError:
-        raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        said = str(error).rstrip(".")
-        raise ValueError(f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}; {said}.') from None

@@ -1,4 +1,4 @@
-"""Lossless decoding with a static token tree and a looked-up chain: draft, verify in one pass, accept, commit.
+"""Lossless decoding with a token tree and a looked-up chain: draft, verify in one pass, accept, commit.
 
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
 distribution after all logits processors (heads/decoding/acceptance.py has the rule).
@@ -8,6 +8,7 @@ distribution after all logits processors (heads/decoding/acceptance.py has the r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from heads.backbone import CommitPlan, Pass, Tap
 from heads.decoding.drafting import TreeIndex, draft
+from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
 from heads.decoding.loop import Drafter, Proposal, Run
@@ -24,10 +26,13 @@ from heads.decoding.request import Row, check_positions, read_request, read_vali
 from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
-from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree, read_tree
+from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree
+from heads.decoding.tuned import read_tree_file, usable_tuned_tree
 from heads.interface import TokenHeads
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
+AnyTree = Tree | DynamicTree | Sequence[Sequence[int]] | str | Path | int
+"""A tree in any of the forms that `TreeDecoding` takes."""
 
 
 class TreeDecoding:
@@ -35,11 +40,13 @@ class TreeDecoding:
 
     Args:
         token_heads: heads on the very model that `generate` is called on.
-        tree: a `Tree`, a list of paths, a JSON file of paths, a node budget, or None for a default that fits the number
-            of heads (grown from the heads' own measured accuracy where their checkpoint has it).
+        tree: a `Tree`, a `DynamicTree`, a list of paths, a JSON file of paths or of `headway tune-tree`, or a node
+            budget. None is the tree.json beside the heads where it was made for this kind of device and dtype; else a
+            default that fits the number of heads (grown from the heads' own measured accuracy where their checkpoint
+            has it). `Tree.root_only()` drafts nothing.
         lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
             verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
-            alone. The text is the same either way.
+            alone. None is what the tree.json that is used says, else 10. The text is the same either way.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
             to be called where the backbone's weights have changed.
@@ -55,19 +62,19 @@ class TreeDecoding:
     def __init__(
         self,
         token_heads: TokenHeads,
-        tree: Tree | Sequence[Sequence[int]] | str | Path | int | None = None,
+        tree: AnyTree | None = None,
         generator: torch.Generator | None = None,
         *,
-        lookup: int = DEFAULT_LOOKUP,
+        lookup: int | None = None,
         keep_caches: bool = False,
         rule: str | Rule = "exact",
     ) -> None:
         self.token_heads = token_heads
-        self.tree = choose_tree(token_heads, tree)
+        self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup)
         self.generator = generator
-        self.lookup = check_lookup(lookup)
         self.kept: KeptCaches[Drafter] | None = KeptCaches() if keep_caches else None
         self.rule = read_rule(rule, generator)
+        refuse_drawn_dynamic(self.rule, self.tree)
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
         self._drawn_indices: dict[tuple[int, torch.device, bool], DrawnTreeIndex] = {}
         self._chains: dict[torch.device, ChainIndex] = {}
@@ -93,7 +100,7 @@ class TreeDecoding:
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         drafter = HeadsDrafter(self)
-        max_depth = max(self.tree.depth, self.lookup)
+        max_depth = max(self.tree.depth or 0, self.lookup)
         run = Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth, self.kept)
         return run.decode(input_ids, valid_BT)
 
@@ -106,6 +113,7 @@ class TreeDecoding:
         """The tree's indices for a batch size, with or without the looked-up chain; kept from call to call."""
         key = (batch, device, chained)
         if key not in self._indices:
+            assert isinstance(self.tree, Tree)
             chain = self.lookup if chained else 0
             self._indices[key] = TreeIndex(self.tree, batch, device, grounded=self.token_heads.grounded, chain=chain)
         return self._indices[key]
@@ -114,6 +122,7 @@ class TreeDecoding:
         """The same for drafts that are drawn by lot."""
         key = (batch, device, chained)
         if key not in self._drawn_indices:
+            assert isinstance(self.tree, Tree)
             chain, grounded = self.lookup if chained else 0, self.token_heads.grounded
             self._drawn_indices[key] = DrawnTreeIndex(self.tree, batch, device, grounded=grounded, chain=chain)
         return self._drawn_indices[key]
@@ -126,10 +135,14 @@ class TreeDecoding:
 
 
 class HeadsDrafter:
-    """Heads fill a tree, and a looked-up chain stands beside it, for one `generate` call."""
+    """Heads fill a tree, and a looked-up chain stands beside it, for one `generate` call.
+
+    Where the tree is the root alone, heads are neither asked nor kept in step.
+    """
 
     def __init__(self, decoding: TreeDecoding) -> None:
         self.decoding = decoding
+        self.asks_heads = decoding.tree.depth != 0
         self.token_heads = decoding.token_heads
         self.projections = [self.token_heads.projection(k) for k in range(1, self.token_heads.num_heads + 1)]
         self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
@@ -137,7 +150,7 @@ class HeadsDrafter:
 
     @property
     def taps(self) -> Sequence[Tap]:
-        return self.token_heads.taps
+        return self.token_heads.taps if self.asks_heads else ()
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         self.commit(output, plan)
@@ -152,19 +165,22 @@ class HeadsDrafter:
         device = self.token_heads.backbone.heads_device
         chains = self.look_up(rows)
         root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
+        chains_BL = None if chains is None else torch.tensor(chains, device=device)
         index: TreeIndex | ChainIndex
         q_BQV, drawn_from = None, None
         if self.copying(rows):
             index, tokens_BN = self.decoding.chain_index(device), root_B[:, None]
-        elif self.decoding.rule.draws_drafts and not rows[0].request.greedy:
+        elif isinstance(self.decoding.tree, DynamicTree):
+            return self.propose_dynamic(root_B, chains_BL, self.decoding.tree)
+        elif self.decoding.rule.draws_drafts and not rows[0].request.greedy and self.asks_heads:
             index = self.decoding.drawn_index(len(rows), device, chained=chains is not None)
             tokens_BN, q_BQV = self.draw(root_B, index, rows[0])
             drawn_from = index.drawn_from
         else:
             index = self.decoding.index(len(rows), device, chained=chains is not None)
-            tokens_BN = draft(self.token_heads, self.projections, self.state, root_B, index)
-        if chains is not None:
-            tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=device)], dim=1)
+            tokens_BN = self.draft(root_B, index)
+        if chains_BL is not None:
+            tokens_BN = torch.cat([tokens_BN, chains_BL], dim=1)
         return Proposal(
             tokens_BN=tokens_BN,
             depth=index.depth_N,
@@ -186,6 +202,19 @@ class HeadsDrafter:
             self.decoding.generator,
         )
 
+    def draft(self, root_B: Tensor, index: TreeIndex) -> Tensor:
+        """Tokens of a static tree's nodes (B, N)."""
+        if not self.asks_heads:
+            return root_B[:, None]
+        return draft(self.token_heads, self.projections, self.state, root_B, index)
+
+    def propose_dynamic(self, root_B: Tensor, chains_BL: Tensor | None, tree: DynamicTree) -> Proposal:
+        """A tree of its own shape for each row."""
+        grown = grow(self.token_heads, self.projections, self.state, root_B, tree)
+        if chains_BL is not None:
+            grown = grown.with_chains(chains_BL)
+        return Proposal(tokens_BN=grown.tokens_BN, depth=grown.depth_BN, sees=grown.sees_BNN, shapes=grown.shapes())
+
     def look_up(self, rows: list[Row]) -> list[list[int]] | None:
         """A chain for each row; None where no row's last tokens have been there before."""
         found = [self.lookups[row.index].propose(row.tokens) for row in rows] if self.lookups else []
@@ -195,33 +224,59 @@ class HeadsDrafter:
 
     def copying(self, rows: list[Row]) -> bool:
         """Every row copies, and what is copied reaches further than the heads could."""
-        return self.decoding.lookup > self.decoding.tree.depth and all(self.lookups[row.index].copying for row in rows)
+        depth = self.decoding.tree.depth or 0
+        return self.decoding.lookup > depth and all(self.lookups[row.index].copying for row in rows)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        self.state = self.token_heads.commit(self.state, output.tokens_BN, output.taps, output.positions_BN, plan)
+        if self.asks_heads:
+            self.state = self.token_heads.commit(self.state, output.tokens_BN, output.taps, output.positions_BN, plan)
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        self.state = self.token_heads.keep_rows(self.state, rows_R)
+        if self.asks_heads:
+            self.state = self.token_heads.keep_rows(self.state, rows_R)
 
     def keep_slots(self, num_slots: int) -> None:
-        self.state = self.token_heads.keep_slots(self.state, num_slots)
+        if self.asks_heads:
+            self.state = self.token_heads.keep_slots(self.state, num_slots)
 
 
-def choose_tree(token_heads: TokenHeads, tree: Tree | Sequence[Sequence[int]] | str | Path | int | None) -> Tree:
-    """A `Tree` from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
+def refuse_drawn_dynamic(rule: Rule, tree: Tree | DynamicTree) -> None:
+    if rule.draws_drafts and isinstance(tree, DynamicTree):
+        raise ValueError(
+            "rule='rejection' was given with a dynamic tree, whose nodes are the likeliest ones and not drawn by lot; "
+            "give a static tree (a node budget or a list of paths), or rule='exact'."
+        )
+
+
+def choose_tree_and_lookup(
+    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None
+) -> tuple[Tree | DynamicTree, int]:
+    """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults."""
+    tuned = usable_tuned_tree(token_heads) if tree is None else None
+    if tuned is not None:
+        tree, lookup = tuned.tree, tuned.lookup if lookup is None else lookup
+    return choose_tree(token_heads, tree), check_lookup(DEFAULT_LOOKUP if lookup is None else lookup)
+
+
+def choose_tree(token_heads: TokenHeads, tree: AnyTree | None) -> Tree | DynamicTree:
+    """A tree from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
     if tree is None or isinstance(tree, int):
         nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
         return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
     if isinstance(tree, str | Path):
-        tree = read_tree(tree)
-    chosen = tree if isinstance(tree, Tree) else Tree(tree)
-    if chosen.depth > token_heads.num_heads:
+        tree = read_tree_file(tree).tree
+    if isinstance(tree, DynamicTree):
+        depth = token_heads.num_heads if tree.depth is None else tree.depth
+        chosen: Tree | DynamicTree = replace(tree, depth=depth)
+    else:
+        depth = (chosen := tree if isinstance(tree, Tree) else Tree(tree)).depth
+    if depth > token_heads.num_heads:
         raise ValueError(
-            f"The tree is {chosen.depth} deep but there are {token_heads.num_heads} heads; "
+            f"The tree is {depth} deep but there are {token_heads.num_heads} heads; "
             f"give paths of at most {token_heads.num_heads} ranks."
         )
-    worst = max(rank for path in chosen.paths for rank in path)
+    worst = 0 if isinstance(chosen, DynamicTree) else max((rank for path in chosen.paths for rank in path), default=0)
     if worst >= token_heads.backbone.vocab_size:
         raise ValueError(
             f"The tree asks for rank {worst} but the vocabulary has {token_heads.backbone.vocab_size} tokens; "

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from heads.decoding.dynamic import DynamicDecoding
+from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.joint import Cooccurrence
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.interface import TokenHeads
 
-TreeShape = Tree | str | Path | int | None
+TreeShape = Tree | DynamicTree | str | Path | int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def tree(
     request: Request,
     name: str,
     shape: TreeShape = None,
-    lookup: int = DEFAULT_LOOKUP,
+    lookup: int | None = None,
 ) -> Method:
     """Tree decoding with these heads; `shape` and `lookup` as `TreeDecoding` takes them, by default its own."""
     decoding = TreeDecoding(token_heads, shape, lookup=lookup)

@@ -9,7 +9,8 @@ import random
 import pytest
 import torch
 
-from heads.decoding.tree import MAX_NODES, TYPICAL_ACCURACY, Tree, grow_tree, read_tree
+from heads.decoding.tree import MAX_NODES, TYPICAL_ACCURACY, Tree, grow_tree
+from heads.decoding.tuned import read_tree_file
 
 
 def random_tree(seed: int, nodes: int = 20) -> Tree:
@@ -163,7 +164,7 @@ def test_a_budget_has_a_range(num_nodes):
 def test_a_saved_tree_reads_back(tmp_path):
     tree = random_tree(3)
     tree.save(tmp_path / "tree.json")
-    assert read_tree(tmp_path / "tree.json").paths == tree.paths
+    assert read_tree_file(tmp_path / "tree.json").tree.paths == tree.paths
     assert json.loads((tmp_path / "tree.json").read_text())["paths"] == [list(path) for path in tree.paths[1:]]
 
 
@@ -174,14 +175,14 @@ def test_a_file_of_something_else_is_refused_with_its_name(tmp_path, content):
     path = tmp_path / "tree.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tree\.json must hold"):
-        read_tree(path)
+        read_tree_file(path)
 
 
 def test_a_file_with_half_a_rank_is_refused(tmp_path):
     path = tmp_path / "tree.json"
     path.write_text('{"paths": [[0], [0.7]]}')
     with pytest.raises(ValueError, match=r"0\.7"):
-        read_tree(path)
+        read_tree_file(path)
 
 
 @pytest.mark.parametrize("paths", [[[0], [0.7]], [["0"]], [0, 1], [None]])
@@ -192,7 +193,7 @@ def test_what_is_no_rank_is_refused(paths):
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
-        read_tree(tmp_path / "none.json")
+        read_tree_file(tmp_path / "none.json")
 
 
 def test_sight_is_boolean():

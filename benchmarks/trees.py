@@ -1,0 +1,181 @@
+"""Trees fitted to heads and machine: `python -m benchmarks.trees`. Predicted speed beside measured speed, in one run.
+
+For each folder of heads a tree is tuned on one half of held-out prompts; then plain `generate`, the default tree, the
+best static and the best dynamic tree decode the other half, heads alone. Prediction and measurement leave out the
+prompts' passes. A last line tunes for a large batch, where trees stop paying.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from heads.decoding.tree import TYPICAL_ACCURACY, grow_tree
+from heads.decoding.tree_decoding import TreeDecoding, default_nodes
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.tables import describe_machine, versions
+from heads.evaluation.throughput import clock_of
+from heads.interface import TokenHeads
+from heads.opening import Opened, open_heads
+from heads.tuning.report import describe, verdict
+from heads.tuning.search import Choice, choice_of
+from heads.tuning.tune import Speed, TuneConfig, Tuning, measure_speeds, tune
+
+ALLOWED = 0.10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One decoding: what was predicted on one half of the prompts and measured on the other."""
+
+    heads: str
+    decoding: str
+    tree: str
+    predicted: Speed
+    measured: Speed
+    plain_predicted: float
+    plain_measured: float
+
+    @property
+    def deviation(self) -> float:
+        """Of the predicted tokens a second from the measured ones."""
+        return self.predicted.tokens_per_second / self.measured.tokens_per_second - 1
+
+    @property
+    def ratio_deviation(self) -> float:
+        """The same of ratios to plain generation, which a machine that changes its speed leaves alone."""
+        return (1 + self.deviation) * self.plain_measured / self.plain_predicted - 1
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = Console()
+    opened = open_heads(options.heads)
+    prompts = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
+    prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
+    lines = []
+    for name, token_heads in opened.token_heads.items():
+        config = TuneConfig(new_tokens=options.new_tokens, repeats=options.repeats, checked_prompts=options.prompts)
+        tuning = tune(token_heads, prompts[0::2], config, clock=clock_of(opened.model.device))
+        console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+        lines += compare(name, opened, token_heads, tuning, prompts[1::2], options.rounds)
+    console.print(lines_table(lines))
+    worst = max(lines, key=lambda line: abs(line.deviation))
+    within = "yes" if abs(worst.deviation) <= ALLOWED else "no"
+    console.print(
+        f"predicted within {ALLOWED:.0%} of measured: {within} (worst: {worst.heads}, {worst.decoding}, "
+        f"{worst.deviation:+.1%}; of the ratio to plain {worst.ratio_deviation:+.1%})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    say_large_batch(console, opened, prompts[0::2], options)
+    if options.json:
+        found = [dataclasses.asdict(line) | {"deviation": line.deviation} for line in lines]
+        machine = {"machine": describe_machine(opened.model.device), "versions": versions()}
+        Path(options.json).write_text(json.dumps({"lines": found, **machine}, indent=2) + "\n", encoding="utf-8")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trees", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--heads",
+        nargs="+",
+        default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
+        help="folders of heads on one backbone; the last one is tuned for the large batch too",
+    )
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of either half (default: 16)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds of timing while tuning (default: 15)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of measuring, medians count (default: 3)")
+    parser.add_argument("--batch", type=int, default=16, help="the large batch; 0 leaves it out (default: 16)")
+    parser.add_argument("--json", metavar="FILE", help="write lines, machine and versions here")
+    return parser
+
+
+def compare(
+    name: str, opened: Opened, token_heads: TokenHeads, tuning: Tuning, prompts: Sequence[Tensor], rounds: int
+) -> list[Line]:
+    """Decode prompts that tuning never saw; a line for each tree."""
+    trees: dict[str, Choice] = {"default tree": default_choice(token_heads, tuning)}
+    trees |= {f"tuned {kind}": choice for kind, choice in tuning.finalists.items()}
+    decodings: dict[str, TreeDecoding | None] = {"plain": None}
+    decodings |= {what: TreeDecoding(token_heads, choice.tree, lookup=0) for what, choice in trees.items()}
+    clock = clock_of(opened.model.device)
+    found = [measure_speeds(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
+    measured = {what: median_speed([one[what] for one in found]) for what in decodings}
+    return [
+        Line(
+            heads=name,
+            decoding=what,
+            tree=describe(choice.tree),
+            predicted=Speed(tokens_per_pass=choice.tokens_per_pass, tokens_per_second=choice.tokens_per_second),
+            measured=measured[what],
+            plain_predicted=tuning.plain,
+            plain_measured=measured["plain"].tokens_per_second,
+        )
+        for what, choice in trees.items()
+    ]
+
+
+def default_choice(token_heads: TokenHeads, tuning: Tuning) -> Choice:
+    """The tree that an untuned folder of heads decodes with, by the model of times."""
+    nodes, accuracy = default_nodes(token_heads.backbone.device), token_heads.measured_accuracy or TYPICAL_ACCURACY
+    return choice_of(grow_tree(nodes, token_heads.num_heads, accuracy), tuning.replays, tuning.times)
+
+
+def median_speed(speeds: Sequence[Speed]) -> Speed:
+    return Speed(
+        tokens_per_pass=statistics.median(speed.tokens_per_pass for speed in speeds),
+        tokens_per_second=statistics.median(speed.tokens_per_second for speed in speeds),
+    )
+
+
+def lines_table(lines: Sequence[Line]) -> Table:
+    title = "\npredicted on one half of the prompts, measured on the other; greedy, heads alone"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("heads")
+    table.add_column("tree")
+    for column in ("tokens/pass\npredicted", "\nmeasured", "tokens/s\npredicted", "\nmeasured", "\ndeviation"):
+        table.add_column(column, justify="right")
+    for column in ("ratio to plain\npredicted", "\nmeasured", "\ndeviation"):
+        table.add_column(column, justify="right")
+    for line in lines:
+        predicted, measured = line.predicted, line.measured
+        table.add_row(
+            line.heads,
+            f"{line.decoding}: {line.tree}",
+            f"{predicted.tokens_per_pass:.2f}",
+            f"{measured.tokens_per_pass:.2f}",
+            f"{predicted.tokens_per_second:.1f}",
+            f"{measured.tokens_per_second:.1f}",
+            f"{line.deviation:+.1%}",
+            f"{predicted.tokens_per_second / line.plain_predicted:.2f}",
+            f"{measured.tokens_per_second / line.plain_measured:.2f}",
+            f"{line.ratio_deviation:+.1%}",
+        )
+    return table
+
+
+def say_large_batch(console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace) -> None:
+    """What tuning says where a pass is already full."""
+    if not options.batch:
+        return
+    name, token_heads = list(opened.token_heads.items())[-1]
+    config = TuneConfig(new_tokens=options.new_tokens, batch=options.batch, repeats=min(5, options.repeats))
+    tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
+    console.print(f"\n{name}, batch {options.batch}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""How likely each node of a tree is to be accepted, the best trees for that, and tokens per pass by replay.
+
+Conditional acceptance. A node is a path of ranks, and P(rank r | path) is the share of places at which the text went on
+with rank r, among those at which it had gone along that very path. A product of marginals would take the ranks of one
+path for independent, which they are not: a text that is hard to guess at one place is hard at the next. Long paths are
+seen rarely, so each count is backed off to a shorter condition, with the weight of `BACK_OFF` places:
+
+    P(r | path)         = (n(path, r)     + m · P(r | depth, last rank)) / (n(path)        + m)
+    P(r | depth, last)  = (n(d, last, r)  + m · P(r | depth))            / (n(d, last)     + m)
+    P(r | depth)        =  n(d, r) / n(d)          given that the path was among the first RANKS at every depth before
+
+A tree's expected accepted tokens are the sum of its nodes' probabilities, which only fall along a path; so the n most
+likely nodes are a tree and the best one of that size (Sequoia, Chen et al., 2024, whose acceptance depends on the rank
+alone), and with a limit on depth those of at most that depth.
+"""
+# P place, K depth
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from heads.tuning.replay import NEVER, RANKS
+
+BACK_OFF = 8.0
+Path = tuple[int, ...]
+
+
+class RankCounts:
+    """Counts over places (P, K) of ranks, from one or several texts.
+
+    >>> counts = RankCounts([np.array([[0, 1], [0, 0], [0, 1], [1, 0]])], back_off=0)
+    >>> counts.conditional((), 0), counts.conditional((0,), 1), counts.conditional((1,), 1)
+    (0.75, 0.6666666666666666, 0.0)
+    """
+
+    def __init__(self, ranks: Iterable[np.ndarray], *, back_off: float = BACK_OFF) -> None:
+        self.back_off = back_off
+        self.by_path: Counter[Path] = Counter()
+        for ranks_PK in ranks:
+            for place in ranks_PK.tolist():
+                for depth in range(len(place) + 1):
+                    if depth and place[depth - 1] >= RANKS:
+                        break
+                    self.by_path[tuple(place[:depth])] += 1
+        self.by_last: Counter[tuple[int, int, int]] = Counter()
+        self.by_depth: Counter[tuple[int, int]] = Counter()
+        self.at_last: Counter[tuple[int, int]] = Counter()
+        self.at_depth: Counter[int] = Counter()
+        for path, count in self.by_path.items():
+            self.at_depth[len(path)] += count
+            if path:
+                self.at_last[len(path), path[-1]] += count
+                self.by_depth[len(path) - 1, path[-1]] += count
+            if len(path) > 1:
+                self.by_last[len(path) - 1, path[-2], path[-1]] += count
+
+    def conditional(self, path: Path, rank: int) -> float:
+        """P(rank | path), backed off as the file's head says."""
+        depth = len(path)
+        marginal = self.by_depth[depth, rank] / max(1, self.at_depth[depth])
+        if not path:
+            return marginal
+        last = self._blend(self.by_last[depth, path[-1], rank], self.at_last[depth, path[-1]], marginal)
+        return self._blend(self.by_path[*path, rank], self.by_path[path], last)
+
+    def _blend(self, count: int, seen: int, shorter: float) -> float:
+        weight = seen + self.back_off
+        return (count + self.back_off * shorter) / weight if weight else shorter
+
+
+def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None = None) -> list[tuple[float, Path]]:
+    """(probability, path) of the most likely nodes below the root, best first: the first n are the best tree of n + 1.
+
+    Args:
+        nodes: how many are asked for; fewer where fewer can ever be accepted.
+        depth: of paths at most.
+        width: nodes of one level that may have children, the likeliest ones; None: any number.
+    """
+    level: list[tuple[float, Path]] = [(1.0, ())]
+    found: list[tuple[float, Path]] = []
+    for _ in range(depth):
+        children = [
+            (probability * share, (*path, rank))
+            for probability, path in level
+            for rank in range(RANKS)
+            if (share := counts.conditional(path, rank)) > 0
+        ]
+        found += children
+        level = heapq.nsmallest(nodes if width is None else min(width, nodes), children, key=order)
+    return heapq.nsmallest(nodes, found, key=order)
+
+
+def order(node: tuple[float, Path]) -> tuple[float, int, Path]:
+    """Most likely first; of equals the one nearer to the root, so that a parent comes before its child."""
+    probability, path = node
+    return (-probability, len(path), path)
+
+
+def places_of(nodes: Sequence[tuple[float, Path]], ranks_PK: np.ndarray) -> np.ndarray:
+    """(P, K): the place of the text's own node of each depth among the root and `nodes`, NEVER where it is not there.
+
+    A tree of the root and the first n - 1 nodes keeps it where the entry is below n, as `Replay.dynamic` has it.
+
+    >>> places_of([(0.5, (0,)), (0.3, (0, 1))], np.array([[0, 1], [0, 0], [1, 1]])).tolist() == [
+    ...     [1, 2], [1, NEVER], [NEVER, NEVER]]
+    True
+    """
+    places: Mapping[Path, int] = {path: i for i, (_, path) in enumerate(nodes, start=1)}
+    depths = range(1, ranks_PK.shape[1] + 1)
+    found = [[places.get(tuple(place[:d]), NEVER) for d in depths] for place in ranks_PK.tolist()]
+    return np.array(found, dtype=np.int64).reshape(ranks_PK.shape)
+
+
+def accepted(places_PK: np.ndarray, nodes: int) -> np.ndarray:
+    """(P,): tokens that a tree of `nodes` nodes has accepted from each place."""
+    lengths_P: np.ndarray = (places_PK < nodes).sum(axis=1)
+    return lengths_P
+
+
+def count_passes(accepted_P: np.ndarray) -> int:
+    """Passes of decoding a text whose places accept so many tokens: each emits those and one token more.
+
+    >>> count_passes(np.array([2, 0, 0, 1, 0]))         # 3 tokens, then 2
+    2
+    """
+    lengths = accepted_P.tolist()
+    place = passes = 0
+    while place < len(lengths):
+        place += 1 + lengths[place]
+        passes += 1
+    return passes
+
+
+def tokens_per_pass(places: Sequence[np.ndarray], nodes: int) -> float:
+    """Over several texts, the prompts' passes and their first tokens left out."""
+    tokens = sum(len(places_PK) for places_PK in places)
+    return tokens / max(1, sum(count_passes(accepted(places_PK, nodes)) for places_PK in places))

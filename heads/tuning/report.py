@@ -1,0 +1,145 @@
+"""What tuning found, as tables for people and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from heads.decoding.dynamic_tree import DynamicTree
+from heads.decoding.tree import Tree
+from heads.evaluation.report import GREY, MARKERS, PALETTE, save_figure, tidy
+from heads.tuning.acceptance import RankCounts
+from heads.tuning.search import Choice, best_by_size
+from heads.tuning.timing import PassTimes
+from heads.tuning.tune import Tuning
+
+RANKS_SHOWN = 4
+
+
+def show(console: Console, tuning: Tuning) -> None:
+    """All tables, then what was chosen in a sentence."""
+    tables: Sequence[Table] = (
+        acceptance_table(tuning.counts),
+        verify_table(tuning.times),
+        draft_table(tuning.times),
+        sizes_table(tuning),
+        checked_table(tuning),
+    )
+    for table in tables:
+        console.print(table)
+    console.print(verdict(tuning), highlight=False, soft_wrap=True)
+
+
+def acceptance_table(counts: RankCounts) -> Table:
+    table = new_table("\nconditional acceptance: the candidate of this rank was right, given that its path was")
+    for column in ("depth", "after rank", "places", *(f"rank {rank}" for rank in range(RANKS_SHOWN))):
+        table.add_column(column, justify="right")
+    depths = max(counts.at_depth)
+    for depth in range(depths):
+        for last in [None] if depth == 0 else [None, 0, 1]:
+            seen = counts.at_depth[depth] if last is None else counts.at_last[depth, last]
+            found = counts.by_depth if last is None else counts.by_last
+            keys = [(depth, rank) if last is None else (depth, last, rank) for rank in range(RANKS_SHOWN)]
+            shares = [f"{found[key] / seen:.1%}" if seen else "" for key in keys]  # type: ignore[index]
+            table.add_row(str(depth + 1), "any" if last is None else str(last), str(seen), *shares)
+    return table
+
+
+def verify_table(times: PassTimes) -> Table:
+    title = f"\nverifying, batch {times.batch} behind {times.context} tokens; a plain step {1000 * times.plain:.2f} ms"
+    table = new_table(title)
+    for column in ("nodes", "ms", "of a plain step"):
+        table.add_column(column, justify="right")
+    for nodes, seconds in sorted(times.verify.items()):
+        table.add_row(str(nodes), f"{1000 * seconds:.2f}", f"{seconds / times.plain:.2f}")
+    return table
+
+
+def draft_table(times: PassTimes) -> Table:
+    rest = f"rest of a pass {1000 * times.rest_static:.2f} ms static, {1000 * times.rest_dynamic:.2f} ms dynamic"
+    table = new_table(f"\ndrafting in ms; {rest}")
+    counts, widths = (sorted({at for _, at in found}) for found in (times.step, times.grow))
+    for column in ("depth", *(f"{n} expanding" for n in counts), *(f"dynamic, width {w}" for w in widths)):
+        table.add_column(column, justify="right")
+    for depth in sorted({k for k, _ in times.step}):
+        steps = [times.step.get((depth, count)) for count in counts]
+        grown = [times.grow.get((depth, width)) for width in widths]
+        table.add_row(str(depth), *("" if s is None else f"{1000 * s:.2f}" for s in (*steps, *grown)))
+    return table
+
+
+def sizes_table(tuning: Tuning) -> Table:
+    table = new_table("\nthe fastest tree of each size, by the model of times, heads alone")
+    for column in ("nodes", "static: depth", "tokens/pass", "tokens/s", "dynamic: depth", "tokens/pass", "tokens/s"):
+        table.add_column(column, justify="right")
+    static, dynamic = ({c.nodes: c for c in best_by_size(found)} for found in (tuning.static, tuning.dynamic))
+    for nodes in sorted({*static, *dynamic}):
+        table.add_row(str(nodes), *cells(static.get(nodes)), *cells(dynamic.get(nodes)))
+    return table
+
+
+def cells(choice: Choice | None) -> tuple[str, str, str]:
+    if choice is None:
+        return "", "", ""
+    wide = f", width {choice.tree.width}" if isinstance(choice.tree, DynamicTree) else ""
+    return f"{choice.depth}{wide}", f"{choice.tokens_per_pass:.2f}", f"{choice.tokens_per_second:.1f}"
+
+
+def checked_table(tuning: Tuning) -> Table:
+    table = new_table("\ndecoded here, prompts' passes left out")
+    for column in ("", "tokens/pass", "tokens/s", "ratio to plain"):
+        table.add_column(column, justify="right" if column else "left")
+    plain = tuning.checked["plain"].tokens_per_second
+    for name, speed in tuning.checked.items():
+        ratio = f"{speed.tokens_per_second / plain:.2f}"
+        table.add_row(name, f"{speed.tokens_per_pass:.2f}", f"{speed.tokens_per_second:.1f}", ratio)
+    return table
+
+
+def verdict(tuning: Tuning) -> str:
+    """What is used from now on, and why."""
+    ratios = {kind: choice.tokens_per_second / tuning.plain for kind, choice in tuning.finalists.items()}
+    if tuning.kind == "plain":
+        found = ", ".join(f"the best {kind} tree has {ratio:.2f} of plain's speed" for kind, ratio in ratios.items())
+        return f"No tree pays at batch {tuning.config.batch}: {found}. TreeDecoding decodes plainly here."
+    choice, (other,) = tuning.finalists[tuning.kind], [kind for kind in ratios if kind != tuning.kind]
+    return (
+        f"Chosen: {describe(choice.tree)}; predicted {choice.tokens_per_pass:.2f} tokens per pass, "
+        f"{choice.tokens_per_second:.1f} tokens/s, {ratios[tuning.kind]:.2f} × plain, heads alone "
+        f"(the best {other} tree {ratios[other]:.2f} ×)."
+    )
+
+
+def describe(tree: Tree | DynamicTree) -> str:
+    if isinstance(tree, DynamicTree):
+        return f"a dynamic tree of {tree.nodes} nodes, depth {tree.depth}, width {tree.width}"
+    return f"a static tree of {tree.num_nodes} nodes, depth {tree.depth}"
+
+
+def new_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def draw_tuning(tuning: Tuning, path: str | Path) -> None:
+    """Milliseconds of verifying, and predicted tokens a second, both against the number of nodes."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    nodes = sorted(tuning.times.verify)
+    left.plot(nodes, [1000 * tuning.times.verify[n] for n in nodes], color=PALETTE[0], marker=MARKERS[0])
+    left.axhline(1000 * tuning.times.plain, color=GREY, linestyle="--", label="a plain step")
+    speed: Callable[[Choice], float] = lambda choice: choice.tokens_per_second  # noqa: E731 - drawn twice
+    for i, (name, found) in enumerate({"static": tuning.static, "dynamic": tuning.dynamic}.items()):
+        best = best_by_size(found)
+        right.plot([c.nodes for c in best], [speed(c) for c in best], color=PALETTE[i], marker=MARKERS[i], label=name)
+    right.axhline(tuning.plain, color=GREY, linestyle="--", label="plain")
+    titles = ("verifying, milliseconds", "fastest tree of each size, predicted tokens/s")
+    for axes, title in zip((left, right), titles, strict=True):
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+        tidy(axes, title, "nodes")
+    save_figure(figure, path)

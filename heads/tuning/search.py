@@ -1,0 +1,120 @@
+"""The tree that emits most tokens a second: 1 + E[accepted] over the seconds of a pass, for every tree that was timed.
+
+Static trees: for each limit on depth and on expanding nodes the best trees of all sizes, which are the first nodes of
+one sequence (heads/tuning/acceptance.py). Without a limit on expanding nodes this is the optimum for each size and
+depth; the limits are searched besides because each level and each expanding node costs drafting time.
+Dynamic trees: each budget, depth and beam width, by replay of the very trees.
+
+A static tree is fitted to counts, and its tokens per pass on the very texts that were counted flatter it: texts are
+split in two, and trees grown on either half are replayed on the other.
+"""
+# P place, K depth
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from heads.decoding.dynamic_tree import DynamicTree
+from heads.decoding.tree import Tree
+from heads.tuning.acceptance import RankCounts, best_nodes, places_of, tokens_per_pass
+from heads.tuning.replay import Replay
+from heads.tuning.timing import PassTimes
+
+EXPANDING_LIMITS = (1, 2, 4, 8, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A tree with what it promises, each row of a batch by itself for `tokens_per_pass`."""
+
+    tree: Tree | DynamicTree
+    nodes: int
+    depth: int
+    tokens_per_pass: float
+    seconds_per_pass: float
+    batch: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.batch * self.tokens_per_pass / self.seconds_per_pass
+
+
+def static_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
+    """The best tree for each depth, number of expanding nodes, and size that was timed."""
+    ranks = [replay.ranks_PK for replay in replays]
+    halves = [(ranks[0::2], ranks[1::2]), (ranks[1::2], ranks[0::2])]
+    counted, counts = [RankCounts(grown_on) for grown_on, _ in halves], RankCounts(ranks)
+    largest = max(times.verify)
+    for depth in range(1, ranks[0].shape[1] + 1):
+        for width in EXPANDING_LIMITS if times.grounded and depth > 1 else (None,):
+            best = partial(best_nodes, nodes=largest - 1, depth=depth, width=width)
+            nodes = best(counts)
+            places = [
+                places_of(best(half), ranks_PK)
+                for half, (_, replayed_on) in zip(counted, halves, strict=True)
+                for ranks_PK in replayed_on
+            ]
+            yield from static_sizes(nodes, places, times)
+
+
+def static_sizes(
+    nodes: Sequence[tuple[float, tuple[int, ...]]], places: Sequence[np.ndarray], times: PassTimes
+) -> Iterator[Choice]:
+    for size in sorted(times.verify):
+        if not 2 <= size <= 1 + len(nodes):
+            continue
+        tree = Tree([path for _, path in nodes[: size - 1]])
+        yield Choice(
+            tree=tree,
+            nodes=size,
+            depth=tree.depth,
+            tokens_per_pass=tokens_per_pass(places, size),
+            seconds_per_pass=times.static(tree),
+            batch=times.batch,
+        )
+
+
+def choice_of(tree: Tree, replays: Sequence[Replay], times: PassTimes) -> Choice:
+    """What a tree promises that was not grown here; one of a size that was timed."""
+    nodes = [(0.0, path) for path in tree.paths[1:]]
+    return Choice(
+        tree=tree,
+        nodes=tree.num_nodes,
+        depth=tree.depth,
+        tokens_per_pass=tokens_per_pass([places_of(nodes, one.ranks_PK) for one in replays], tree.num_nodes),
+        seconds_per_pass=times.static(tree),
+        batch=times.batch,
+    )
+
+
+def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
+    """Each budget, depth and width that was timed."""
+    for depth, width in times.grow:
+        places = [replay.dynamic[width][:, depth - 1] for replay in replays]
+        for size in sorted(times.verify):
+            if size < 2:
+                continue
+            tree = DynamicTree(nodes=size, depth=depth, width=width)
+            yield Choice(
+                tree=tree,
+                nodes=size,
+                depth=depth,
+                tokens_per_pass=tokens_per_pass(places, size),
+                seconds_per_pass=times.dynamic(tree),
+                batch=times.batch,
+            )
+
+
+def fastest(choices: Sequence[Choice]) -> Choice:
+    """Most tokens a second; of equals the smallest tree."""
+    return max(choices, key=lambda choice: (choice.tokens_per_second, -choice.nodes))
+
+
+def best_by_size(choices: Sequence[Choice]) -> list[Choice]:
+    """For each number of nodes the fastest choice."""
+    sizes = sorted({choice.nodes for choice in choices})
+    return [fastest([choice for choice in choices if choice.nodes == size]) for size in sizes]

@@ -1,0 +1,267 @@
+"""What a pass costs here: verifying against the number of nodes, drafting against depth and expanding nodes, the rest.
+
+    seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + rest
+
+Verifying and drafting are timed alone, on the model itself at a stated batch size and context length. The rest (accept,
+commit, Python) is what whole passes of `generate` with a reference tree take beyond that, so that it holds whatever the
+first two miss. Everything is measured in turn, again and again, and medians count: a slow moment of the machine falls
+on all.
+"""
+# B row, S context position, N node, M expanding node of one level (over all rows)
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heads.backbone import CommitPlan
+from heads.decoding.drafting import best_candidates
+from heads.decoding.dynamic_tree import DynamicTree, grow
+from heads.decoding.generate import generate
+from heads.decoding.tree import Tree, grow_tree
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.throughput import rotated
+from heads.interface import TokenHeads
+
+NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+EXPANDING = (1, 2, 4, 8, 16)
+WIDTHS = (1, 2, 4, 8)
+REFERENCE_NODES, CANDIDATES, TIMED_TOKENS = 8, 4, 24
+Clock = Callable[[], float]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """Seconds, for a batch of `batch` rows behind `context` tokens.
+
+    Attributes:
+        plain: one step of plain `generate`.
+        verify: by number of nodes, the root included.
+        step: by (head, expanding nodes of a row).
+        grow: by (depth, width) of a dynamic tree; independent heads have width 1 alone.
+        rest_static, rest_dynamic: of a pass beyond drafting and verifying.
+        grounded: expanding nodes of a level cost a row each; else one row serves all.
+    """
+
+    batch: int
+    context: int
+    plain: float
+    verify: Mapping[int, float]
+    step: Mapping[tuple[int, int], float]
+    grow: Mapping[tuple[int, int], float]
+    rest_static: float
+    rest_dynamic: float
+    grounded: bool
+
+    def draft(self, tree: Tree) -> float:
+        """Of a static tree: one step of a head for each level."""
+        expanding = [len(level.parents) if self.grounded and k else 1 for k, level in enumerate(tree.levels)]
+        return sum(self.step_at(k, count) for k, count in enumerate(expanding, start=1))
+
+    def step_at(self, head: int, expanding: int) -> float:
+        """Between measured numbers of expanding nodes by a line, above the largest in proportion."""
+        counts = sorted(count for k, count in self.step if k == head)
+        seconds = [self.step[head, count] for count in counts]
+        return float(np.interp(expanding, counts, seconds)) * max(1.0, expanding / counts[-1])
+
+    def static(self, tree: Tree) -> float:
+        return self.draft(tree) + self.verify[tree.num_nodes] + self.rest_static
+
+    def dynamic(self, tree: DynamicTree) -> float:
+        assert tree.depth is not None
+        return self.grow[tree.depth, tree.width] + self.verify[tree.nodes] + self.rest_dynamic
+
+
+def measure_times(
+    token_heads: TokenHeads,
+    tokens_BS: Tensor,
+    *,
+    repeats: int,
+    clock: Clock,
+    advance: Callable[[], Any] = lambda: None,
+) -> PassTimes:
+    """Time the parts of a pass behind a context of `tokens_BS`.
+
+    Args:
+        clock: seconds; must wait for what an accelerator still computes (`clock_of`).
+        advance: called `repeats` + 1 times.
+    """
+    bench = Bench(token_heads, tokens_BS, clock)
+    medians = interleaved_medians(bench.tasks(), repeats, advance)
+    found: dict[str, dict[Any, float]] = {"verify": {}, "step": {}, "grow": {}, "pass": {}}
+    for (kind, at), seconds in medians.items():
+        found[kind][at] = seconds
+    parts = PassTimes(
+        batch=len(tokens_BS),
+        context=tokens_BS.shape[1],
+        plain=found["pass"]["plain"],
+        verify=found["verify"],
+        step=found["step"],
+        grow=found["grow"],
+        rest_static=0.0,
+        rest_dynamic=0.0,
+        grounded=token_heads.grounded,
+    )
+    static, dynamic = found["pass"]["static"], found["pass"]["dynamic"]
+    rest = {
+        "rest_static": max(0.0, static - parts.static(bench.static)),
+        "rest_dynamic": max(0.0, dynamic - parts.dynamic(bench.dynamic)),
+    }
+    return PassTimes(**{**vars(parts), **rest})
+
+
+def interleaved_medians(
+    tasks: Mapping[Key, Callable[[], float]], repeats: int, advance: Callable[[], Any] = lambda: None
+) -> dict[Key, float]:
+    """The median of what each task returns, all of them called in turn, from another start in each round.
+
+    >>> interleaved_medians({"a": lambda: 1.0, "b": iter([9.0, 2.0, 3.0, 7.0]).__next__}, repeats=3)
+    {'a': 1.0, 'b': 3.0}
+    """
+    found: dict[Key, list[float]] = {key: [] for key in tasks}
+    for task in tasks.values():
+        task()  # warm-up: the first call pays for allocations and kernel choice
+    advance()
+    for repeat in range(repeats):
+        for key in rotated(list(tasks), repeat):
+            found[key].append(tasks[key]())
+        advance()
+    return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+
+class Bench:
+    """A backbone and its heads behind a context, ready to have each part of a pass timed."""
+
+    def __init__(self, token_heads: TokenHeads, tokens_BS: Tensor, clock: Clock) -> None:
+        self.token_heads, self.backbone = token_heads, token_heads.backbone
+        self.tokens_BS, self.clock = tokens_BS, clock
+        self.projections = [token_heads.projection(k) for k in range(1, token_heads.num_heads + 1)]
+        self.static = grow_tree(min(REFERENCE_NODES, 1 + self.backbone.vocab_size), token_heads.num_heads)
+        width = WIDTHS[2] if token_heads.grounded else 1
+        self.dynamic = DynamicTree(nodes=REFERENCE_NODES, depth=token_heads.num_heads, width=width)
+        valid_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
+        with torch.no_grad():
+            self.state, output = self.backbone.prefill(tokens_BS, valid_BS, token_heads.taps)
+            self.drafting = token_heads.commit(
+                None, output.tokens_BN, output.taps, output.positions_BN, CommitPlan.whole(valid_BS)
+            )
+
+    def tasks(self) -> dict[tuple[str, Any], Callable[[], float]]:
+        """Each returns the seconds of what it is named for."""
+        heads_range = range(1, self.token_heads.num_heads + 1)
+        grounded = self.token_heads.grounded
+        found: dict[tuple[str, Any], Callable[[], float]] = {("verify", n): self.verify(n) for n in NODES}
+        for k in heads_range:
+            for expanding in EXPANDING if grounded and k > 1 else EXPANDING[:1]:
+                found["step", (k, expanding)] = self.step(k, expanding)
+            for width in WIDTHS if grounded else WIDTHS[:1]:
+                found["grow", (k, width)] = self.grow(k, width)
+        found["pass", "plain"] = lambda: self.seconds_per_pass(None)
+        for name, tree in (("static", self.static), ("dynamic", self.dynamic)):
+            found["pass", name] = self.whole_pass(tree)
+        return found
+
+    def timed(self, function: Callable[[], Any]) -> Callable[[], float]:
+        @torch.no_grad()
+        def run() -> float:
+            start = self.clock()
+            function()
+            return self.clock() - start
+
+        return run
+
+    def verify(self, nodes: int) -> Callable[[], float]:
+        tree = Tree([[rank] for rank in range(nodes - 1)]) if nodes > 1 else Tree.root_only()
+        device = self.tokens_BS.device
+        tokens_BN = self.tokens_BS[:, -1:].expand(-1, nodes).contiguous()
+        depth_N, sees_NN = tree.depth_tensor(device), tree.sees_NN(device)
+
+        def run() -> None:
+            output = self.backbone.verify(self.state, tokens_BN, depth_N, sees_NN, self.token_heads.taps)
+            self.backbone.logits(output.final_BND)
+
+        return self.timed(run)
+
+    @torch.no_grad()
+    def step(self, k: int, expanding: int) -> Callable[[], float]:
+        """Head k's step over `expanding` nodes a row, its projection and its candidates."""
+        heads, rows_B = self.token_heads, torch.arange(len(self.tokens_BS), device=self.tokens_BS.device)
+        level, parents_M, tokens_M = heads.first_level(self.drafting), rows_B, self.tokens_BS[:, -1]
+        for above in range(1, k):
+            _, level = heads.step(above, level, tokens_M, parents_M)
+            if above == 1:
+                tokens_M, parents_M = (x_M.repeat_interleave(expanding) for x_M in (tokens_M, parents_M))
+            else:
+                parents_M = torch.arange(len(tokens_M), device=tokens_M.device)
+        at, inputs = level, (tokens_M, parents_M)
+
+        def run() -> None:
+            hidden_MD, _ = heads.step(k, at, *inputs)
+            best_candidates(self.projections[k - 1](hidden_MD), CANDIDATES)
+
+        return self.timed(run)
+
+    def grow(self, depth: int, width: int) -> Callable[[], float]:
+        tree = DynamicTree(nodes=self.dynamic.nodes, depth=depth, width=width)
+        root_B = self.tokens_BS[:, -1]
+        return self.timed(lambda: grow(self.token_heads, self.projections, self.drafting, root_B, tree).shapes())
+
+    def whole_pass(self, tree: Tree | DynamicTree) -> Callable[[], float]:
+        decoding = TreeDecoding(self.token_heads, tree, lookup=0)
+        return lambda: self.seconds_per_pass(decoding)
+
+    def seconds_per_pass(self, decoding: TreeDecoding | None) -> float:
+        """Of a pass in which all rows run, in `generate` itself; None is plain `generate`."""
+        stamps = Stamps(self.clock)
+        output = generate(
+            self.backbone.model,
+            decoding,
+            input_ids=self.tokens_BS,
+            attention_mask=torch.ones_like(self.tokens_BS),
+            max_new_tokens=TIMED_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            streamer=stamps,
+        )
+        if decoding is None:
+            return stamps.mean(TIMED_TOKENS - 1, rows=1)
+        passes = min(drafted.count(False) for drafted in output.stats.drafted) - 1
+        return stamps.mean(max(1, passes - 1), rows=len(self.tokens_BS))
+
+
+class Stamps:
+    """A streamer that notes when the tokens of each pass came."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.seconds: list[float] = []
+        self.prompt_came = False
+
+    def put(self, _: Tensor) -> None:
+        if self.prompt_came:
+            self.seconds.append(self.clock())
+        self.prompt_came = True
+
+    def end(self) -> None:
+        """Nothing is left to note."""
+
+    def mean(self, passes: int, rows: int) -> float:
+        """Seconds of each of the first `passes` passes behind the prompt's, each of which notes one time a row.
+
+        >>> stamps = Stamps(iter([1.0, 1.1, 3.0, 3.1, 5.0, 5.1]).__next__)
+        >>> for _ in range(7):
+        ...     stamps.put(torch.zeros(1))
+        >>> stamps.mean(2, rows=2)
+        2.0
+        """
+        first, last = self.seconds[rows - 1], self.seconds[rows - 1 + passes * rows]
+        return (last - first) / passes
