@@ -70,6 +70,11 @@ class TreeCacheLayer(DynamicLayer):
         """Roll back to the first committed slots; what was written behind them is overwritten by the next pass."""
         self.length, self.pending = min(self.length, num_slots), 0
 
+    def reopen(self, num_slots: int) -> None:
+        """The last committed slots are pending again."""
+        self.length -= num_slots
+        self.pending = num_slots
+
     def get_seq_length(self) -> int:
         return self.length
 
@@ -93,6 +98,11 @@ class TreeCache(Cache):
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
         for layer in self.layers:
             layer.commit(slots_BA, num_slots)
+
+    def reopen(self, num_slots: int) -> None:
+        """Slots that were committed one pass after another become those of one pass, of which a path can be kept."""
+        for layer in self.layers:
+            layer.reopen(num_slots)
 
     def keep_rows(self, rows_R: Tensor, slots_S: Tensor | None = None) -> None:
         for layer in self.layers:
