@@ -1,9 +1,10 @@
 """Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
 
-from heads.backbone import Backbone
+from heads.backbone import Backbone, CommitPlan
 from heads.checkpoint import load, save
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.generate import generate
+from heads.decoding.steps import TreeDrafter, accept_greedy
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create, families
@@ -14,10 +15,13 @@ from heads.opening import load_with_backbone
 __all__ = [
     "Backbone",
     "BackboneConfig",
+    "CommitPlan",
     "DynamicDecoding",
     "NgramTable",
     "Tree",
     "TreeDecoding",
+    "TreeDrafter",
+    "accept_greedy",
     "create",
     "families",
     "generate",

@@ -6,13 +6,14 @@ excused.
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import pytest
 import torch
 from throwaway_families import fitted_heads, make_heads
-from tiny import ARCHITECTURES, PAD, random_tokens, shared_model, tiny_model
+from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
 
 import heads
 from heads.backbone import Backbone
@@ -23,8 +24,8 @@ from heads.evaluation.throughput import SameText
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
-REQUEST = Request(new_tokens=40)
-PROMPTS = [random_tokens(1, 6, seed=seed) for seed in range(8)]
+REQUEST = Request(new_tokens=24)
+PROMPTS = [random_tokens(1, 6, seed=seed) for seed in range(6)]
 
 
 def model_of(name: str, dtype: torch.dtype) -> Any:
@@ -43,11 +44,11 @@ def texts(model: Any, decoding: Any, prompt: Any) -> tuple[list[int], list[int]]
 @pytest.mark.parametrize("family", ["grounded", "dynamo"])
 def test_texts_part_within_rounding_only(family, dtype, capsys):
     rulings = []
-    for name in (*ARCHITECTURES, "mistral_windowed", "gemma3", "gemma2"):
+    for name in ("llama", "gpt_neox", "mistral_windowed", "gemma2", "gemma3"):
         model = model_of(name, dtype)
         decoding = heads.TreeDecoding(make_heads(family, Backbone(model)), TREE)
         judge = Float32Judge(model=model, request=REQUEST)
-        for prompt in PROMPTS[:4]:
+        for prompt in PROMPTS[:2]:
             ruling = judge(prompt, *texts(model, decoding, prompt))
             if ruling is not None:
                 rulings.append(ruling)
@@ -56,21 +57,24 @@ def test_texts_part_within_rounding_only(family, dtype, capsys):
                 assert math.isfinite(ruling.gap)
     with capsys.disabled():
         ours = sum(ruling.preferred == "other" for ruling in rulings)
-        print(f"\n{family} {dtype}: {len(rulings)} of 40 texts part; float32 prefers ours {ours} times")
+        print(f"\n{family} {dtype}: {len(rulings)} of 10 texts part; float32 prefers ours {ours} times")
 
 
 @LOW
-def test_some_text_parts_and_is_excused(dtype):
-    """Without a difference the test above would show nothing: long texts of one model part somewhere."""
-    model = tiny_model(
-        "gpt_neox", attn="sdpa", dtype=dtype, sharpen=False, seed=2
-    )  # its best logits lie close together
+def test_texts_part_and_are_excused_where_every_token_has_a_twin(dtype):
+    """Without a difference the test above would show nothing. Half of the vocabulary copies the other half's logits
+    but for rounding, and each twin has an embedding of its own."""
+    model = tiny_model("llama", attn="sdpa", dtype=dtype)
+    weight, half = model.lm_head.weight.data, VOCAB // 2
+    noise = torch.randn(half, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    weight[half : 2 * half] = weight[:half] * (1 + torch.finfo(dtype).eps * noise).to(dtype)
     decoding = heads.TreeDecoding(make_heads("grounded", Backbone(model)), TREE)
     judge = Float32Judge(model=model, request=REQUEST)
     found = [judge(prompt, *texts(model, decoding, prompt)) for prompt in PROMPTS]
     parted = [ruling for ruling in found if ruling is not None]
     assert parted
     assert all(ruling.within_rounding for ruling in parted)
+    assert all(abs(ruling.plain - ruling.other) == half for ruling in parted)
 
 
 @LOW
@@ -91,8 +95,7 @@ def test_the_ruling_names_both_tokens_and_the_float32_gap(dtype):
     model = model_of("qwen3", dtype)
     prompt = PROMPTS[0]
     plain, _ = texts(model, None, prompt)
-    high = tiny_model("qwen3", attn="sdpa", dtype=torch.float32)
-    high.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    high = copy.deepcopy(model).float()
     at = 7
     with torch.no_grad():
         logits = high(torch.cat([prompt, torch.tensor([plain[:at]])], dim=1)).logits[0, -1]
