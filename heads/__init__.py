@@ -1,11 +1,12 @@
 """Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
 
-from heads.backbone import Backbone
+from heads.backbone import Backbone, CommitPlan
 from heads.checkpoint import load, save
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.generate import generate
 from heads.decoding.rules import TypicalRule
+from heads.decoding.steps import TreeDrafter, accept_greedy
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create, families
@@ -16,12 +17,15 @@ from heads.opening import load_with_backbone
 __all__ = [
     "Backbone",
     "BackboneConfig",
+    "CommitPlan",
     "DynamicDecoding",
     "DynamicTree",
     "NgramTable",
     "Tree",
     "TreeDecoding",
+    "TreeDrafter",
     "TypicalRule",
+    "accept_greedy",
     "create",
     "families",
     "generate",

@@ -402,9 +402,9 @@ def refuse_offloaded_weights(model: Any) -> None:
     """Weights that a device_map keeps elsewhere are on the meta device between calls, and heads read some directly."""
     spread = getattr(model, "hf_device_map", None) or {}
     if "disk" in spread.values() or (spread and any(p.is_meta for p in model.parameters())):
-        away = sorted(name for name, device in spread.items() if device in ("cpu", "disk"))
+        away = [name for name in spread if any(p.is_meta for p in model.get_submodule(name).parameters())]
         raise ValueError(
-            f"The device_map of {type(model).__name__} offloads {', '.join(away)} to host memory or disk, where each "
+            f"The device_map of {type(model).__name__} offloads {', '.join(away)} to disk or host memory, where each "
             f"pass loads the weights anew; give a device_map that spreads the layers over accelerators, or one device."
         )
 

@@ -23,10 +23,12 @@ from heads.counting_command import count_ngrams_command
 from heads.decoding.lookup import DEFAULT_LOOKUP, MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluate_command import evaluate_command
+from heads.evaluation.float32_judge import Float32Judge
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 from heads.evaluation.report import draw_speed_blocks
 from heads.evaluation.tables import measure, speed_table, write_json
+from heads.evaluation.throughput import Row
 from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
 from heads.opening import Opened, open_heads
@@ -183,6 +185,12 @@ def benchmark(
     no_prompt_lookup: Annotated[
         bool, typer.Option("--no-prompt-lookup", help="Leave prompt lookup out, for backbones that cannot do it.")
     ] = False,
+    judge: Annotated[
+        Literal["float32"] | None,
+        typer.Option(
+            help="Let a float32 copy of a bfloat16 or float16 backbone rule on texts that differ from plain's."
+        ),
+    ] = None,
     dtype: DtypeOption = "auto",
 ) -> None:
     """Compare plain generate, prompt lookup and heads side by side in one run, on whole greedy generate calls."""
@@ -196,10 +204,13 @@ def benchmark(
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
     methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)
+    float32 = None if judge is None else Float32Judge(model=opened.model, request=request)
     console = Console()
-    rows = measure(console, opened.model, methods, request, found, repeats)
+    rows = measure(console, opened.model, methods, request, found, repeats, float32=float32)
     title = f"{opened.source}, {len(found)} prompts, {new_tokens} new tokens, medians of {repeats} repeats"
     console.print(speed_table(rows, title))
+    if float32 is not None:
+        say_rulings(rows, opened.tokenizer)
     name = "greedy" if repetition_penalty == 1.0 else f"greedy, repetition penalty {repetition_penalty}"
     if json_file is not None:
         write_json(json_file, {name: rows}, opened.model.device)
@@ -285,6 +296,18 @@ def build_speaker(
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),
+    )
+
+
+def say_rulings(rows: list[Row], tokenizer: Any) -> None:
+    """A line for each text that parts from plain generate's."""
+    for row in rows:
+        for ruling in row.rulings:
+            typer.echo(f"{row.name}, {ruling.describe(tokenizer)}")
+    rulings = [ruling for row in rows for ruling in row.rulings]
+    ours = sum(ruling.preferred == "other" for ruling in rulings)
+    typer.echo(
+        f"{len(rulings)} texts part from plain generate's; float32 prefers plain's token {len(rulings) - ours} times."
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from tiny import random_tokens, shared_model
 from torch import Tensor, nn
 
@@ -147,7 +148,7 @@ FAMILIES = (*heads.families(), *THROWAWAY)
 
 def copy_layer(backbone: Backbone) -> nn.Module:
     """A layer like the backbone's last that writes its keys and values to layer 0 of a cache."""
-    layer = copy.deepcopy(backbone.layers[-1])
+    layer = remove_hook_from_module(copy.deepcopy(backbone.layers[-1]), recurse=True)
     for module in layer.modules():
         if hasattr(module, "layer_idx"):
             module.layer_idx = 0

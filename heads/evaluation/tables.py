@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
+from heads.evaluation.float32_judge import Float32Judge
 from heads.evaluation.methods import Method, Request
 from heads.evaluation.throughput import Row, SameText, clock_of, compare, count_runs
 
@@ -63,14 +64,15 @@ def measure(
     prompts: Sequence[Tensor],
     repeats: int,
     what: str = "measuring",
+    float32: Float32Judge | None = None,
 ) -> list[Row]:
-    """`compare` on a model, under a progress bar."""
+    """`compare` on a model, under a progress bar; a float32 judge rules on what differs."""
     with progress_bar(console, what, count_runs(methods, prompts, repeats)) as advance:
         return compare(
             methods,
             prompts,
             repeats=repeats,
-            verdict=SameText(model=model, request=request),
+            verdict=SameText(model=model, request=request, float32=float32),
             clock=clock_of(model.device),
             advance=advance,
         )

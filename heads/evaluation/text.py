@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from heads.evaluation.float32_judge import Ruling  # which imports this file
 
 ScoresAt = Callable[[list[int]], Tensor]
 """Plain generation's processed scores (V,) for the token after these new tokens."""
@@ -55,10 +59,12 @@ class Verdict:
     Attributes:
         differs_at: index of the first new token with no excuse; None for the same text.
         ties: positions at which both texts went on from two tokens within rounding of each other.
+        ruling: what a float32 judge says about the first difference, where one was asked.
     """
 
     differs_at: int | None = None
     ties: int = 0
+    ruling: Ruling | None = None
 
 
 def judge(

@@ -11,12 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from heads.evaluation.float32_judge import Float32Judge, Ruling
 from heads.evaluation.methods import Method, Outcome, Request, new_tokens
 from heads.evaluation.text import Verdict, judge, repeated_ngrams
 
@@ -41,6 +42,7 @@ class Row:
         repeated_4grams: share of the new tokens' 4-grams that had come before in the same text, mean over prompts.
         same_text: "yes", "yes (n ties)" or "no: prompt i, token j", both counted from 1, against the first method;
             "lossy" for methods that do not promise it.
+        rulings: what a float32 judge says about each text that parts from the first method's, where one was asked.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Row:
     tokens_per_pass: float
     repeated_4grams: float
     same_text: str
+    rulings: tuple[Ruling, ...] = ()
 
 
 def compare(
@@ -138,6 +141,7 @@ def summarise(
         tokens_per_pass=tokens / sum(record.passes for record in records),
         repeated_4grams=statistics.mean(repeated_ngrams(record.outcome.tokens) for record in records),
         same_text="lossy" if method.lossy else describe_verdicts(verdicts),
+        rulings=tuple(replace(v.ruling, prompt=n) for n, v in enumerate(verdicts, start=1) if v.ruling is not None),
     )
 
 
@@ -164,10 +168,15 @@ def describe_verdicts(verdicts: Sequence[Verdict]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SameText:
-    """Judges a method's text against plain generation's, on the model; heads/evaluation/text.py has the rule."""
+    """Judges a method's text against plain generation's, on the model; heads/evaluation/text.py has the rule.
+
+    Attributes:
+        float32: rules besides on the first difference of each text.
+    """
 
     model: Any
     request: Request
+    float32: Float32Judge | None = None
 
     def __call__(self, prompt_1T: Tensor, plain_tokens: list[int], tokens: list[int]) -> Verdict:
         def scores_at(new: list[int]) -> Tensor:
@@ -182,7 +191,9 @@ class SameText:
             longer = self.request.generate(self.model, extended(prompt_1T, new), max_new_tokens=left)
             return new_tokens(longer, prompt_1T)
 
-        return judge(plain_tokens, tokens, scores_at, continue_from, self.model.dtype)
+        found = judge(plain_tokens, tokens, scores_at, continue_from, self.model.dtype)
+        ruling = None if self.float32 is None else self.float32(prompt_1T, plain_tokens, tokens)
+        return replace(found, ruling=ruling)
 
 
 def extended(prompt_1T: Tensor, new: list[int]) -> Tensor:

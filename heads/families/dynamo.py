@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
@@ -275,7 +276,8 @@ def in_slot(layer: nn.Module, slot: int) -> nn.Module:
     for module in layer.modules():
         if hasattr(module, "layer_idx"):
             module.layer_idx = slot  # type: ignore[assignment]
-    return layer
+    # A device_map's hooks, copied along, would move tensors to where the backbone's own layer is.
+    return remove_hook_from_module(layer, recurse=True)
 
 
 def new_unembedding(backbone: Backbone) -> nn.Parameter:

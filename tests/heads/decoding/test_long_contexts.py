@@ -1,7 +1,7 @@
 """Long prompts are read in chunks: the states are those of one pass, and nothing grows with the prompt's square.
 
-The plain reference is `Backbone.prefill`, one pass over the whole prompt. Chunks of five tokens stand for those of 1024;
-one test reads 8192 tokens as they are.
+The plain reference is `Backbone.prefill`, one pass over the whole prompt. Chunks of a few tokens stand for those
+of 1024; one test reads 8192 tokens as they are.
 """
 
 from __future__ import annotations
@@ -102,9 +102,12 @@ def test_dynamic_decoding_reads_in_chunks_too(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "mistral_windowed"])
 def test_eight_thousand_tokens(name, monkeypatch):
-    """Text is generate's, no mask has more than 1024 rows, and logits are computed where a token is chosen only."""
+    """Text is generate's, no mask has more than 1024 rows, and logits are computed where a token is chosen only.
+
+    In float32 and with two layers, since plain generate itself takes seconds here; no two best logits are near.
+    """
     length = 8192
-    model = tiny_model(name, attn="sdpa", max_position_embeddings=length + 64)
+    model = tiny_model(name, attn="sdpa", dtype=torch.float32, num_hidden_layers=2, max_position_embeddings=length + 64)
     token_heads = make_heads("dynamo", Backbone(model), num_heads=2)
     masks: list[tuple[int, ...]] = []
     projected: list[int] = []
