@@ -41,6 +41,11 @@ CHECKS = {
         shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where "
         "each millisecond goes",
     ),
+    "acceptance rules": Check(
+        command=("python", "-m", "benchmarks.acceptance_rules"),
+        shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, by tree "
+        "and temperature (docs/acceptance.md)",
+    ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead, compiled "
