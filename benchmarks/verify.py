@@ -43,8 +43,8 @@ CHECKS = {
     ),
     "trees": Check(
         command=("python", "-m", "benchmarks.trees"),
-        shows="trees fitted to heads and machine: tokens per second as `headway tune-tree` predicts them beside measured "
-        "ones on other prompts, within 10 %, and what is said of a batch of 16",
+        shows="trees fitted to heads and machine: tokens per second as `headway tune-tree` predicts them beside "
+        "measured ones on other prompts, within 10 %, and what is said of a batch of 16",
     ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
