@@ -93,11 +93,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
         help="folders of heads on one backbone; the last one is tuned for the large batch too",
     )
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of either half (default: 16)")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of either half (default: 32)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds of timing while tuning (default: 15)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of measuring, medians count (default: 3)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of measuring, medians count (default: 1)")
     parser.add_argument("--batch", type=int, default=16, help="the large batch; 0 leaves it out (default: 16)")
     parser.add_argument("--json", metavar="FILE", help="write lines, machine and versions here")
     return parser
