@@ -68,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = TuneConfig(new_tokens=options.new_tokens, repeats=options.repeats, checked_prompts=options.prompts)
         tuning = tune(token_heads, prompts[0::2], config, clock=clock_of(opened.model.device))
         console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
-        lines += compare(name, opened, token_heads, tuning, prompts[1::2], options.rounds)
+        found = compare(name, opened, token_heads, tuning, prompts[1::2], options.rounds)
+        for line in found:
+            console.print(f"  {line.decoding}: {line.tree}", highlight=False)
+        lines += found
     console.print(lines_table(lines))
     worst = max(lines, key=lambda line: abs(line.deviation))
     within = "yes" if abs(worst.deviation) <= ALLOWED else "no"
@@ -144,17 +147,18 @@ def median_speed(speeds: Sequence[Speed]) -> Speed:
 def lines_table(lines: Sequence[Line]) -> Table:
     title = "\npredicted on one half of the prompts, measured on the other; greedy, heads alone"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("heads")
-    table.add_column("tree")
-    for column in ("tokens/pass\npredicted", "\nmeasured", "tokens/s\npredicted", "\nmeasured", "\ndeviation"):
-        table.add_column(column, justify="right")
-    for column in ("ratio to plain\npredicted", "\nmeasured", "\ndeviation"):
-        table.add_column(column, justify="right")
+    table.add_column("heads\n")
+    table.add_column("tree\n")
+    for what in ("tokens\nper pass", "tokens\nper s", "ratio\nto plain"):
+        table.add_column(what, justify="right")
+        table.add_column("mea-\nsured", justify="right")
+        if "pass" not in what:
+            table.add_column("devi-\nation", justify="right")
     for line in lines:
         predicted, measured = line.predicted, line.measured
         table.add_row(
             line.heads,
-            f"{line.decoding}: {line.tree}",
+            line.decoding,
             f"{predicted.tokens_per_pass:.2f}",
             f"{measured.tokens_per_pass:.2f}",
             f"{predicted.tokens_per_second:.1f}",
