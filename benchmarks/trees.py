@@ -63,15 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     opened = open_heads(options.heads)
     prompts = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
     prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
-    lines = []
+    lines: list[Line] = []
     for name, token_heads in opened.token_heads.items():
         config = TuneConfig(new_tokens=options.new_tokens, repeats=options.repeats, checked_prompts=options.prompts)
         tuning = tune(token_heads, prompts[0::2], config, clock=clock_of(opened.model.device))
         console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
-        found = compare(name, opened, token_heads, tuning, prompts[1::2], options.rounds)
-        for line in found:
+        for line in compare(name, opened, token_heads, tuning, prompts[1::2], options.rounds):
             console.print(f"  {line.decoding}: {line.tree}", highlight=False)
-        lines += found
+            lines.append(line)
     console.print(lines_table(lines))
     worst = max(lines, key=lambda line: abs(line.deviation))
     within = "yes" if abs(worst.deviation) <= ALLOWED else "no"
