@@ -29,7 +29,7 @@ def tune_tree_command(
     prompts: Annotated[
         Path | None, typer.Option(help="A .txt or .jsonl file of prompts; by default text held out from the backbone.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=2, help="Prompts to use at most.")] = 16,
+    num_prompts: Annotated[int, typer.Option(min=2, help="Prompts to use at most.")] = 32,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompts are cut to this many tokens.")] = 64,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to write behind each prompt at most.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Rows that will be decoded at once.")] = 1,

@@ -31,6 +31,8 @@ from heads.tuning.replay import Replay, Texts, length_of, pad_left, replay, writ
 from heads.tuning.search import Choice, dynamic_choices, fastest, static_choices
 from heads.tuning.timing import Bench, Clock, PassTimes, Stamps, interleaved_medians, measure_times
 
+ROWS = 16
+"""Texts that are written and replayed at once."""
 Progress = Callable[[str, int], Callable[[], Any]]
 """Begins a stage of so many steps; what it returns is called at each."""
 
@@ -137,7 +139,7 @@ def tune(
     if len(prompts) < 2:
         raise ValueError(f"{len(prompts)} prompts were given; trees are grown on one half and judged on the other: 2.")
     model = token_heads.backbone.model
-    rows = min(8, len(prompts))
+    rows = min(ROWS, len(prompts))
     texts = write_texts(
         model, prompts, config.request, rows=rows, advance=progress("writing texts", -(-len(prompts) // rows))
     )

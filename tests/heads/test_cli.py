@@ -18,7 +18,7 @@ from heads import checkpoint
 from heads.cli import app, read_tree_option, use_color
 from heads.families import create
 
-COMMANDS = ("generate", "chat", "benchmark", "evaluate", "count-ngrams", "info")
+COMMANDS = ("generate", "chat", "benchmark", "evaluate", "count-ngrams", "tune-tree", "info")
 PROMPT = "def main"
 NEW_TOKENS = 24
 SUMMARY = re.compile(

@@ -23,13 +23,15 @@ import heads
 from heads import checkpoint, tune_command
 from heads.cli import app
 from heads.decoding.dynamic_tree import DynamicTree
+from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tuned import read_tree_file
 from heads.families import create
 from heads.tuning import acceptance, search, timing
 from heads.tuning.acceptance import RankCounts, accepted, best_nodes, count_passes, places_of, tokens_per_pass
 from heads.tuning.replay import NEVER, RANKS, Replay, replay, write_texts
+from heads.tuning.report import verdict
 from heads.tuning.timing import Bench, PassTimes, interleaved_medians, measure_times
-from heads.tuning.tune import TuneConfig, Tuning, context_of, tune
+from heads.tuning.tune import TuneConfig, Tuning, choose_lookup, context_of, tune, tuned_tree
 
 MISS = RANKS
 Ticks = Callable[[], float]
@@ -288,28 +290,65 @@ def test_a_step_is_timed_over_all_its_nodes(monkeypatch):
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
-def tune_tiny(clock: Ticks, **options: Any) -> Tuning:
-    token_heads = fitted_heads("grounded", "llama")
+@functools.cache
+def tuned_tiny() -> Tuning:
+    """On a clock on which every pass of a single row takes a second, whatever the tree."""
     prompts = [random_tokens(1, 5, seed=seed) for seed in range(50, 54)]
-    config = TuneConfig(new_tokens=24, repeats=1, **options)
-    return tune(token_heads, prompts, config, clock=clock)
+    config = TuneConfig(new_tokens=24, repeats=1)
+    return tune(fitted_heads("grounded", "llama"), prompts, config, clock=counting_clock())
 
 
-def test_where_every_pass_takes_as_long_the_tree_of_most_tokens_a_pass_wins():
-    tuning = tune_tiny(counting_clock())
-    best = max(choice.tokens_per_pass for choice in (*tuning.static, *tuning.dynamic))
-    assert tuning.kind in ("static", "dynamic")
-    assert tuning.finalists[tuning.kind].tokens_per_pass == pytest.approx(best, rel=0.35)
-    assert tuning.finalists[tuning.kind].tokens_per_second > tuning.plain == 1.0
+def test_the_finalist_of_most_tokens_a_second_wins():
+    tuning = tuned_tiny()
+    assert {choice.seconds_per_pass for choice in tuning.finalists.values()} == {1.0}
+    assert tuning.plain == 1.0
+    per_pass = {kind: choice.tokens_per_pass for kind, choice in tuning.finalists.items()}
+    assert per_pass[tuning.kind] == max(per_pass.values()) > 1
+    for kind, considered in (("static", tuning.static), ("dynamic", tuning.dynamic)):
+        best = max(choice.tokens_per_second for choice in considered)
+        assert tuning.finalists[kind].tokens_per_pass in {
+            choice.tokens_per_pass for choice in considered if choice.tokens_per_second == best
+        }
+
+
+def test_the_winner_is_decoded_beside_plain_and_lookup():
+    tuning = tuned_tiny()
     assert set(tuning.checked) == {"plain", "lookup alone", "tuned tree", "tuned tree, lookup"}
-    assert tuning.checked["tuned tree"].tokens_per_second > tuning.checked["plain"].tokens_per_second
+    for name, speed in tuning.checked.items():
+        assert speed.tokens_per_second == pytest.approx(speed.tokens_per_pass), name
+    assert tuning.checked["plain"].tokens_per_pass == 1
+    assert tuning.checked["tuned tree"].tokens_per_pass > 1
 
 
-def test_where_no_tree_pays_it_is_plain(monkeypatch):
-    tuning = tune_tiny(counting_clock())
+def test_where_no_tree_pays_it_is_plain():
+    tuning = tuned_tiny()
     slow = {kind: replace(choice, seconds_per_pass=50.0) for kind, choice in tuning.finalists.items()}
-    assert replace(tuning, finalists=slow).kind == "plain"
-    assert replace(tuning, finalists=slow).tree.num_nodes == 1
+    plain = replace(tuning, finalists=slow)
+    assert plain.kind == "plain"
+    assert plain.tree.num_nodes == 1
+    assert verdict(plain).startswith("No tree pays at batch 1: the best static tree has 0.0")
+    written = tuned_tree(fitted_heads("grounded", "llama"), plain, num_prompts=4)
+    assert (written.kind, written.paths, written.dynamic) == ("plain", (), None)
+    assert written.prediction["best_tree_ratio_to_plain"] < 0.1
+
+
+def test_lookup_stands_beside_the_tree_where_that_was_faster():
+    tuning = tuned_tiny()
+    for factor, lookup in ((0.5, 0), (2.0, DEFAULT_LOOKUP)):
+        alone = tuning.checked["tuned tree"]
+        beside = replace(alone, tokens_per_second=factor * alone.tokens_per_second)
+        changed = replace(tuning, checked={**tuning.checked, "tuned tree, lookup": beside})
+        assert choose_lookup(changed) == lookup
+
+
+def test_sampling_settings_reach_generate():
+    assert TuneConfig(new_tokens=9).request == {"do_sample": False, "max_new_tokens": 9}
+    assert TuneConfig(new_tokens=9, temperature=0.7, repetition_penalty=1.1).request == {
+        "do_sample": True,
+        "max_new_tokens": 9,
+        "temperature": 0.7,
+        "repetition_penalty": 1.1,
+    }
 
 
 def test_a_context_is_half_of_what_was_written_with_rows_for_the_batch():
