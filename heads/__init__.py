@@ -2,6 +2,7 @@
 
 from heads.backbone import Backbone, CommitPlan
 from heads.checkpoint import load, save
+from heads.decoding.draft_model import DraftModelDecoding
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.generate import generate
@@ -18,6 +19,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "CommitPlan",
+    "DraftModelDecoding",
     "DynamicDecoding",
     "DynamicTree",
     "NgramTable",

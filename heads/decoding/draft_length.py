@@ -103,10 +103,10 @@ class AdaptiveLength:
     """K by what was accepted and what it took so far; the object learns from call to call.
 
     >>> length = AdaptiveLength()
-    >>> for k in [7, 7, 3]:                              # a drafted token takes 1 s, a pass 10 s whatever its length
-    ...     length.observe(batch=1, k=k, draft=1.0 * k, verify=10.0, accepted=[k])
-    >>> length.choose(batch=1)                           # α has risen to 0.85: E(K) / (K + 10) is greatest at 8
-    8
+    >>> for k in [7, 7, 3]:                              # a drafted token takes 1 s, a pass 30 s whatever its length
+    ...     length.observe(batch=1, k=k, draft=1.0 * k, verify=30.0, accepted=[k])
+    >>> length.choose(batch=1)                           # α is 0.855 now: E(K) / (K + 30) is greatest at 12
+    12
     """
 
     judged: float = PRIOR_JUDGED
