@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from heads.backbone import CommitPlan, Pass, Tap
+from heads.decoding.compiled import compiled
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
 from heads.decoding.loop import Proposal, Run
@@ -39,9 +40,11 @@ class TreeDecoding:
             verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
             alone. The text is the same either way.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
+        compile: passes run as compiled graphs of fixed shapes (heads/decoding/compiled.py): faster where passes are
+            short, after seconds of compiling for each shape that is met.
 
     Raises:
-        ValueError: a tree that is deeper than there are heads, or that is malformed.
+        ValueError: a tree that is deeper than there are heads, or that is malformed; `compile` without what it needs.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class TreeDecoding:
         generator: torch.Generator | None = None,
         *,
         lookup: int = DEFAULT_LOOKUP,
+        compile: bool = False,
     ) -> None:
         self.token_heads = token_heads
+        self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
         self.tree = choose_tree(token_heads, tree)
         self.generator = generator
         self.lookup = check_lookup(lookup)
@@ -82,9 +87,7 @@ class TreeDecoding:
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         drafter = HeadsDrafter(self)
         max_depth = max(self.tree.depth, self.lookup)
-        return Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth).decode(
-            input_ids, valid_BT
-        )
+        return Run(self.backbone, drafter, self.rule, request, streamer, max_depth).decode(input_ids, valid_BT)
 
     def index(self, batch: int, device: torch.device, *, chained: bool) -> TreeIndex:
         """The tree's indices for a batch size, with or without the looked-up chain; kept from call to call."""
