@@ -2,10 +2,10 @@
 
 Plain `generate` (eager, and with a compiled static cache), prompt lookup, and tree decoding with each folder of heads,
 as it is by default (a looked-up chain beside the tree) and with the heads alone, eager and compiled, on held-out
-prompts: greedy, then with a repetition penalty, since a small model's greedy text loops and loops flatter every drafting
-method, copying most of all. Dynamic decoding is lossy and has a backbone of its own: its table has its own plain row.
-Then where each millisecond goes, and whether the targets were reached. Graphs are compiled before anything is timed,
-and what that took is printed.
+prompts: greedy, then with a repetition penalty, since a small model's greedy text loops and loops flatter every
+drafting method, copying most of all. Dynamic decoding is lossy and has a backbone of its own, so its table has a plain
+row of its own. Then where each millisecond goes, and whether the targets were reached. Graphs are compiled before
+anything is timed, and what that took is printed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class CompiledBackbone(Backbone):
     ) -> Pass:
         """One pass over the nodes of a token tree, as `Backbone.verify` states it."""
         batch, nodes = tokens_BN.shape
-        padded = -(-nodes // NODE_STEP) * NODE_STEP
+        padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()
         capacity = bucket_for(committed + padded)
         self.fit(state.cache, batch, capacity)
