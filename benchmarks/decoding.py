@@ -1,9 +1,11 @@
 """Decoding speed on the demo backbone: `python -m benchmarks.decoding`. Prints side-by-side tables from one run.
 
-Plain `generate`, `generate` with prompt lookup, and tree decoding with each folder of heads, as it is by default (a
-looked-up chain beside the tree) and with the heads alone, on held-out prompts: greedy, then with a repetition penalty,
-since a small model's greedy text loops and loops flatter every drafting method, copying most of all.
-Then where each millisecond goes, and whether the targets were reached.
+Plain `generate` (eager, and with a compiled static cache), prompt lookup, and tree decoding with each folder of heads,
+as it is by default (a looked-up chain beside the tree) and with the heads alone, eager and compiled, on held-out
+prompts: greedy, then with a repetition penalty, since a small model's greedy text loops and loops flatter every
+drafting method, copying most of all. Dynamic decoding is lossy and has a backbone of its own, so its table has a plain
+row of its own. Then where each millisecond goes, and whether the targets were reached. Graphs are compiled before
+anything is timed, and what that took is printed.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import transformers
 from matplotlib.figure import Figure
@@ -21,9 +24,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.decoding_targets import say_targets
 from benchmarks.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
+from heads.decoding.compiled import compiled, what_stops_compiling
 from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
+from heads.evaluation.methods import Method, Request, dynamic, plain, plain_compiled, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
@@ -32,10 +37,10 @@ from heads.interface import TokenHeads
 from heads.opening import Opened, open_heads
 from train.run import explain_errors
 
-Of = TypeVar("Of")
-TARGET_RATIO = 1.5
 REPETITION_PENALTY = 1.1
 KINDS = {"": DEFAULT_LOOKUP, ", heads alone": 0}  # what a row's name ends with -> tokens looked up
+COMPILED = ", compiled"
+PHASES = ("draft", "verify", "accept", "commit", "other")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,15 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
     prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
     say_what_runs(console, opened, options)
+    can_compile = may_compile(console, opened, options)
     blocks: dict[str, list[Row]] = {}
     parts: dict[str, list[Parts]] = {}
     for penalty in (1.0, REPETITION_PENALTY):
         request = Request(new_tokens=options.new_tokens, repetition_penalty=penalty)
         name = "greedy" if penalty == 1.0 else f"greedy, repetition penalty {penalty}"
-        blocks[name] = measure_speed(console, opened, request, prompts, options.repeats, name)
+        blocks[name] = measure_speed(console, opened, request, prompts, options.repeats, name, can_compile)
         parts[name] = measure_where(console, opened, request, prompts, options.repeats, name)
-    for name in blocks:
-        say_targets(console, name, blocks[name], parts[name])
+        if options.dynamic:
+            blocks[f"{name}, dynamic decoding (lossy)"] = measure_dynamic(console, options, request, prompts, name)
+    for name, found in parts.items():
+        console.print(f"\n{name}:", highlight=False)
+        say_targets(console, blocks[name], found, counts=name != "greedy")
     if options.json:
         by_name = {name: [dataclasses.asdict(p) for p in found] for name, found in parts.items()}
         write_json(options.json, blocks, opened.model.device, milliseconds_per_token=by_name, options=vars(options))
@@ -69,8 +78,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--heads",
         nargs="+",
         default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
-        help="folders of heads on one backbone; the last one is held against the targets",
+        help="folders of heads on one backbone",
     )
+    parser.add_argument(
+        "--dynamic",
+        default="checkpoints/demo/dynamo",
+        help="folder of heads for dynamic decoding, with a backbone of its own; '' leaves it out",
+    )
+    parser.add_argument("--threshold", type=float, default=0.5, help="of dynamic decoding (default: 0.5)")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
     parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
@@ -93,25 +109,93 @@ def say_what_runs(console: Console, opened: Opened, options: argparse.Namespace)
     )
 
 
-def tree_methods(opened: Opened, request: Request) -> list[tuple[TokenHeads, Method]]:
+def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -> bool:
+    """Whether rows that compile are measured; the reason is printed where they are not."""
+    obstacle = "--no-compile was given" if options.no_compile else ""
+    wrapped = next(iter(opened.token_heads.values())).backbone
+    obstacle = obstacle or what_stops_compiling(wrapped)
+    if obstacle:
+        console.print(f"compiled rows are left out: {obstacle}", highlight=False)
+    return not obstacle
+
+
+def tree_methods(opened: Opened, request: Request, *, compile: bool = False) -> list[tuple[TokenHeads, Method]]:
     """Each folder of heads with the default decoder, then each with the heads alone."""
+    end = COMPILED if compile else ""
     return [
-        (heads, tree(opened.model, heads, request, f"{name}{kind}", lookup=lookup))
+        (heads, tree(opened.model, heads, request, f"{name}{kind}{end}", lookup=lookup, compile=compile))
         for kind, lookup in KINDS.items()
         for name, heads in opened.token_heads.items()
     ]
 
 
 def measure_speed(
-    console: Console, opened: Opened, request: Request, prompts: Sequence[Tensor], repeats: int, name: str
+    console: Console,
+    opened: Opened,
+    request: Request,
+    prompts: Sequence[Tensor],
+    repeats: int,
+    name: str,
+    can_compile: bool,
 ) -> list[Row]:
-    """Compare all methods and print their table."""
+    """Compare all methods and print their tables."""
     model = opened.model
-    ours = [method for _, method in tree_methods(opened, request)]
-    methods = [plain(model, request), prompt_lookup(model, request), *ours]
+    methods = [plain(model, request), prompt_lookup(model, request)]
+    methods += [method for _, method in tree_methods(opened, request)]
+    if can_compile:
+        graphs = [plain_compiled(model, request), *(m for _, m in tree_methods(opened, request, compile=True))]
+        compile_first(console, opened, graphs, prompts, name)
+        methods += graphs
     rows = measure(console, model, methods, request, prompts, repeats, f"speed, {name}")
     console.print(speed_table(rows, f"\n{name}"))
+    console.print(phase_table(rows, f"{name}: shares of the time, and milliseconds of a pass"))
     return rows
+
+
+def compile_first(
+    console: Console, opened: Opened, methods: Sequence[Method], prompts: Sequence[Tensor], name: str
+) -> None:
+    """Every graph that the run meets is compiled here, outside all timings; the seconds are printed."""
+    wrapped = next(iter(opened.token_heads.values())).backbone
+    before = len(compiled(wrapped).compile_seconds)
+    start = time.perf_counter()
+    for method in methods:
+        for prompt_1T in prompts:
+            method.run(prompt_1T)
+    seconds = list(compiled(wrapped).compile_seconds.values())[before:]
+    console.print(
+        f"\n{name}: warm-up with compiling, not in the tables: {time.perf_counter() - start:.0f} s, of which our "
+        f"{len(seconds)} new graphs took {sum(seconds):.0f} s",
+        highlight=False,
+    )
+
+
+def measure_dynamic(
+    console: Console, options: argparse.Namespace, request: Request, prompts: Sequence[Tensor], name: str
+) -> list[Row]:
+    """Dynamic decoding against plain generation of the backbone that was trained with its heads."""
+    opened = open_heads([options.dynamic])
+    ((folder, token_heads),) = opened.token_heads.items()
+    own = dataclasses.replace(plain(opened.model, request), name=f"plain, {folder}'s own backbone")
+    label = f"{folder}, dynamic, threshold {options.threshold}"
+    methods = [own, dynamic(opened.model, token_heads, request, label, options.threshold)]
+    rows = measure(console, opened.model, methods, request, prompts, options.repeats, f"dynamic, {name}")
+    console.print(speed_table(rows, f"\n{name}: lossy, beside plain generation of its own backbone"))
+    return rows
+
+
+def phase_table(rows: Sequence[Row], title: str) -> Table:
+    """Where a pass goes, for methods that say it; the prompt's pass counts as verifying."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    for column in (*PHASES, "ms a pass"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        if row.milliseconds:
+            spent = row.milliseconds | {"verify": row.milliseconds["verify"] + row.milliseconds["prefill"]}
+            total = sum(spent[phase] for phase in PHASES)
+            table.add_row(row.name, *(f"{spent[phase] / total:.0%}" for phase in PHASES), f"{total:.2f}")
+    return table
 
 
 def measure_where(
@@ -145,46 +229,13 @@ def parts_table(parts: Sequence[Parts], title: str) -> Table:
     return table
 
 
-def say_targets(console: Console, name: str, rows: Sequence[Row], parts: Sequence[Parts]) -> None:
-    """The last folder of heads, by default and alone, against the targets; a line each, from what was measured."""
-    console.print(f"\n{name}:", highlight=False)
-    _, looked_up, *ours = rows
-    for *others, best in in_kinds(ours):
-        tell(console, f"{best.name} ≥ {TARGET_RATIO} × plain", f"{best.ratio:.2f}", best.ratio >= TARGET_RATIO)
-        for other in (looked_up, *others):
-            text = f"{best.tokens_per_second:.1f} against {other.tokens_per_second:.1f} tokens/s"
-            ahead = best.tokens_per_second > other.tokens_per_second
-            tell(console, f"{best.name} ahead of {other.name}", text, ahead)
-    for *_, p in in_kinds(parts[1:]):
-        text = f"{p.rest:.2f} against {parts[0].rest:.2f} ms"
-        tell(console, f"{p.name}: time outside forwards ≤ plain's", text, p.rest <= parts[0].rest)
-    for row in rows[1:]:
-        tell(console, f"{row.name}: same text as plain", row.same_text, row.same_text.startswith("yes"))
-
-
-def in_kinds(ours: Sequence[Of]) -> list[Sequence[Of]]:
-    """Split what was measured of `tree_methods` by kind, so that like is held against like.
-
-    >>> in_kinds(["medusa", "grounded", "medusa, heads alone", "grounded, heads alone"])
-    [['medusa', 'grounded'], ['medusa, heads alone', 'grounded, heads alone']]
-    """
-    count = len(ours) // len(KINDS)
-    return [ours[start : start + count] for start in range(0, len(ours), count)]
-
-
-def tell(console: Console, target: str, found: str, reached: bool) -> None:
-    console.print(
-        f"  target {target}: {found}, {'reached' if reached else 'not reached'}", highlight=False, soft_wrap=True
-    )
-
-
 def draw(blocks: dict[str, list[Row]], parts: dict[str, list[Parts]], path: str) -> None:
     """Speeds above, milliseconds below, a column for each block."""
-    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    figure = Figure(figsize=(12, 8), layout="constrained")
     halves: Any = figure.subfigures(2, 1)
     upper, lower = halves
-    for axes, (name, rows) in zip(upper.subplots(1, len(blocks)), blocks.items(), strict=True):
-        draw_speeds(axes, rows, f"tokens per second, {name}")
+    for axes, name in zip(upper.subplots(1, len(parts)), parts, strict=True):
+        draw_speeds(axes, blocks[name], f"tokens per second, {name}")
     for axes, (name, found) in zip(lower.subplots(1, len(parts)), parts.items(), strict=True):
         draw_parts(axes, found, f"milliseconds for each token, {name}")
     save_figure(figure, path)

@@ -38,8 +38,12 @@ class Check:
 CHECKS = {
     "decoding": Check(
         command=("python", "-m", "benchmarks.decoding", "--repeats", "2"),
-        shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where "
-        "each millisecond goes",
+        shows="shipped heads beside plain generate and prompt lookup, eager and compiled, with and without repetition "
+        "penalty, where each millisecond goes, and the targets",
+    ),
+    "pass costs": Check(
+        command=("python", "-m", "benchmarks.pass_costs", "--compile"),
+        shows="a pass of 1 to 64 nodes behind 512 to 8k tokens in plain steps, and what tokens per pass are worth",
     ),
     "trees": Check(
         command=("python", "-m", "benchmarks.trees"),

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from heads.backbone import CommitPlan, Pass, Tap
+from heads.decoding.compiled import compiled
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
@@ -54,9 +55,12 @@ class TreeDecoding:
         rule: which drafts stay where a request samples (docs/acceptance.md): "exact" follows the backbone's own draws
             through the heads' best candidates; "rejection" draws the candidates by lot and weighs them, as lossless;
             "typical" or `heads.TypicalRule(…)` keeps likely drafts and is lossy. Greedy text is the same under all.
+        compile: passes run as compiled graphs of fixed shapes (heads/decoding/compiled.py): faster where passes are
+            short, after seconds of compiling for each shape that is met.
 
     Raises:
-        ValueError: a tree that is deeper than there are heads, or that is malformed, or an unknown rule.
+        ValueError: a tree that is deeper than there are heads, or that is malformed, or an unknown rule; `compile`
+            without what it needs.
     """
 
     def __init__(
@@ -68,8 +72,10 @@ class TreeDecoding:
         lookup: int | None = None,
         keep_caches: bool = False,
         rule: str | Rule = "exact",
+        compile: bool = False,
     ) -> None:
         self.token_heads = token_heads
+        self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
         self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup)
         self.generator = generator
         self.kept: KeptCaches[Drafter] | None = KeptCaches() if keep_caches else None
@@ -101,7 +107,7 @@ class TreeDecoding:
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         drafter = HeadsDrafter(self)
         max_depth = max(self.tree.depth or 0, self.lookup)
-        run = Run(self.token_heads.backbone, drafter, self.rule, request, streamer, max_depth, self.kept)
+        run = Run(self.backbone, drafter, self.rule, request, streamer, max_depth, self.kept)
         return run.decode(input_ids, valid_BT)
 
     def forget(self) -> None:

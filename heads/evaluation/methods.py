@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import CompileConfig
 
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.dynamic_tree import DynamicTree
@@ -29,10 +30,17 @@ TreeShape = Tree | DynamicTree | str | Path | int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one `generate` call gave: the new tokens, and the backbone passes where the method counts them itself."""
+    """What one `generate` call gave.
+
+    Attributes:
+        tokens: the new tokens.
+        passes: backbone passes, where the method counts them itself.
+        seconds: where its time went, by phase of `DecodingStats`; None where the method does not say.
+    """
 
     tokens: list[int]
     passes: int | None = None
+    seconds: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +89,19 @@ def plain(model: Any, request: Request) -> Method:
     return Method(name="plain", run=run)
 
 
+def plain_compiled(model: Any, request: Request) -> Method:
+    """`model.generate` with a static cache and a compiled forward; asked for, as `generate` leaves CPUs out."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        output = request.generate(model, prompt_1T, cache_implementation="static", compile_config=config)
+        tokens = new_tokens(output, prompt_1T)
+        return Outcome(tokens=tokens, passes=len(tokens))
+
+    return Method(name="plain, compiled static cache", run=run)
+
+
 def prompt_lookup(model: Any, request: Request, num_tokens: int = DEFAULT_LOOKUP) -> Method:
     """`model.generate` with drafts copied from where the text's last tokens stood before."""
 
@@ -103,13 +124,14 @@ def tree(
     name: str,
     shape: TreeShape = None,
     lookup: int | None = None,
+    compile: bool = False,
 ) -> Method:
-    """Tree decoding with these heads; `shape` and `lookup` as `TreeDecoding` takes them, by default its own."""
-    decoding = TreeDecoding(token_heads, shape, lookup=lookup)
+    """Tree decoding with these heads; `shape`, `lookup`, `compile` as `TreeDecoding` takes them, by default its own."""
+    decoding = TreeDecoding(token_heads, shape, lookup=lookup, compile=compile)
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
-        return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=output.stats.row_passes)
+        return stated(output, prompt_1T)
 
     return Method(name=name, run=run)
 
@@ -128,9 +150,15 @@ def dynamic(
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
-        return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=output.stats.row_passes)
+        return stated(output, prompt_1T)
 
     return Method(name=name, run=run, lossy=True)
+
+
+def stated(output: Any, prompt_1T: Tensor) -> Outcome:
+    """The outcome of a decoding that returns `stats`."""
+    stats = output.stats
+    return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=stats.row_passes, seconds=dict(stats.seconds))
 
 
 def new_tokens(sequences_1L: Tensor, prompt_1T: Tensor) -> list[int]:

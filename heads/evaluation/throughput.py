@@ -31,6 +31,7 @@ class Record:
     outcome: Outcome
     passes: int
     seconds: list[float] = field(default_factory=list)
+    phases: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Row:
         same_text: "yes", "yes (n ties)" or "no: prompt i, token j", both counted from 1, against the first method;
             "lossy" for methods that do not promise it.
         rulings: what a float32 judge says about each text that parts from the first method's, where one was asked.
+        milliseconds: of one pass, by phase and over all runs, "other" included; empty where a method does not say.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Row:
     repeated_4grams: float
     same_text: str
     rulings: tuple[Ruling, ...] = ()
+    milliseconds: dict[str, float] = field(default_factory=dict)
 
 
 def compare(
@@ -88,6 +91,8 @@ def compare(
                 if repeat == 0:
                     records[method.name, p] = Record(outcome=outcome, passes=passes(method, outcome, prompt_1T))
                 records[method.name, p].seconds.append(seconds)
+                if outcome.seconds is not None:
+                    records[method.name, p].phases.append(outcome.seconds)
                 advance()
     by_method = [[records[method.name, p] for p in range(len(prompts))] for method in methods]
     return [
@@ -142,7 +147,21 @@ def summarise(
         repeated_4grams=statistics.mean(repeated_ngrams(record.outcome.tokens) for record in records),
         same_text="lossy" if method.lossy else describe_verdicts(verdicts),
         rulings=tuple(replace(v.ruling, prompt=n) for n, v in enumerate(verdicts, start=1) if v.ruling is not None),
+        milliseconds=milliseconds_per_pass(records),
     )
+
+
+def milliseconds_per_pass(records: Sequence[Record]) -> dict[str, float]:
+    """Each prompt's median over its repeats, summed over prompts; "other" is what no phase accounts for."""
+    if not all(record.phases for record in records):
+        return {}
+    passes = sum(record.passes for record in records)
+    found = {
+        phase: 1000 * sum(statistics.median(run[phase] for run in record.phases) for record in records) / passes
+        for phase in records[0].phases[0]
+    }
+    wall = 1000 * sum(statistics.median(record.seconds) for record in records) / passes
+    return found | {"other": max(0.0, wall - sum(found.values()))}
 
 
 def count_tokens(records: Sequence[Record]) -> int:

@@ -1,0 +1,294 @@
+"""Passes as compiled graphs of fixed shapes: `heads.TreeDecoding(token_heads, compile=True)`.
+
+A plain pass grows by a few slots each time, so no two passes have one shape. Here the cache's buffers have the size of
+a bucket (256 slots, then twice as many, …), every pass attends to the whole bucket under a mask, its keys and values
+are written at a position that is a tensor, and its nodes are filled up to a multiple of 4. One graph then serves every
+pass of one bucket and one number of nodes: the decoder, its taps and its masks, by `torch.compile`, on CUDA with CUDA
+graphs. Each batch size has graphs of its own, so a batch whose rows end one by one compiles once more for each size.
+
+The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
+operations in another order (tests/heads/decoding/test_compiled.py compares them).
+"""
+# B batch, N tree node, P node with those that fill up, C slot of a bucket, S committed slot, D model width
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from heads.backbone import Backbone, BackboneState, Pass, Tap, Taps
+from heads.cache import TreeCache
+
+FIRST_BUCKET = 256
+NODE_STEP = 4
+
+
+class CompiledBackbone(Backbone):
+    """The same backbone; `verify` runs a compiled graph, `prefill` and `commit` are the plain ones.
+
+    Args:
+        backbone: what is compiled; its model and its caches are shared.
+
+    Attributes:
+        compile_seconds: seconds of the first call of each graph so far, compiling included.
+
+    Raises:
+        ValueError: nothing here can compile it; the sentence says what is missing.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        if obstacle := what_stops_compiling(backbone):
+            raise ValueError(f"compile=True was given, but {obstacle}; change that, or give compile=False.")
+        vars(self).update(vars(backbone))
+        self.compile_seconds: dict[tuple[Any, ...], float] = {}
+        self._graphs: dict[tuple[Any, ...], Graph] = {}
+        self._free: dict[tuple[int, int], list[list[tuple[Tensor, Tensor]]]] = {}
+
+    def verify(
+        self, state: BackboneState, tokens_BN: Tensor, depth_N: Tensor, sees_NN: Tensor, taps: Sequence[Tap] = ()
+    ) -> Pass:
+        """One pass over the nodes of a token tree, as `Backbone.verify` states it."""
+        batch, nodes = tokens_BN.shape
+        padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
+        committed = state.cache.get_seq_length()
+        capacity = bucket_for(committed + padded)
+        self.fit(state.cache, batch, capacity)
+        inputs = (
+            fill_up(tokens_BN, padded),
+            fill_up(depth_N.expand(batch, nodes), padded),
+            fill_up_square(sees_NN.expand(batch, nodes, nodes), padded),
+            state.next_position_B,
+            fill_up(state.valid_BS, capacity),
+            fill_up(state.positions_BS, capacity),
+            torch.full((1,), committed, device=tokens_BN.device),
+        )
+        final_BPD, positions_BP, recorded = self.run(state.cache, (tuple(taps), batch, padded, capacity), inputs)
+        for layer in state.cache.layers:
+            layer.pending = padded
+        return Pass(
+            tokens_BN=tokens_BN,
+            positions_BN=positions_BP[:, :nodes],
+            taps={tap: x_BPD[:, :nodes] for tap, x_BPD in zip(taps, recorded, strict=True)},
+            final_BND=final_BPD[:, :nodes],
+        )
+
+    def run(self, cache: TreeCache, key: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
+        """The key's graph on these inputs; its first call compiles it, and the seconds are kept."""
+        if key in self._graphs:
+            return self._graphs[key](cache, inputs)
+        start = time.perf_counter()
+        self._graphs[key] = Graph(self, key[0])
+        output = self._graphs[key](cache, inputs)
+        self.compile_seconds[key] = time.perf_counter() - start
+        return output
+
+    def fit(self, cache: TreeCache, batch: int, capacity: int) -> None:
+        """Give the cache buffers of a bucket's size; what is committed is copied once a bucket.
+
+        Graphs of CUDA remember addresses, so buffers are used again as soon as no cache holds them.
+        """
+        if cache.layers[0].keys.shape[-2] == capacity:
+            return
+        free = self._free.setdefault((batch, capacity), [])
+        buffers = free.pop() if free else [make_buffers(layer, capacity) for layer in cache.layers]
+        for layer, (keys, values) in zip(cache.layers, buffers, strict=True):
+            keys[..., : layer.length, :] = layer.keys[..., : layer.length, :]
+            values[..., : layer.length, :] = layer.values[..., : layer.length, :]
+            layer.keys, layer.values = keys, values
+        if self.device.type == "cuda":
+            weakref.finalize(cache, free.append, buffers)
+
+
+_COMPILED: weakref.WeakKeyDictionary[Backbone, CompiledBackbone] = weakref.WeakKeyDictionary()
+
+
+def compiled(backbone: Backbone) -> CompiledBackbone:
+    """The backbone's compiled form; all decoders of a backbone share its graphs.
+
+    Raises:
+        ValueError: nothing here can compile it.
+    """
+    if backbone not in _COMPILED:
+        _COMPILED[backbone] = CompiledBackbone(backbone)
+    return _COMPILED[backbone]
+
+
+class Graph:
+    """A compiled pass of one shape.
+
+    The hooks that record taps become part of the graph, which asks for these very hooks at every call: the same ones
+    are put in place each time.
+    """
+
+    def __init__(self, backbone: Backbone, taps: tuple[Tap, ...]) -> None:
+        self.backbone = backbone
+        self.taps = taps
+        self.recorded, self.hooks = make_hooks(backbone, taps)
+        self.cache = FixedCache(backbone.num_layers)
+        self.on_cuda = backbone.device.type == "cuda"
+        self.run_pass = compile_apart(run_pass, self.on_cuda)
+
+    def __call__(self, cache: TreeCache, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        for mine, theirs in zip(self.cache.layers, cache.layers, strict=True):
+            mine.keys, mine.values = theirs.keys, theirs.values
+        if self.on_cuda:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        with self.hooks_in_place():
+            final_BPD, positions_BP, recorded = self.run_pass(
+                self.backbone, self.cache, self.taps, self.recorded, *inputs
+            )
+        if self.on_cuda:  # the next replay writes over what this one returned
+            return final_BPD.clone(), positions_BP.clone(), [x_BPD.clone() for x_BPD in recorded]
+        return final_BPD, positions_BP, recorded
+
+    @contextlib.contextmanager
+    def hooks_in_place(self) -> Iterator[None]:
+        for registry, hooks in self.hooks:
+            registry.update(hooks)
+        try:
+            yield
+        finally:
+            for registry, hooks in self.hooks:
+                for number in hooks:
+                    registry.pop(number, None)
+
+
+Hooks = list[tuple[dict[int, Any], dict[int, Any]]]
+"""Where layers keep their hooks, and what is to be put there."""
+
+
+def make_hooks(backbone: Backbone, taps: Sequence[Tap]) -> tuple[Taps, Hooks]:
+    """The hooks of `Backbone.forward` and the dict that they write to, taken out of the layers again."""
+    layers = [backbone.layers[max(0, backbone.num_layers - 1 - tap)] for tap in taps if tap != "final"]
+    registries = [
+        registry
+        for layer in layers
+        for registry in (layer._forward_hooks, layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs)
+    ]
+    others = [set(registry) for registry in registries]
+    with backbone._recording(taps) as recorded:
+        hooks = [
+            (registry, {number: hook for number, hook in registry.items() if number not in known})
+            for registry, known in zip(registries, others, strict=True)
+        ]
+    return recorded, hooks
+
+
+def run_pass(
+    backbone: Backbone,
+    cache: FixedCache,
+    taps: tuple[Tap, ...],
+    recorded: Taps,
+    tokens_BP: Tensor,
+    depth_BP: Tensor,
+    sees_BPP: Tensor,
+    next_position_B: Tensor,
+    valid_BC: Tensor,
+    slot_positions_BC: Tensor,
+    start_1: Tensor,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What is compiled: masks, the decoder, its taps. No shape depends on how much is committed."""
+    batch, nodes = tokens_BP.shape
+    slots_P = start_1 + torch.arange(nodes, device=tokens_BP.device)
+    positions_BP = next_position_B[:, None] + depth_BP
+    may_attend_BPC = valid_BC[:, None, :].expand(batch, nodes, -1).index_copy(2, slots_P, sees_BPP)
+    slot_positions_BC = slot_positions_BC.index_copy(1, slots_P, positions_BP)
+    mask = backbone.mask_style.finish(may_attend_BPC, positions_BP, slot_positions_BC, backbone.dtype)
+    for layer in cache.layers:
+        layer.slots_P = slots_P
+    output = backbone.decoder(
+        input_ids=tokens_BP, attention_mask=mask, position_ids=positions_BP, past_key_values=cache, use_cache=True
+    )
+    recorded["final"] = output.last_hidden_state
+    found = [recorded[tap] for tap in taps]
+    recorded.clear()
+    return output.last_hidden_state, positions_BP, found
+
+
+def compile_apart(function: Callable[..., Any], on_cuda: bool) -> Callable[..., Any]:
+    """`torch.compile` of a copy with its own code object: torch gives up after a few shapes of one code object."""
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    mode = "reduce-overhead" if on_cuda else None
+    return torch.compile(own, dynamic=False, fullgraph=True, mode=mode)
+
+
+class FixedLayer(DynamicLayer):
+    """Whole buffers of one layer; a pass writes at `slots_P` and attends to all of them."""
+
+    slots_P: Tensor
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slots_P, key_states)
+        self.values.index_copy_(2, self.slots_P, value_states)
+        return self.keys, self.values
+
+
+class FixedCache(Cache):
+    """What a graph takes for a cache: the buffers of a `TreeCache`, lent for one pass."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[FixedLayer() for _ in range(num_layers)])
+        for layer in self.layers:
+            layer.is_initialized = True
+
+
+def bucket_for(slots: int) -> int:
+    """The smallest bucket that holds so many slots.
+
+    >>> [bucket_for(slots) for slots in (1, 256, 257, 1025)]
+    [256, 256, 512, 2048]
+    """
+    bucket = FIRST_BUCKET
+    while bucket < slots:
+        bucket *= 2
+    return bucket
+
+
+def make_buffers(layer: Any, capacity: int) -> tuple[Tensor, Tensor]:
+    """Zeros: what a mask hides must still be finite."""
+    made = [buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)]
+    for buffer in made:
+        if buffer.is_cuda:
+            torch._dynamo.mark_static_address(buffer)
+    return made[0], made[1]
+
+
+def fill_up(x_BN: Tensor, length: int) -> Tensor:
+    """(B, N) to (B, length), with zeros: token 0 at depth 0, a slot that is not valid."""
+    return nn.functional.pad(x_BN, (0, length - x_BN.shape[1]))
+
+
+def fill_up_square(sees_BNN: Tensor, nodes: int) -> Tensor:
+    """Nodes that fill up see what is committed and nothing else, and no other node sees them."""
+    more = nodes - sees_BNN.shape[1]
+    return nn.functional.pad(sees_BNN, (0, more, 0, more))
+
+
+def what_stops_compiling(backbone: Backbone) -> str:
+    """Why passes of this backbone cannot be compiled here; empty where they can."""
+    if len(set((getattr(backbone.model, "hf_device_map", None) or {}).values())) > 1:
+        return "the backbone is spread over several devices"
+    if getattr(backbone.model, "is_quantized", False):
+        return "the backbone is quantised"
+    if backbone.device.type == "cpu":
+        return "" if has_cpp_compiler() else "torch.compile found no C++ compiler"
+    return "" if importlib.util.find_spec("triton") else "torch.compile needs triton, which is not installed"
+
+
+def has_cpp_compiler() -> bool:
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True

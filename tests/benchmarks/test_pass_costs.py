@@ -1,0 +1,55 @@
+"""Costs of passes: every place is measured, costs are plain steps, and a shape that cannot run says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import pass_costs
+from benchmarks.pass_costs import filled_state, main, make_pass, measure, why_not
+from heads.backbone import Backbone
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    monkeypatch.setitem(pass_costs.SHAPES, "demo", {**shape, "num_attention_heads": 2})
+    return Backbone(pass_costs.make_model("demo", torch.device("cpu")), check_projection=False)
+
+
+def test_a_context_read_in_blocks_is_the_context_read_at_once(tiny):
+    torch.manual_seed(0)
+    tokens = torch.randint(tiny.vocab_size, (1, 1100))
+    whole, _ = tiny.prefill(tokens, torch.ones_like(tokens).bool())
+    torch.manual_seed(0)
+    state = filled_state(tiny, 1100)
+    assert state.valid_BS.shape == (1, 1100)
+    assert int(state.next_position_B) == 1100
+    for mine, theirs in zip(state.cache.layers, whole.cache.layers, strict=True):
+        torch.testing.assert_close(mine.keys[..., :1100, :], theirs.keys[..., :1100, :], atol=1e-5, rtol=1e-5)
+
+
+def test_passes_leave_nothing_behind(tiny):
+    state = filled_state(tiny, 20)
+    run = make_pass(tiny, state, 8)
+    torch.testing.assert_close(run(), run())
+    assert state.cache.get_seq_length() == 20
+
+
+def test_every_place_is_measured_in_plain_steps(tiny):
+    costs = measure("demo", tiny, [8, 20], [4, 16], 2)
+    assert [(c.context, c.nodes) for c in costs] == [(c, n) for c in (8, 20) for n in (1, 4, 16)]
+    assert all(c.steps == 1.0 for c in costs if c.nodes == 1)
+    step = {c.context: c.milliseconds for c in costs if c.nodes == 1}
+    assert all(c.steps == pytest.approx(c.milliseconds / step[c.context]) for c in costs)
+
+
+def test_the_command_skips_a_7b_without_a_gpu(tiny, capsys, tmp_path):
+    assert why_not("7b", torch.device("cuda")) == ""
+    assert why_not("7b", torch.device("cpu"))
+    shapes = ["demo"] if torch.cuda.is_available() else ["demo", "7b"]
+    main(["--shapes", *shapes, "--contexts", "8", "--nodes", "4", "--repeats", "1", "--json", str(tmp_path / "costs")])
+    said = capsys.readouterr().out
+    assert "context 8" in said
+    assert ("7b: skipped" in said) == (not torch.cuda.is_available())
+    assert (tmp_path / "costs").is_file()

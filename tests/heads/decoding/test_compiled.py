@@ -1,0 +1,130 @@
+"""Compiled passes against plain ones: logits, taps, text, buckets, and what is refused.
+
+Most tests capture the graphs and run them as they are: what Inductor makes of them is tested once, and its own concern.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from throwaway_families import fitted_heads
+from tiny import PAD, random_tokens, tiny_model
+
+import heads
+from heads.backbone import Backbone, CommitPlan
+from heads.decoding import compiled
+from heads.decoding.compiled import CompiledBackbone, has_cpp_compiler
+from heads.decoding.tree import Shape
+
+SHAPE = Shape((-1, 0, 1, 0, 3, 3))
+ROOM: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Graphs are captured whole and run as they are."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **{**options, "backend": "eager"}))
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    yield
+    torch._dynamo.reset()
+
+
+@torch.no_grad()
+def walk(backbone: Backbone, prompt: torch.Tensor, taps: tuple[Any, ...], rounds: int) -> list[torch.Tensor]:
+    """Logits and taps of passes that keep a path which has to move."""
+    state, _ = backbone.prefill(prompt, torch.ones_like(prompt).bool(), taps)
+    found = []
+    for seed in range(rounds):
+        tokens = random_tokens(prompt.shape[0], SHAPE.num_nodes, seed=seed)
+        output = backbone.verify(state, tokens, SHAPE.depth_tensor("cpu"), SHAPE.sees_NN(), taps)
+        found += [backbone.logits(output.final_BND), *(output.taps[tap] for tap in taps)]
+        paths = [[0, 3, 5], [0, 1]] if seed % 2 else [[0, 1, 2], [0]]
+        state = backbone.commit(state, output, CommitPlan.from_paths(paths[: prompt.shape[0]], "cpu"))
+    return found
+
+
+def check_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected)
+    for fast, plain in zip(found, expected, strict=True):
+        # float64: 1e-10 of values up to some tens is a thousand roundings; float32: 2e-5 as between kernels.
+        tolerance = 1e-10 if plain.dtype == torch.float64 else 2e-5
+        assert float((fast - plain).abs().max()) <= tolerance * max(1.0, float(plain.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "rows"), [("llama", 2), ("gpt_neox", 1), ("mistral_windowed", 1), ("gemma3", 2)])
+def test_logits_and_taps_over_a_buckets_border(name, rows, captured, monkeypatch):
+    monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
+    model = tiny_model(name, attn="sdpa")
+    plain = Backbone(model)
+    fast = CompiledBackbone(plain)
+    taps = ("final", 0, 1, plain.num_layers)
+    prompt = random_tokens(rows, 6)
+    check_close(walk(fast, prompt, taps, 6), walk(plain, prompt, taps, 6))
+    assert {key[3] for key in fast.compile_seconds} == {16, 32}, "six passes stand in two buckets"
+    assert all(not hooks for layer in plain.layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks))
+
+
+def test_one_graph_for_each_shape_and_no_recompilation_behind_it(captured):
+    fast = CompiledBackbone(Backbone(tiny_model("llama", attn="sdpa")))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (3, 9, 40):
+            walk(fast, random_tokens(1, length), ("final", 1), 4)
+    assert len(fast.compile_seconds) == 1
+    assert all(seconds > 0 for seconds in fast.compile_seconds.values())
+
+
+@pytest.mark.parametrize(("family", "name"), [("grounded", "llama"), ("kv", "mistral_windowed")])
+def test_text_is_generates(family, name, captured, monkeypatch):
+    monkeypatch.setattr(compiled, "FIRST_BUCKET", 32)
+    token_heads = fitted_heads(family, name)
+    model = token_heads.backbone.model
+    decoding = heads.TreeDecoding(token_heads, 6, compile=True)
+    for prompt, more in (
+        (random_tokens(1, 5, seed=50), {}),
+        (random_tokens(2, 7, seed=3), {"repetition_penalty": 1.1}),
+    ):
+        plain = model.generate(prompt, max_new_tokens=24, **ROOM, **more)
+        ours = model.generate(prompt, max_new_tokens=24, custom_generate=decoding, **ROOM, **more)
+        assert torch.equal(ours, plain)
+    assert decoding.backbone.compile_seconds, "no compiled pass was made"
+    assert heads.TreeDecoding(token_heads, 4, compile=True).backbone is decoding.backbone
+
+
+@pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler is here for torch.compile")
+def test_inductor_gives_the_same_logits():
+    model = tiny_model("mistral_windowed", attn="sdpa", dtype=torch.float32)
+    plain, fast = Backbone(model), CompiledBackbone(Backbone(model))
+    prompt = random_tokens(1, 6)
+    check_close(walk(fast, prompt, ("final", 1), 3), walk(plain, prompt, ("final", 1), 3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_cuda_graphs_give_the_same_text():
+    model = tiny_model("llama", attn="sdpa", dtype=torch.float32).cuda()
+    token_heads = heads.create("grounded", model, num_heads=3).cuda()
+    prompt = random_tokens(1, 5).cuda()
+    plain = model.generate(prompt, max_new_tokens=300, **ROOM)
+    decoding = heads.TreeDecoding(token_heads, 6, compile=True)
+    for _ in range(2):  # the second call takes up the buffers of the first
+        assert torch.equal(model.generate(prompt, max_new_tokens=300, custom_generate=decoding, **ROOM), plain)
+
+
+def test_without_a_compiler_it_is_refused(monkeypatch):
+    token_heads = heads.create("medusa", tiny_model("llama"), num_heads=2)
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: False)
+    with pytest.raises(ValueError, match=r"compile=True was given, but torch.compile found no C\+\+ compiler"):
+        heads.TreeDecoding(token_heads, compile=True)
+
+
+def test_a_spread_or_quantised_backbone_is_refused():
+    backbone = Backbone(tiny_model("llama"))
+    backbone.model.hf_device_map = {"a": 0, "b": "cpu"}
+    with pytest.raises(ValueError, match="spread over several devices"):
+        CompiledBackbone(backbone)
+    del backbone.model.hf_device_map
+    backbone.model.is_quantized = True
+    with pytest.raises(ValueError, match="quantised"):
+        CompiledBackbone(backbone)
