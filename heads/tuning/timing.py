@@ -257,7 +257,7 @@ class Stamps:
     def mean(self, passes: int, rows: int) -> float:
         """Seconds of each of the first `passes` passes behind the prompt's, each of which notes one time a row.
 
-        >>> stamps = Stamps(iter([1.0, 1.1, 3.0, 3.1, 5.0, 5.1]).__next__)
+        >>> stamps = Stamps(iter([1.0, 1.5, 3.0, 3.5, 5.0, 5.5]).__next__)
         >>> for _ in range(7):
         ...     stamps.put(torch.zeros(1))
         >>> stamps.mean(2, rows=2)
