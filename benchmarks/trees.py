@@ -27,9 +27,11 @@ from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
 from heads.interface import TokenHeads
 from heads.opening import Opened, open_heads
+from heads.tuning.config import TuneConfig
 from heads.tuning.report import describe, verdict
 from heads.tuning.search import Choice, choice_of
-from heads.tuning.tune import Speed, TuneConfig, Tuning, measure_speeds, tune
+from heads.tuning.speeds import Speed, measure_speeds
+from heads.tuning.tune import Tuning, tune
 
 ALLOWED = 0.10
 

@@ -16,9 +16,11 @@ from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 from heads.evaluation.throughput import clock_of
 from heads.loading import Dtype
 from heads.opening import open_heads
+from heads.tuning.config import TuneConfig
+from heads.tuning.outcome import tuned_tree
 from heads.tuning.report import draw_tuning, show
 from heads.tuning.timing import TIMED_TOKENS
-from heads.tuning.tune import TuneConfig, tune, tuned_tree
+from heads.tuning.tune import tune
 
 
 def tune_tree_command(

@@ -83,6 +83,7 @@ def measure_times(
     token_heads: TokenHeads,
     tokens_BS: Tensor,
     *,
+    settings: dict[str, Any],
     repeats: int,
     clock: Clock,
     advance: Callable[[], Any] = lambda: None,
@@ -90,10 +91,11 @@ def measure_times(
     """Time the parts of a pass behind a context of `tokens_BS`.
 
     Args:
+        settings: how `generate` chooses tokens in whole passes; processors are a part of what a pass costs.
         clock: seconds; must wait for what an accelerator still computes (`clock_of`).
         advance: called `repeats` + 1 times.
     """
-    bench = Bench(token_heads, tokens_BS, clock)
+    bench = Bench(token_heads, tokens_BS, clock, settings)
     medians = interleaved_medians(bench.tasks(), repeats, advance)
     found: dict[str, dict[Any, float]] = {"verify": {}, "step": {}, "grow": {}, "pass": {}}
     for (kind, at), seconds in medians.items():
@@ -139,9 +141,9 @@ def interleaved_medians(
 class Bench:
     """A backbone and its heads behind a context, ready to have each part of a pass timed."""
 
-    def __init__(self, token_heads: TokenHeads, tokens_BS: Tensor, clock: Clock) -> None:
+    def __init__(self, token_heads: TokenHeads, tokens_BS: Tensor, clock: Clock, settings: dict[str, Any]) -> None:
         self.token_heads, self.backbone = token_heads, token_heads.backbone
-        self.tokens_BS, self.clock = tokens_BS, clock
+        self.tokens_BS, self.clock, self.settings = tokens_BS, clock, settings
         self.projections = [token_heads.projection(k) for k in range(1, token_heads.num_heads + 1)]
         self.static = grow_tree(min(REFERENCE_NODES, 1 + self.backbone.vocab_size), token_heads.num_heads)
         width = WIDTHS[2] if token_heads.grounded else 1
@@ -226,11 +228,11 @@ class Bench:
             input_ids=self.tokens_BS,
             attention_mask=torch.ones_like(self.tokens_BS),
             max_new_tokens=TIMED_TOKENS,
-            do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
             return_dict_in_generate=True,
             streamer=stamps,
+            **self.settings,
         )
         if decoding is None:
             return stamps.mean(TIMED_TOKENS - 1, rows=1)
@@ -257,7 +259,7 @@ class Stamps:
     def mean(self, passes: int, rows: int) -> float:
         """Seconds of each of the first `passes` passes behind the prompt's, each of which notes one time a row.
 
-        >>> stamps = Stamps(iter([1.0, 1.1, 3.0, 3.1, 5.0, 5.1]).__next__)
+        >>> stamps = Stamps(iter([1.0, 1.5, 3.0, 3.5, 5.0, 5.5]).__next__)
         >>> for _ in range(7):
         ...     stamps.put(torch.zeros(1))
         >>> stamps.mean(2, rows=2)

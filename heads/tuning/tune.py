@@ -10,7 +10,7 @@ decoded with it and without it, and tree.json says which was faster on these tex
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,69 +18,20 @@ import torch
 from torch import Tensor
 
 from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.generate import generate
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.decoding.tuned import Kind, TunedTree, name_dtype
-from heads.evaluation.tables import describe_machine, versions
-from heads.evaluation.throughput import end_tokens
+from heads.decoding.tuned import Kind
 from heads.interface import TokenHeads
 from heads.tuning.acceptance import RankCounts
-from heads.tuning.replay import Replay, Texts, length_of, pad_left, replay, write_texts
+from heads.tuning.config import TuneConfig
+from heads.tuning.replay import Replay, Texts, replay, write_texts
 from heads.tuning.search import Choice, dynamic_choices, fastest, static_choices
-from heads.tuning.timing import Bench, Clock, PassTimes, Stamps, interleaved_medians, measure_times
+from heads.tuning.speeds import Progress, Speed, measure_speeds
+from heads.tuning.timing import Bench, Clock, PassTimes, interleaved_medians, measure_times
 
 ROWS = 16
 """Texts that are written and replayed at once."""
-Progress = Callable[[str, int], Callable[[], Any]]
-"""Begins a stage of so many steps; what it returns is called at each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneConfig:
-    """What a tree is fitted for.
-
-    Attributes:
-        new_tokens: written behind each prompt.
-        batch: rows decoded at once.
-        repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
-        repeats: rounds of timing, of which medians are taken.
-        checked_prompts: prompts that the winner is decoded on, at least one batch.
-
-    Raises:
-        ValueError: a number outside of what is allowed.
-    """
-
-    new_tokens: int = 128
-    batch: int = 1
-    repetition_penalty: float = 1.0
-    temperature: float = 0.0
-    repeats: int = 15
-    checked_prompts: int = 4
-
-    def __post_init__(self) -> None:
-        for name, least in {"new_tokens": 2, "batch": 1, "repeats": 1, "checked_prompts": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} was given; allowed are {least} and more.")
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """Sampling settings for `generate`."""
-        settings: dict[str, Any] = {"do_sample": self.temperature > 0, "max_new_tokens": self.new_tokens}
-        if self.temperature > 0:
-            settings["temperature"] = self.temperature
-        if self.repetition_penalty != 1:
-            settings["repetition_penalty"] = self.repetition_penalty
-        return settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Measured on whole texts, the prompts' passes and first tokens left out."""
-
-    tokens_per_pass: float
-    tokens_per_second: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +97,7 @@ def tune(
     times = measure_times(
         token_heads,
         context_of(texts, config.batch),
+        settings=config.settings,
         repeats=config.repeats,
         clock=clock,
         advance=progress("timing passes", config.repeats + 1),
@@ -198,7 +150,7 @@ def time_finalists(
     progress: Progress,
 ) -> dict[str, Any]:
     """The fastest of either kind and plain `generate`, passes timed whole in the same rounds."""
-    bench = Bench(token_heads, context_of(texts, config.batch), clock)
+    bench = Bench(token_heads, context_of(texts, config.batch), clock, config.settings)
     tasks = {
         "plain": lambda: bench.seconds_per_pass(None),
         "static": bench.whole_pass(static.tree),
@@ -223,107 +175,3 @@ def check(
         decodings["tuned tree"] = TreeDecoding(token_heads, tuning.tree, lookup=0)
         decodings["tuned tree, lookup"] = TreeDecoding(token_heads, tuning.tree, lookup=DEFAULT_LOOKUP)
     return measure_speeds(token_heads.backbone.model, decodings, prompts, tuning.config, clock, progress)
-
-
-def measure_speeds(
-    model: Any,
-    decodings: dict[str, TreeDecoding | None],
-    prompts: Sequence[Tensor],
-    config: TuneConfig,
-    clock: Clock,
-    progress: Progress = lambda what, total: lambda: None,
-) -> dict[str, Speed]:
-    """Each decoding (None: plain `generate`) on the first prompts, in batches, one decoding after the other."""
-    wanted = max(config.checked_prompts, config.batch)
-    count = wanted - wanted % config.batch
-    chosen = [prompts[i % len(prompts)] for i in range(count)]
-    batches = [chosen[i : i + config.batch] for i in range(0, count, config.batch)]
-    totals = {name: [0.0, 0.0, 0.0] for name in decodings}  # tokens, row passes, seconds
-    advance = progress("decoding", len(batches) * len(decodings))
-    for batch in batches:
-        for name, decoding in decodings.items():
-            totals[name] = [
-                a + b for a, b in zip(totals[name], decode(model, decoding, batch, config, clock), strict=True)
-            ]
-            advance()
-    return {
-        name: Speed(tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
-        for name, (tokens, passes, seconds) in totals.items()
-    }
-
-
-def decode(
-    model: Any, decoding: TreeDecoding | None, prompts: Sequence[Tensor], config: TuneConfig, clock: Clock
-) -> tuple[float, float, float]:
-    """Tokens, passes of a row and seconds of one `generate` call, without the prompt's pass and each first token."""
-    tokens_BT, valid_BT = pad_left(prompts)
-    stamps = Stamps(clock)
-    output = generate(
-        model,
-        decoding,
-        input_ids=tokens_BT,
-        attention_mask=valid_BT.long(),
-        return_dict_in_generate=True,
-        streamer=stamps,
-        **config.request,
-    )
-    rows = len(prompts)
-    new = output.sequences[:, tokens_BT.shape[1] :].tolist()
-    tokens = sum(length_of(row, end_tokens(model)) for row in new) - rows
-    if decoding is None:
-        return tokens, tokens, stamps.seconds[-1] - stamps.seconds[0]
-    return tokens, output.stats.row_passes - rows, stamps.seconds[-1] - stamps.seconds[rows - 1]
-
-
-def tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> TunedTree:
-    """What goes into tree.json."""
-    backbone, kind = token_heads.backbone, tuning.kind
-    static = tuning.finalists["static"].tree
-    dynamic = tuning.finalists["dynamic"].tree
-    assert isinstance(static, Tree)
-    assert isinstance(dynamic, DynamicTree)
-    return TunedTree(
-        kind=kind,
-        paths=() if kind == "plain" else static.paths[1:],
-        dynamic=dynamic if kind == "dynamic" else None,
-        lookup=choose_lookup(tuning),
-        prediction=describe_prediction(tuning),
-        measured_on={
-            **describe_machine(backbone.device),
-            "device_type": backbone.device.type,
-            "dtype": name_dtype(backbone.dtype),
-            "batch": tuning.times.batch,
-            "context": tuning.times.context,
-            "prompts": num_prompts,
-            **dataclasses.asdict(tuning.config),
-            "versions": versions(),
-        },
-        heads_sha256=token_heads.checksum,
-    )
-
-
-def choose_lookup(tuning: Tuning) -> int:
-    """The looked-up chain stands beside the tree where it was faster with it, on the prompts that were decoded."""
-    alone, beside = ("plain", "lookup alone") if tuning.kind == "plain" else ("tuned tree", "tuned tree, lookup")
-    faster = tuning.checked[beside].tokens_per_second > tuning.checked[alone].tokens_per_second
-    return DEFAULT_LOOKUP if faster else 0
-
-
-def describe_prediction(tuning: Tuning) -> dict[str, Any]:
-    """Of the heads alone, behind each prompt's own pass."""
-    if tuning.kind == "plain":
-        best = max(choice.tokens_per_second for choice in tuning.finalists.values())
-        return {
-            "tokens_per_pass": 1.0,
-            "tokens_per_second": round(tuning.plain, 2),
-            "ratio_to_plain": 1.0,
-            "best_tree_ratio_to_plain": round(best / tuning.plain, 3),
-        }
-    choice = tuning.finalists[tuning.kind]
-    return {
-        "tokens_per_pass": round(choice.tokens_per_pass, 3),
-        "tokens_per_second": round(choice.tokens_per_second, 2),
-        "ratio_to_plain": round(choice.tokens_per_second / tuning.plain, 3),
-        "milliseconds_per_pass": round(1000 * choice.seconds_per_pass, 3),
-        "lookup": 0,
-    }

@@ -28,10 +28,12 @@ from heads.decoding.tuned import read_tree_file
 from heads.families import create
 from heads.tuning import acceptance, search, timing
 from heads.tuning.acceptance import RankCounts, accepted, best_nodes, count_passes, places_of, tokens_per_pass
+from heads.tuning.config import TuneConfig
+from heads.tuning.outcome import choose_lookup, tuned_tree
 from heads.tuning.replay import NEVER, RANKS, Replay, replay, write_texts
 from heads.tuning.report import verdict
 from heads.tuning.timing import Bench, PassTimes, interleaved_medians, measure_times
-from heads.tuning.tune import TuneConfig, Tuning, choose_lookup, context_of, tune, tuned_tree
+from heads.tuning.tune import Tuning, context_of, tune
 
 MISS = RANKS
 Ticks = Callable[[], float]
@@ -263,7 +265,7 @@ def test_every_part_of_a_pass_is_timed(family, batch):
     """On a clock that counts its readings each part takes one second, and a pass one for each row's tokens."""
     token_heads = fitted_heads(family, "llama")
     tokens_BS = torch.cat([random_tokens(1, 9, seed=70 + n) for n in range(batch)])
-    times = measure_times(token_heads, tokens_BS, repeats=1, clock=counting_clock())
+    times = measure_times(token_heads, tokens_BS, settings={}, repeats=1, clock=counting_clock())
     assert set(times.verify) == set(timing.NODES)
     assert set(times.verify.values()) == set(times.step.values()) == set(times.grow.values()) == {1.0}
     grounded = token_heads.grounded
@@ -279,7 +281,7 @@ def test_a_step_is_timed_over_all_its_nodes(monkeypatch):
     monkeypatch.setattr(
         token_heads, "step", lambda k, level, t, p: (seen.append((k, len(t))), plain_step(k, level, t, p))[1]
     )
-    bench = Bench(token_heads, random_tokens(2, 9, seed=1), counting_clock())
+    bench = Bench(token_heads, random_tokens(2, 9, seed=1), counting_clock(), {})
     for k, expanding in ((1, 1), (2, 4), (3, 4)):
         run = bench.step(k, expanding)
         seen.clear()

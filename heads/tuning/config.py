@@ -1,0 +1,49 @@
+"""What a tree is fitted for: how tokens are chosen, how many rows run at once, and how long is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """What a tree is fitted for.
+
+    Attributes:
+        new_tokens: written behind each prompt.
+        batch: rows decoded at once.
+        repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
+        repeats: rounds of timing, of which medians are taken.
+        checked_prompts: prompts that the winner is decoded on, at least one batch.
+
+    Raises:
+        ValueError: a number outside of what is allowed.
+    """
+
+    new_tokens: int = 128
+    batch: int = 1
+    repetition_penalty: float = 1.0
+    temperature: float = 0.0
+    repeats: int = 15
+    checked_prompts: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in {"new_tokens": 2, "batch": 1, "repeats": 1, "checked_prompts": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} was given; allowed are {least} and more.")
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What is asked of `generate`."""
+        return {**self.settings, "max_new_tokens": self.new_tokens}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How tokens are chosen, for `generate`."""
+        settings: dict[str, Any] = {"do_sample": self.temperature > 0}
+        if self.temperature > 0:
+            settings["temperature"] = self.temperature
+        if self.repetition_penalty != 1:
+            settings["repetition_penalty"] = self.repetition_penalty
+        return settings
