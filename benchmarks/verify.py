@@ -41,6 +41,11 @@ CHECKS = {
         shows="shipped heads beside plain generate and prompt lookup, with and without repetition penalty, and where "
         "each millisecond goes",
     ),
+    "batches": Check(
+        command=("python", "-m", "benchmarks.batches", "--picture", "docs/batches.png"),
+        shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, heads alone with "
+        "several node budgets",
+    ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead, compiled "

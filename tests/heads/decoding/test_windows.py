@@ -32,8 +32,8 @@ MODELS = [
 
 
 def plain_texts(model: Any, prompt: Tensor, valid: Tensor, attn: str, asked: dict[str, Any]) -> Tensor:
-    """Plain generate's. With eager attention in float64 its logits are NaN for padded rows of windowed models (its mask's
-    lowest float64 is -inf to a float32 softmax), so that there each row is generated alone, without its padding."""
+    """Plain generate's text. With eager attention in float64 its logits are NaN for padded rows of windowed models (its
+    mask's lowest float64 is -inf to a float32 softmax): there each row is generated alone, without its padding."""
     if attn == "sdpa":
         texts: Tensor = model.generate(prompt, **asked)
         return texts
