@@ -1,8 +1,8 @@
 """Tokens per second by batch size: `python -m benchmarks.batches`. Plain `generate` beside tree decoding, in one run.
 
 Prompts of different length are padded on the left; rows accept different numbers of tokens and end at different places.
-A pass over a batch of trees has batch x nodes rows of matrix products, so the tree that pays shrinks as the batch grows:
-heads alone are shown with several node budgets, and the default decoder (with its looked-up chain) beside them.
+A pass over a batch of trees has batch x nodes rows of matrix products, so the tree that pays shrinks as the batch
+grows: heads alone are shown with several node budgets, and the default decoder (with its looked-up chain) beside them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    rows = [row for size in options.batches for row in measure_batch(console, opened, request, size, options)]
+    prompts = default_prompts(opened.source, opened.tokenizer, max(options.batches), options.prompt_tokens)
+    rows = [row for n in options.batches for row in measure_batch(console, opened, request, prompts[:n], options)]
     console.print(table(rows))
     if options.json:
         write_json(options.json, {"batches": rows}, opened.model.device, options=vars(options))  # type: ignore[dict-item]
@@ -100,22 +101,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_batch(opened: Opened, size: int, prompt_tokens: int) -> Batch:
-    """Prompts cut to lengths from `SHORTEST` to `prompt_tokens`, spread evenly."""
-    prompts = default_prompts(opened.source, opened.tokenizer, size, prompt_tokens)
-    step = (prompt_tokens - SHORTEST) / max(1, size - 1)
-    tokens_BT, mask_BT = torch.zeros(size, prompt_tokens, dtype=torch.long), torch.zeros(size, prompt_tokens).long()
+def make_batch(prompts: Sequence[Tensor], device: torch.device) -> Batch:
+    """Prompts cut to lengths from `SHORTEST` to their own, spread evenly."""
+    size, longest = len(prompts), prompts[0].shape[1]
+    step = (longest - SHORTEST) / max(1, size - 1)
+    tokens_BT, mask_BT = torch.zeros(2, size, longest, dtype=torch.long, device=device)
     for b, prompt_1T in enumerate(prompts):
-        length = prompt_tokens - round(b * step)
+        length = longest - round(b * step)
         tokens_BT[b, -length:], mask_BT[b, -length:] = prompt_1T[0, :length], 1
-    return Batch(tokens_BT=tokens_BT.to(opened.model.device), mask_BT=mask_BT.to(opened.model.device))
+    return Batch(tokens_BT=tokens_BT, mask_BT=mask_BT)
 
 
 def measure_batch(
-    console: Console, opened: Opened, request: Request, size: int, options: argparse.Namespace
+    console: Console, opened: Opened, request: Request, prompts: Sequence[Tensor], options: argparse.Namespace
 ) -> list[BatchRow]:
     """All methods on one batch, interleaved; the first one is plain generate."""
-    batch = make_batch(opened, size, options.prompt_tokens)
+    batch, size = make_batch(prompts, opened.model.device), len(prompts)
     methods = build_methods(opened, request, options.trees)
     clock, names = clock_of(opened.model.device), list(methods)
     seconds: dict[str, list[float]] = {name: [] for name in names}

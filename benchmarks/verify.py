@@ -43,8 +43,8 @@ CHECKS = {
     ),
     "batches": Check(
         command=("python", "-m", "benchmarks.batches", "--picture", "docs/batches.png"),
-        shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, heads alone with "
-        "several node budgets",
+        shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, heads "
+        "alone with several node budgets",
     ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
