@@ -55,6 +55,11 @@ CHECKS = {
         shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, by tree "
         "and temperature (docs/acceptance.md)",
     ),
+    "batches": Check(
+        command=("python", "-m", "benchmarks.batches", "--picture", "docs/batches.png"),
+        shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, heads "
+        "alone with several node budgets",
+    ),
     "training": Check(
         command=("python", "-m", "benchmarks.training"),
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead, compiled "

@@ -32,8 +32,8 @@ MODELS = [
 
 
 def plain_texts(model: Any, prompt: Tensor, valid: Tensor, attn: str, asked: dict[str, Any]) -> Tensor:
-    """Plain generate's. With eager attention in float64 its logits are NaN for padded rows of windowed models (its mask's
-    lowest float64 is -inf to a float32 softmax), so that there each row is generated alone, without its padding."""
+    """Plain generate's text. With eager attention in float64 its logits are NaN for padded rows of windowed models (its
+    mask's lowest float64 is -inf to a float32 softmax): there each row is generated alone, without its padding."""
     if attn == "sdpa":
         texts: Tensor = model.generate(prompt, **asked)
         return texts
@@ -57,7 +57,7 @@ def test_text_beyond_the_window_is_generates(family, name, attn, monkeypatch):
         decoding = heads.TreeDecoding(token_heads, TREE, lookup=lookup)
         for prompt, valid in ((tokens, mask), (tokens[1:2], mask[1:2]), (tokens[:1, -4:], mask[:1, -4:])):
             asked = {"attention_mask": valid, "max_new_tokens": 4 * WINDOW, **NO_EOS}
-            plain = model.generate(prompt, **asked)
+            plain = plain_texts(model, prompt, valid, attn, asked)
             ours = model.generate(prompt, custom_generate=decoding, return_dict_in_generate=True, **asked)
             assert torch.equal(ours.sequences, plain)
             accepted += sum(ours.stats.accepted_per_depth)
