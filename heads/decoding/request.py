@@ -242,7 +242,9 @@ class Row:
         """The token that plain generation would choose here: processors on float32 logits, then the rule."""
         raw_1V = logits_V[None].to(torch.float32, copy=True)
         request = self.request
-        scores_1V = self.processors(self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V)
+        prefix_1L, scores_1V = self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V
+        for processor in self.processors:  # the list's own call inspects each one's signature for every token
+            scores_1V = processor(prefix_1L, scores_1V)
         if request.keep_logits:
             self.logits.append(raw_1V)
         if request.keep_scores:
