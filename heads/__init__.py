@@ -2,6 +2,7 @@
 
 from heads.backbone import Backbone
 from heads.checkpoint import load, save
+from heads.decoding.draft_model import DraftModelDecoding
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.generate import generate
 from heads.decoding.tree import Tree
@@ -14,6 +15,7 @@ from heads.opening import load_with_backbone
 __all__ = [
     "Backbone",
     "BackboneConfig",
+    "DraftModelDecoding",
     "DynamicDecoding",
     "NgramTable",
     "Tree",

@@ -46,6 +46,11 @@ class TreeCacheLayer(DynamicLayer):
         self.length += num_slots
         self.pending = 0
 
+    def reopen(self, num_slots: int) -> None:
+        """The last committed slots are pending again."""
+        self.length -= num_slots
+        self.pending = num_slots
+
     def keep_rows(self, rows_R: Tensor) -> None:
         """Let go of all rows but these."""
         rows_R = rows_R.to(self.keys.device)
@@ -75,6 +80,11 @@ class TreeCache(Cache):
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
         for layer in self.layers:
             layer.commit(slots_BA, num_slots)
+
+    def reopen(self, num_slots: int) -> None:
+        """Slots that were committed one pass after another become those of one pass, of which a path can be kept."""
+        for layer in self.layers:
+            layer.reopen(num_slots)
 
     def keep_rows(self, rows_R: Tensor) -> None:
         for layer in self.layers:

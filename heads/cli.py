@@ -20,17 +20,20 @@ from typer.core import TyperGroup
 
 from heads.conversation import Conversation, converse
 from heads.counting_command import count_ngrams_command
+from heads.decoding.draft_length import DEFAULT_K
+from heads.decoding.draft_model import DraftModelDecoding
 from heads.decoding.lookup import DEFAULT_LOOKUP, MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluate_command import evaluate_command
+from heads.evaluation import methods as compared
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 from heads.evaluation.report import draw_speed_blocks
 from heads.evaluation.tables import measure, speed_table, write_json
 from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
-from heads.opening import Opened, open_heads
-from heads.speaking import Sampling, Speaker
+from heads.opening import Opened, open_draft_model, open_heads
+from heads.speaking import Decoding, Sampling, Speaker
 
 Color = Literal["auto", "always", "never"]
 
@@ -51,6 +54,12 @@ LookupOption = Annotated[
         min=0,
         max=MAX_LOOKUP,
         help=f"Tokens copied from earlier text, tried beside the tree; {DEFAULT_LOOKUP} by default, 0 turns it off.",
+    ),
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model", help="Folder or hub name of a small model with the backbone's tokenizer that drafts instead."
     ),
 ]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
@@ -108,6 +117,7 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    draft_model: DraftModelOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -117,9 +127,9 @@ def generate(
     """Stream the text that follows a prompt; the last line, on stderr, says how fast."""
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
     text = read_prompt(prompt)
-    speaker = build_speaker(
-        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, lookup, plain, highlight, color
-    )
+    opened = open_heads([heads], backbone, dtype)
+    decoding = build_decoding(opened, tree, lookup, draft_model, plain, highlight, dtype, greedy=temperature == 0)
+    speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
     torch.manual_seed(seed)
     stream = speaker.speak(speaker.encode(text))
     typer.echo()
@@ -137,6 +147,7 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    draft_model: DraftModelOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -145,9 +156,9 @@ def chat(
 ) -> None:
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
-    speaker = build_speaker(
-        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, lookup, plain, highlight, color
-    )
+    opened = open_heads([heads], backbone, dtype)
+    decoding = build_decoding(opened, tree, lookup, draft_model, plain, highlight, dtype, greedy=temperature == 0)
+    speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
     torch.manual_seed(seed)
     converse(Conversation(speaker), say=lambda text: say_aside(text, color))
 
@@ -166,6 +177,14 @@ def benchmark(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model",
+            help="Folder or hub name of a small model with the backbone's tokenizer: adds rows of speculative sampling "
+            "with it, and of transformers' own on the same pair.",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rows, machine, versions and command here.")
     ] = None,
@@ -188,6 +207,8 @@ def benchmark(
     methods = build_methods(
         opened, request, read_tree_option(tree), read_lookup_option(lookup), with_prompt_lookup=not no_prompt_lookup
     )
+    if draft_model is not None:
+        methods += draft_methods(opened.model, open_draft_model(draft_model, dtype), request)
     console = Console()
     rows = measure(console, opened.model, methods, request, found, repeats)
     title = f"{opened.source}, {len(found)} prompts, {new_tokens} new tokens, medians of {repeats} repeats"
@@ -255,27 +276,52 @@ def build_methods(
     ]
 
 
-def build_speaker(
+def draft_methods(model: Any, draft: Any, request: Request) -> list[Method]:
+    """Drafting as many tokens as the paper does, as many as pay best here, and transformers' own way."""
+    chains = [compared.draft_model(model, draft, request), compared.draft_model(model, draft, request, "adaptive")]
+    return [*chains, compared.assistant_model(model, draft, request)]
+
+
+def build_decoding(
     opened: Opened,
-    sampling: Sampling,
-    new_tokens: int,
     tree: str | None,
     lookup: int | None,
+    draft_model: str | None,
     plain: bool,
     highlight: bool,
-    color: Color,
-) -> Speaker:
-    if plain and (highlight or tree is not None or lookup is not None):
+    dtype: Dtype,
+    *,
+    greedy: bool,
+) -> Decoding | None:
+    """How to decode; None is plain generation.
+
+    Raises:
+        ValueError: options that have no meaning together.
+    """
+    drafts = highlight or draft_model is not None or tree is not None or lookup is not None
+    if plain and drafts:
         raise ValueError(
-            "--plain drafts nothing, so --highlight, --tree and --lookup have no meaning with it; leave out --plain."
+            "--plain drafts nothing, so --highlight, --tree, --lookup and --draft-model have no meaning with it; "
+            "leave out --plain."
         )
-    (token_heads,) = opened.token_heads.values()
+    if plain:
+        return None
+    if draft_model is None:
+        (token_heads,) = opened.token_heads.values()
+        return TreeDecoding(token_heads, read_tree_option(tree), lookup=read_lookup_option(lookup))
+    if tree is not None or lookup is not None:
+        raise ValueError("--draft-model drafts in place of the heads; leave out --tree and --lookup with it.")
+    # Greedy text does not depend on the length; sampled text does, and --seed is to repeat it.
+    return DraftModelDecoding(open_draft_model(draft_model, dtype), "adaptive" if greedy else DEFAULT_K)
+
+
+def build_speaker(
+    opened: Opened, decoding: Decoding | None, sampling: Sampling, new_tokens: int, highlight: bool, color: Color
+) -> Speaker:
     return Speaker(
         model=opened.model,
         tokenizer=opened.tokenizer,
-        decoding=None
-        if plain
-        else TreeDecoding(token_heads, read_tree_option(tree), lookup=read_lookup_option(lookup)),
+        decoding=decoding,
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),

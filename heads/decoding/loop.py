@@ -38,8 +38,10 @@ class Proposal:
         depth: (N,) or, where rows differ, (B, N).
         sees: (N, N) or (B, N, N): True where a node sees another, itself and its ancestors.
         shapes: each row's nodes; rows may share one object.
-        q_BNV: where drafts were sampled: the distribution that a node's children were drawn from, in the order of the
-            children; None where they are the proposer's best candidates.
+        q_BNV: where drafts were drawn by lot, the distributions that they were drawn from, up to a factor; the children
+            of a node without replacement, in the order of the children. None where drafts are the proposer's best.
+        drawn_from: for each node the row of `q_BNV` that it was drawn from, -1 where it was not drawn; None: row n is
+            what node n's children were drawn from.
     """
 
     tokens_BN: Tensor
@@ -47,6 +49,7 @@ class Proposal:
     sees: Tensor
     shapes: Sequence[Shape]
     q_BNV: Tensor | None = None
+    drawn_from: Sequence[int] | None = None
 
 
 class Drafter(Protocol):
@@ -153,6 +156,7 @@ class Run:
                 logits_NV=logits_BNV[b],
                 best=best[b],
                 q_NV=None if proposal.q_BNV is None else proposal.q_BNV[b],
+                drawn_from=proposal.drawn_from,
             )
             before = len(row.tokens)
             paths.append(self.rule.accept(row, nodes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,16 +241,35 @@ class Row:
 
     def choose(self, logits_V: Tensor) -> int:
         """The token that plain generation would choose here: processors on float32 logits, then the rule."""
+        return self.request.choose(self.score(logits_V))
+
+    def score(self, logits_V: Tensor) -> Tensor:
+        """(1, V): the processed scores that the next emitted token is chosen by; once for each emitted token."""
+        raw_1V, scores_1V = self.judge(logits_V)
+        self.keep(raw_1V, scores_1V)
+        return scores_1V
+
+    def judge(self, logits_V: Tensor, ahead: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """(1, V) twice: the logits in float32 as they came and after all processors.
+
+        Args:
+            ahead: tokens of a path behind the text so far, for nodes that may not be emitted.
+        """
         raw_1V = logits_V[None].to(torch.float32, copy=True)
-        request = self.request
-        prefix_1L, scores_1V = self.prefix(), raw_1V.clone() if request.keep_logits else raw_1V
+        prefix_1L = self.prefix()
+        if ahead:
+            prefix_1L = torch.cat([prefix_1L, torch.tensor([ahead], device=self.device)], dim=1)
+        scores_1V = raw_1V.clone() if self.request.keep_logits else raw_1V
         for processor in self.processors:  # the list's own call inspects each one's signature for every token
             scores_1V = processor(prefix_1L, scores_1V)
-        if request.keep_logits:
+        return raw_1V, scores_1V
+
+    def keep(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
+        """Keep what was asked for of the next emitted token's logits."""
+        if self.request.keep_logits:
             self.logits.append(raw_1V)
-        if request.keep_scores:
+        if self.request.keep_scores:
             self.scores.append(scores_1V)
-        return request.choose(scores_1V)
 
     def emit(self, token: int) -> None:
         """Append a token and see whether it ends the row."""
