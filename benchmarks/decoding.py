@@ -1,7 +1,7 @@
 """Decoding speed on the demo backbone: `python -m benchmarks.decoding`. Prints side-by-side tables from one run.
 
-Plain `generate` (eager, and with a compiled static cache), prompt lookup, and tree decoding with each folder of heads,
-as it is by default (a looked-up chain beside the tree) and with the heads alone, eager and compiled, on held-out
+Plain `generate` (eager, and with a compiled static cache), prompt lookup, a draft model (transformers' assisted
+generation and our own), and tree decoding with each folder of heads, as it is by default (a looked-up chain beside the tree) and with the heads alone, eager and compiled, on held-out
 prompts: greedy, then with a repetition penalty, since a small model's greedy text loops and loops flatter every
 drafting method, copying most of all. Dynamic decoding is lossy and has a backbone of its own, so its table has a plain
 row of its own. Then where each millisecond goes, and whether the targets were reached. Graphs are compiled before
@@ -28,13 +28,23 @@ from benchmarks.decoding_targets import say_targets
 from benchmarks.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
 from heads.decoding.compiled import compiled, what_stops_compiling
 from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.evaluation.methods import Method, Request, dynamic, plain, plain_compiled, prompt_lookup, tree
+from heads.evaluation.methods import (
+    Method,
+    Request,
+    assistant_model,
+    draft_model,
+    dynamic,
+    plain,
+    plain_compiled,
+    prompt_lookup,
+    tree,
+)
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
 from heads.evaluation.throughput import Row
 from heads.interface import TokenHeads
-from heads.opening import Opened, open_heads
+from heads.opening import Opened, open_draft_model, open_heads
 from train.run import explain_errors
 
 REPETITION_PENALTY = 1.1
@@ -51,12 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
     say_what_runs(console, opened, options)
     can_compile = may_compile(console, opened, options)
+    draft = open_draft_model(options.draft_model) if options.draft_model else None
     blocks: dict[str, list[Row]] = {}
     parts: dict[str, list[Parts]] = {}
     for penalty in (1.0, REPETITION_PENALTY):
         request = Request(new_tokens=options.new_tokens, repetition_penalty=penalty)
         name = "greedy" if penalty == 1.0 else f"greedy, repetition penalty {penalty}"
-        blocks[name] = measure_speed(console, opened, request, prompts, options.repeats, name, can_compile)
+        blocks[name] = measure_speed(console, opened, request, prompts, options.repeats, name, can_compile, draft)
         parts[name] = measure_where(console, opened, request, prompts, options.repeats, name)
         if options.dynamic:
             blocks[f"{name}, dynamic decoding (lossy)"] = measure_dynamic(console, options, request, prompts, name)
@@ -79,6 +90,11 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
         help="folders of heads on one backbone",
+    )
+    parser.add_argument(
+        "--draft-model",
+        default="checkpoints/demo/draft",
+        help="folder of a draft model, for speculative sampling and transformers' assisted generation; '' leaves it out",
     )
     parser.add_argument(
         "--dynamic",
@@ -137,10 +153,13 @@ def measure_speed(
     repeats: int,
     name: str,
     can_compile: bool,
+    draft: Any = None,
 ) -> list[Row]:
     """Compare all methods and print their tables."""
     model = opened.model
     methods = [plain(model, request), prompt_lookup(model, request)]
+    if draft is not None:
+        methods += [assistant_model(model, draft, request), draft_model(model, draft, request)]
     methods += [method for _, method in tree_methods(opened, request)]
     if can_compile:
         graphs = [plain_compiled(model, request), *(m for _, m in tree_methods(opened, request, compile=True))]

@@ -20,9 +20,12 @@ from typer.core import TyperGroup
 
 from heads.conversation import Conversation, converse
 from heads.counting_command import count_ngrams_command
+from heads.decoding.draft_length import DEFAULT_K
+from heads.decoding.draft_model import DraftModelDecoding
 from heads.decoding.lookup import DEFAULT_LOOKUP, MAX_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluate_command import evaluate_command
+from heads.evaluation import methods as compared
 from heads.evaluation.float32_judge import Float32Judge
 from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
@@ -31,8 +34,8 @@ from heads.evaluation.tables import measure, speed_table, write_json
 from heads.evaluation.throughput import Row
 from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
-from heads.opening import Opened, open_heads
-from heads.speaking import Sampling, Speaker
+from heads.opening import Opened, open_draft_model, open_heads
+from heads.speaking import Decoding, Sampling, Speaker
 from heads.tune_command import tune_tree_command
 
 Color = Literal["auto", "always", "never"]
@@ -55,6 +58,12 @@ LookupOption = Annotated[
         min=0,
         max=MAX_LOOKUP,
         help=f"Tokens copied from earlier text, tried beside the tree; {DEFAULT_LOOKUP} by default, 0 turns it off.",
+    ),
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model", help="Folder or hub name of a small model with the backbone's tokenizer that drafts instead."
     ),
 ]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
@@ -112,6 +121,7 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    draft_model: DraftModelOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -121,9 +131,9 @@ def generate(
     """Stream the text that follows a prompt; the last line, on stderr, says how fast."""
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
     text = read_prompt(prompt)
-    speaker = build_speaker(
-        open_heads([heads], backbone, dtype), sampling, max_new_tokens, tree, lookup, plain, highlight, color
-    )
+    opened = open_heads([heads], backbone, dtype)
+    decoding = build_decoding(opened, tree, lookup, draft_model, plain, highlight, dtype, greedy=temperature == 0)
+    speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
     torch.manual_seed(seed)
     stream = speaker.speak(speaker.encode(text))
     typer.echo()
@@ -141,6 +151,7 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    draft_model: DraftModelOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
     color: ColorOption = "auto",
@@ -149,17 +160,12 @@ def chat(
 ) -> None:
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
-    speaker = build_speaker(
-        open_heads([heads], backbone, dtype),
-        sampling,
-        max_new_tokens,
-        tree,
-        lookup,
-        plain,
-        highlight,
-        color,
-        keep_caches=True,
+    opened = open_heads([heads], backbone, dtype)
+    greedy = temperature == 0
+    decoding = build_decoding(
+        opened, tree, lookup, draft_model, plain, highlight, dtype, greedy=greedy, keep_caches=True
     )
+    speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
     torch.manual_seed(seed)
     converse(Conversation(speaker), say=lambda text: say_aside(text, color))
 
@@ -178,6 +184,14 @@ def benchmark(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model",
+            help="Folder or hub name of a small model with the backbone's tokenizer: adds rows of speculative sampling "
+            "with it, and of transformers' own on the same pair.",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rows, machine, versions and command here.")
     ] = None,
@@ -204,6 +218,8 @@ def benchmark(
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
     methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)
+    if draft_model is not None:
+        methods += draft_methods(opened.model, open_draft_model(draft_model, dtype), request)
     float32 = None if judge is None else Float32Judge(model=opened.model, request=request)
     console = Console()
     rows = measure(console, opened.model, methods, request, found, repeats, float32=float32)
@@ -270,29 +286,53 @@ def build_methods(
     ]
 
 
-def build_speaker(
+def draft_methods(model: Any, draft: Any, request: Request) -> list[Method]:
+    """Drafting as many tokens as the paper does, as many as pay best here, and transformers' own way."""
+    chains = [compared.draft_model(model, draft, request), compared.draft_model(model, draft, request, "adaptive")]
+    return [*chains, compared.assistant_model(model, draft, request)]
+
+
+def build_decoding(
     opened: Opened,
-    sampling: Sampling,
-    new_tokens: int,
     tree: str | None,
     lookup: int | None,
+    draft_model: str | None,
     plain: bool,
     highlight: bool,
-    color: Color,
+    dtype: Dtype,
     *,
+    greedy: bool,
     keep_caches: bool = False,
-) -> Speaker:
-    if plain and (highlight or tree is not None or lookup is not None):
+) -> Decoding | None:
+    """How to decode; None is plain generation.
+
+    Raises:
+        ValueError: options that have no meaning together.
+    """
+    drafts = highlight or draft_model is not None or tree is not None or lookup is not None
+    if plain and drafts:
         raise ValueError(
-            "--plain drafts nothing, so --highlight, --tree and --lookup have no meaning with it; leave out --plain."
+            "--plain drafts nothing, so --highlight, --tree, --lookup and --draft-model have no meaning with it; "
+            "leave out --plain."
         )
-    (token_heads,) = opened.token_heads.values()
+    if plain:
+        return None
+    if draft_model is None:
+        (token_heads,) = opened.token_heads.values()
+        return TreeDecoding(token_heads, read_tree_option(tree), lookup=lookup, keep_caches=keep_caches)
+    if tree is not None or lookup is not None:
+        raise ValueError("--draft-model drafts in place of the heads; leave out --tree and --lookup with it.")
+    # Greedy text does not depend on the length; sampled text does, and --seed is to repeat it.
+    return DraftModelDecoding(open_draft_model(draft_model, dtype), "adaptive" if greedy else DEFAULT_K)
+
+
+def build_speaker(
+    opened: Opened, decoding: Decoding | None, sampling: Sampling, new_tokens: int, highlight: bool, color: Color
+) -> Speaker:
     return Speaker(
         model=opened.model,
         tokenizer=opened.tokenizer,
-        decoding=None
-        if plain
-        else TreeDecoding(token_heads, read_tree_option(tree), lookup=lookup, keep_caches=keep_caches),
+        decoding=decoding,
         sampling=sampling,
         new_tokens=new_tokens,
         highlight=highlight and use_color(sys.stdout, color),

@@ -162,7 +162,8 @@ class TokenHeads(nn.Module):
 class PositionWiseHeads(TokenHeads):
     """Families that read one tap at the last committed position and, if grounded, the embeddings of drafted tokens.
 
-    They write one method, `head`; training and drafting both call it.
+    They write one method, `head`; training and drafting both call it. A family may go through levels in a cheaper way
+    of its own; the conformance suite holds it against `head`.
     """
 
     tap: Tap
@@ -193,12 +194,10 @@ class PositionWiseHeads(TokenHeads):
     def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
         return state  # of one slot only, which the coming commit replaces
 
-    def first_level(self, state: Tensor) -> tuple[Tensor, Tensor]:
+    def first_level(self, state: Tensor) -> Any:
         return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)
 
-    def step(
-        self, k: int, level: tuple[Tensor, Tensor], tokens_M: Tensor, parents_M: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
         tap_PD, tokens_P = level
         tap_MD = tap_PD[parents_M]
         tokens_Mk = torch.cat([tokens_P[parents_M], tokens_M[:, None]], dim=1)

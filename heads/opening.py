@@ -48,6 +48,11 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
     return Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
 
 
+def open_draft_model(name: str, dtype: Dtype = "auto") -> Any:
+    """Load a draft model where `open_heads` loads a backbone; that they fit is checked when they decode."""
+    return load_backbone(BackboneConfig(name_or_path=name, dtype=dtype), default_device())
+
+
 def find_backbone(folder: str | Path) -> str:
     """The backbone that heads.json names: as it stands, or beside the folder of heads if its path is not here.
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heads.decoding.draft_model import DraftModelDecoding
 from heads.decoding.generate import generate
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.loading import max_positions
 from heads.streaming import TextStream
 
+Decoding = TreeDecoding | DraftModelDecoding
 DRAFTED, RESET = "\x1b[32m", "\x1b[0m"
 
 
@@ -70,7 +72,7 @@ class Speaker:
 
     model: Any
     tokenizer: Any
-    decoding: TreeDecoding | None
+    decoding: Decoding | None
     sampling: Sampling
     new_tokens: int
     highlight: bool = False

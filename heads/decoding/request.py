@@ -259,7 +259,10 @@ class Row:
         prefix_1L = self.prefix()
         if ahead:
             prefix_1L = torch.cat([prefix_1L, torch.tensor([ahead], device=self.device)], dim=1)
-        return raw_1V, self.processors(prefix_1L, raw_1V.clone() if self.request.keep_logits else raw_1V)
+        scores_1V = raw_1V.clone() if self.request.keep_logits else raw_1V
+        for processor in self.processors:  # the list's own call inspects each one's signature for every token
+            scores_1V = processor(prefix_1L, scores_1V)
+        return raw_1V, scores_1V
 
     def keep(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
         """Keep what was asked for of the next emitted token's logits."""

@@ -1,4 +1,4 @@
-"""The decoding methods that are compared: plain `generate`, prompt lookup, tree decoding and dynamic decoding.
+"""The decoding methods that are compared: plain `generate`, prompt lookup, draft models, tree and dynamic decoding.
 
 A method decodes one prompt, greedily; all of a comparison are asked for the same `Request`.
 """
@@ -11,12 +11,14 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import CompileConfig
 
+from heads.decoding.draft_length import DEFAULT_K
+from heads.decoding.draft_model import DraftModelDecoding
 from heads.decoding.dynamic import DynamicDecoding
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.joint import Cooccurrence
@@ -105,16 +107,37 @@ def plain_compiled(model: Any, request: Request) -> Method:
 def prompt_lookup(model: Any, request: Request, num_tokens: int = DEFAULT_LOOKUP) -> Method:
     """`model.generate` with drafts copied from where the text's last tokens stood before."""
 
+    return assisted(model, request, "prompt lookup", prompt_lookup_num_tokens=num_tokens)
+
+
+def assistant_model(model: Any, draft_model: Any, request: Request) -> Method:
+    """`model.generate` with a draft model, transformers' own assisted generation with its default settings."""
+    return assisted(model, request, "assistant_model", assistant_model=draft_model)
+
+
+def assisted(model: Any, request: Request, name: str, **more: Any) -> Method:
+    """`model.generate` with drafts; it does not say how many passes it made, so a run of their own counts them."""
+
     def run(prompt_1T: Tensor) -> Outcome:
-        output = request.generate(model, prompt_1T, prompt_lookup_num_tokens=num_tokens)
-        return Outcome(tokens=new_tokens(output, prompt_1T))
+        return Outcome(tokens=new_tokens(request.generate(model, prompt_1T, **more), prompt_1T))
 
     def count_passes(prompt_1T: Tensor) -> int:
         with counted_forwards(model) as calls:
             run(prompt_1T)
         return len(calls)
 
-    return Method(name="prompt lookup", run=run, count_passes=count_passes)
+    return Method(name=name, run=run, count_passes=count_passes)
+
+
+def draft_model(model: Any, draft: Any, request: Request, k: int | Literal["adaptive"] = DEFAULT_K) -> Method:
+    """Speculative sampling with a draft model; `k` as `DraftModelDecoding` takes it."""
+    decoding = DraftModelDecoding(draft, k)
+
+    def run(prompt_1T: Tensor) -> Outcome:
+        output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+        return stated(output, prompt_1T)
+
+    return Method(name="draft model" if k == DEFAULT_K else f"draft model, k={k}", run=run)
 
 
 def tree(

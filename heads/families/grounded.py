@@ -90,7 +90,17 @@ class Heads(PositionWiseHeads):
         return self.unembeddings.projection(k, self.backbone)
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
-        embeddings_RkD = self.backbone.embed(tokens_Rk).to(tap_RD.dtype)
-        if self.config.normalize_embeddings:
-            embeddings_RkD = nn.functional.rms_norm(embeddings_RkD, embeddings_RkD.shape[-1:])
-        return self.bodies[k - 1](torch.cat([tap_RD, embeddings_RkD.flatten(1)], dim=1))
+        return self.bodies[k - 1](torch.cat([tap_RD, self.read(tokens_Rk, tap_RD.dtype).flatten(1)], dim=1))
+
+    def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """(…,) tokens to (…, D): their embeddings as these heads take them in."""
+        embedded = self.backbone.embed(tokens).to(dtype)
+        return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
+
+    def first_level(self, state: Tensor) -> Tensor:
+        return state
+
+    def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
+        """As the contract has it; a level is the nodes' inputs [f ; E_1 ; … ; E_k], so each token is embedded once."""
+        inputs_MI = torch.cat([level[parents_M], self.read(tokens_M, level.dtype)], dim=1)
+        return self.bodies[k - 1](inputs_MI), inputs_MI

@@ -39,6 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_tokenizer().save_pretrained(folder / "base")
     held_out = {"heldout_files": ["copyreg.py", "dataclasses.py", "fractions.py"]}
     (folder / "base" / "training.json").write_text(json.dumps(held_out), encoding="utf-8")
+    draft_model = tiny_model("qwen3", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
+    draft_model.save_pretrained(folder / "draft")
+    byte_tokenizer().save_pretrained(folder / "draft")
+    tiny_model("qwen3", dtype=torch.float32).save_pretrained(folder / "smaller_vocabulary")
     for family in ("medusa", "grounded"):
         token_heads = create(family, model, num_heads=2)
         token_heads.measured_accuracy = [[0.5, 0.2, 0.1], [0.4, 0.1, 0.05]]
@@ -90,6 +94,36 @@ def test_text_does_not_depend_on_how_it_is_decoded(folder: Path, plain_text: str
     assert result.stdout == plain_text + "\n"
 
 
+@pytest.mark.parametrize("draft", ["draft", "base"])
+def test_text_does_not_depend_on_who_drafts(folder: Path, plain_text: str, draft: str) -> None:
+    asked = ["generate", folder / "grounded", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS]
+    result = run(*asked, "--draft-model", folder / draft)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == plain_text + "\n"
+    per_pass = re.search(r"(\d+\.\d\d) tokens per pass", result.stderr)
+    assert per_pass
+    assert draft == "draft" or float(per_pass[1]) > 3, "the backbone as its own draft model is always right"
+
+
+def test_sampling_with_a_draft_model_is_repeated_by_its_seed(folder: Path) -> None:
+    asked = ["generate", folder / "medusa", "--prompt", PROMPT, "--temperature", "1.5", "--max-new-tokens", "16"]
+    asked += ["--draft-model", folder / "base"]
+    first, again, other = (run(*asked, "--seed", seed).stdout for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_benchmark_compares_a_draft_model_both_ways(folder: Path, tmp_path: Path) -> None:
+    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--new-tokens", "12", "--repeats", "1"]
+    files = ["--json", tmp_path / "rows.json"]
+    result = run("benchmark", folder / "medusa", "--draft-model", folder / "base", *small, *files)
+    assert result.exit_code == 0, result.stderr
+    (rows,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"].values()
+    per_pass = {row["name"]: row["tokens_per_pass"] for row in rows}
+    assert list(per_pass)[-3:] == ["draft model", "draft model, k=adaptive", "assistant_model"]
+    assert per_pass["draft model"] == 12 / 3, "the prompt's pass, one of 8 tokens and one of 3"
+    assert all(row["same_text"].startswith("yes") for row in rows)
+
+
 def test_highlight_without_its_colours_is_the_text(folder: Path, plain_text: str, tmp_path: Path) -> None:
     every_token = {"paths": [[rank] for rank in range(NUM_TOKENS)]}  # so that untrained heads have drafts accepted
     (tmp_path / "tree.json").write_text(json.dumps(every_token), encoding="utf-8")
@@ -121,6 +155,13 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--highlight"], "leave out --plain"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--lookup", "0"], "leave out --plain"),
         (["chat", "{folder}/medusa", "--plain", "--lookup", "10"], "leave out --plain"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--draft-model", "x"], "leave out --plain"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--tree", "3", "--draft-model", "x"], "leave out --tree"),
+        (["chat", "{folder}/medusa", "--draft-model", "{folder}/no"], "could not be loaded"),
+        (
+            ["generate", "{folder}/medusa", "--prompt", "a", "--draft-model", "{folder}/smaller_vocabulary"],
+            "trained with the backbone's tokenizer",
+        ),
         (["generate", "{folder}/medusa", "--prompt", "a", "--tree", "no.json"], "no.json does not exist"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--backbone", "{folder}/no"], "could not be loaded"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--max-new-tokens", "9999"], "lower --max-new-tokens"),
