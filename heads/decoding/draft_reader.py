@@ -32,38 +32,48 @@ class DraftReader:
         self.num_positions = max_positions(backbone.model)
         self.unembed = backbone.projection.without_norm()
         self.kept, _ = backbone.prefill(tokens_BT.to(backbone.device), valid_BT.to(backbone.device))
-        self.ahead = self.kept  # with the chain, whose slots are committed one after another until `keep`
         self.solid = backbone.mask_style.window is None and bool(valid_BT.all())  # there is nothing to mask in `kept`
-        self.solid_ahead = self.solid
-        self.passes: list[Pass] = []
+        self.begin_chain()
 
-    def read(self, tokens_BU: Tensor, fillers: Sequence[int] | None = None) -> Tensor:
+    def begin_chain(self) -> None:
+        self.passes: list[Pass] = []
+        self.chain_is_solid = self.solid
+        self.next_position_B1 = self.kept.next_position_B[:, None]  # of a solid chain
+        self.ahead = self.kept  # of another chain: its slots are committed one after another, until `keep`
+
+    def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
         """Read behind all that was read so far; logits (B, V) after the last token.
 
         Args:
-            fillers: for each row how many of the first slots only fill up.
+            fillers: for each row how many of the first slots only fill up, where the chain begins; by default none.
         """
-        tokens_BU = tokens_BU.to(self.backbone.device)
-        slots = torch.arange(tokens_BU.shape[1], device=tokens_BU.device)
-        first_B1 = torch.zeros_like(tokens_BU[:, :1]) if fillers is None else tokens_BU.new_tensor(fillers)[:, None]
-        valid_BU = slots >= first_B1
-        self.solid_ahead &= not any(fillers or ())
-        if self.solid_ahead and len(slots) == 1:
-            output = self._read_unmasked(tokens_BU)
-        else:
-            depth_BU = self.within_positions((slots - first_B1).clamp(min=0))
-            output = self.backbone.verify(self.ahead, tokens_BU, depth_BU, causal(valid_BU))
-        self.ahead = self.backbone.commit(self.ahead, output, CommitPlan.whole(valid_BU))
+        self.chain_is_solid &= not any(fillers)
+        read = self._read_solid if self.chain_is_solid else self._read_masked
+        output = read(tokens_BU.to(self.backbone.device), fillers)
         self.passes.append(output)
         return self.unembed(output.final_BND[:, -1])
 
-    def _read_unmasked(self, tokens_B1: Tensor) -> Pass:
-        """One token behind slots that all are tokens of its row."""
-        positions_B1 = self.ahead.next_position_B[:, None]
-        final_B1D, _ = self.backbone.forward(
-            tokens_B1, attention_mask=None, position_ids=positions_B1, past_key_values=self.ahead.cache, use_cache=True
+    def _read_solid(self, tokens_BU: Tensor, _: Sequence[int]) -> Pass:
+        """Every slot is a token of its row, in order: the model needs no mask of ours."""
+        positions_BU = self.next_position_B1
+        if (new := tokens_BU.shape[1]) > 1:
+            positions_BU = positions_BU + torch.arange(new, device=tokens_BU.device)
+        cache = self.kept.cache
+        final_BUD, _taps = self.backbone.forward(
+            tokens_BU, attention_mask=None, position_ids=positions_BU, past_key_values=cache, use_cache=True
         )
-        return Pass(tokens_BN=tokens_B1, positions_BN=positions_B1, taps={}, final_BND=final_B1D)
+        cache.commit(None, new)
+        self.next_position_B1 = positions_BU[:, -1:] + 1
+        return Pass(tokens_BN=tokens_BU, positions_BN=positions_BU, taps={}, final_BND=final_BUD)
+
+    def _read_masked(self, tokens_BU: Tensor, fillers: Sequence[int]) -> Pass:
+        slots_U = torch.arange(tokens_BU.shape[1], device=tokens_BU.device)
+        first_B1 = tokens_BU.new_tensor(fillers or [0] * len(tokens_BU))[:, None]
+        valid_BU = slots_U >= first_B1
+        depth_BU = self.within_positions((slots_U - first_B1).clamp(min=0))
+        output = self.backbone.verify(self.ahead, tokens_BU, depth_BU, causal(valid_BU))
+        self.ahead = self.backbone.commit(self.ahead, output, CommitPlan.whole(valid_BU))
+        return output
 
     def within_positions(self, depth_BU: Tensor) -> Tensor:
         """Depths that have a position: rows near their end are drafted on while others have further to go."""
@@ -85,8 +95,9 @@ class DraftReader:
         self.kept.cache.reopen(read.tokens_BN.shape[1])
         self.kept = self.backbone.commit(self.kept, read, CommitPlan.from_paths(paths, read.tokens_BN.device))
         self.solid &= len(set(count)) == 1
-        self.ahead, self.solid_ahead, self.passes = self.kept, self.solid, []
+        self.begin_chain()
 
     def keep_rows(self, rows_R: Tensor) -> None:
         """The other rows have ended; between `keep` and `read`."""
-        self.kept = self.ahead = self.kept.keep_rows(rows_R.to(self.backbone.device))
+        self.kept = self.kept.keep_rows(rows_R.to(self.backbone.device))
+        self.begin_chain()
