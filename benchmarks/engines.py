@@ -11,10 +11,12 @@ machine with GPUs the same runs go over NCCL with `--gpu`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -223,21 +225,22 @@ class Row:
 
 
 class Comparison:
-    """Runs beside their single process, in one folder; what was run once is not run again."""
+    """Runs beside their single process, in one folder; what has finished there is not run again."""
 
     def __init__(self, folder: Path, *, gpu: bool = False) -> None:
         self.folder = folder
         self.gpu = gpu
-        self._done: dict[str, Path] = {}
 
     def train(self, case: str, engine: str, split: Split, **more: Any) -> Path:
         settings = hashlib.sha256(json.dumps(more).encode()).hexdigest()[:8]
         name = f"{case}-{engine}-{split.processes}-{settings}".replace(" ", "_").replace(",", "")
-        if name not in self._done:
-            config, run = write_config(self.folder, name, CASES[case], split, gpu=self.gpu, **more)
+        config, run = write_config(self.folder, name, CASES[case], split, gpu=self.gpu, **more)
+        finished = self.folder / f"{name}.finished"
+        if not finished.exists():
+            shutil.rmtree(run, ignore_errors=True)
             launch(config, engine, split)
-            self._done[name] = run
-        return self._done[name]
+            finished.touch()
+        return run
 
     def compare(self, case: str, engine: str, split: Split) -> Row:
         reference = self.train(case, "single", ONE)
@@ -270,9 +273,10 @@ class Comparison:
         name = f"{case}-{before}-then-{after}".replace(" ", "_").replace(",", "")
         more = {"save_every_steps": STEPS // 2, "trainer": {"save_total_limit": None}}
         config, run = write_config(self.folder, name, CASES[case], split_before, gpu=self.gpu, **more)
+        shutil.rmtree(run, ignore_errors=True)
         launch(config, before, split_before)
         last = run / f"checkpoint-{STEPS}"
-        last.rename(self.folder / f"{name}-unused")
+        shutil.rmtree(last)
         config, _ = write_config(self.folder, name, CASES[case], split_after, gpu=self.gpu, **more)
         launch(config, after, split_after, "--resume", "true")
         return largest_difference(read_weights(self.train(case, "single", ONE)), read_weights(run))
@@ -301,10 +305,13 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="NAME")
     parser.add_argument("--gpu", action="store_true", help="over NCCL, one process a GPU, in place of gloo")
+    parser.add_argument("--runs", help="keep the runs in this folder; those that have finished there are not run again")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     console = Console(width=120)
-    with tempfile.TemporaryDirectory() as folder:
+    if options.runs:
+        Path(options.runs).mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(Path(folder), gpu=options.gpu)
         jobs = [
             (case, engine, TWO)

@@ -31,7 +31,7 @@ from train.blocks import PackedData
 from train.compiling import compile_where_it_wins
 from train.config import TrainConfig, read_config
 from train.continuation import read_progress
-from train.engine import Engine, describe_engine, device_fields, start_engine, use_all_cores
+from train.engine import Engine, describe_engine, device_fields, end_together, start_engine, use_all_cores
 from train.gathering import whole_weights
 from train.hidden_states import cache_hidden_states
 from train.interruption import EXIT_CODE, Interruption, clear_marker, listening, set_marker
@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: list[str] | None = None) -> None:
     """What train.py does."""
     explain_errors(lambda: run(read_config(arguments)))
+    end_together()
 
 
 def explain_errors(action: Callable[[], Any]) -> None:
@@ -158,7 +159,7 @@ def leave(trainer: HeadsTrainer) -> None:
         saved = f"{last} is whole: the same command with --resume true goes on from it" if last else "nothing was saved"
         set_marker(folder, f"step {trainer.state.global_step}")
         logger.info(f"ended by {trainer.interruption.received or 'a signal to another process'}; {saved}.")
-    trainer.accelerator.wait_for_everyone()
+    end_together()
     sys.exit(EXIT_CODE)
 
 
