@@ -122,7 +122,10 @@ class ModelDrafter:
         self.proposed_at = 0.0
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
-        self.reader = DraftReader(self.draft, output.tokens_BN, plan.valid_BA)
+        if self.num_read:  # the prompt is long, and this is not its first pass
+            self.reader.read_on(output.tokens_BN, plan.valid_BA)
+        else:
+            self.reader = DraftReader(self.draft, output.tokens_BN, plan.valid_BA)
         self.num_read = [len(row.tokens) for row in rows]
 
     def propose(self, rows: list[Row]) -> Proposal:

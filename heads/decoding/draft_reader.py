@@ -31,8 +31,14 @@ class DraftReader:
         self.backbone = backbone
         self.num_positions = max_positions(backbone.model)
         self.unembed = backbone.projection.without_norm()
-        self.kept, _ = backbone.prefill(tokens_BT.to(backbone.device), valid_BT.to(backbone.device))
+        self.kept, _ = backbone.read(tokens_BT, valid_BT)
         self.solid = backbone.mask_style.window is None and bool(valid_BT.all())  # there is nothing to mask in `kept`
+        self.begin_chain()
+
+    def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
+        """More of the prompts, before the first chain."""
+        self.kept, _ = self.backbone.read(tokens_BT, valid_BT, state=self.kept)
+        self.solid &= bool(valid_BT.all())
         self.begin_chain()
 
     def begin_chain(self) -> None:

@@ -78,10 +78,6 @@ class Drafter(Protocol):
         """The other rows have ended and leave the batch."""
         ...
 
-    def keep_slots(self, num_slots: int) -> None:
-        """Go back to the state after the first committed slots; more slots are committed before the next proposal."""
-        ...
-
 
 class Run:
     """One `generate` call.
@@ -99,7 +95,7 @@ class Run:
         request: Request,
         streamer: Any,
         max_depth: int,
-        kept: KeptCaches[Drafter] | None = None,
+        kept: KeptCaches[Any] | None = None,
     ) -> None:
         self.backbone = backbone
         self.drafter = drafter
@@ -130,7 +126,7 @@ class Run:
         if self.kept is not None:
             # Not the last token: where it is committed, `within_text` may have cut its position.
             committed = rows[0].tokens[:-1][: int(state.next_position_B)]
-            self.kept.put(Kept(tokens=committed, state=state, drafter=self.drafter))
+            self.kept.put(Kept[Any](tokens=committed, state=state, drafter=self.drafter))
         return self.finish(rows)
 
     def prefill(self, rows: list[Row], tokens_BT: Tensor, valid_BT: Tensor) -> BackboneState:

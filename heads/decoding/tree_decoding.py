@@ -22,7 +22,7 @@ from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
-from heads.decoding.loop import Drafter, Proposal, Run
+from heads.decoding.loop import Proposal, Run
 from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
@@ -78,7 +78,7 @@ class TreeDecoding:
         self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
         self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup)
         self.generator = generator
-        self.kept: KeptCaches[Drafter] | None = KeptCaches() if keep_caches else None
+        self.kept: KeptCaches[HeadsDrafter] | None = KeptCaches() if keep_caches else None
         self.rule = read_rule(rule, generator)
         refuse_drawn_dynamic(self.rule, self.tree)
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}

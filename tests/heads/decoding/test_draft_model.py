@@ -23,6 +23,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast, TextStrea
 from transformers.generation.logits_process import LogitsProcessor
 
 import heads
+from heads import backbone as backbone_module
 from heads.backbone import Backbone
 from heads.decoding import draft_model as module
 from heads.decoding.draft_length import DEFAULT_K, MAX_K, PROBES, AdaptiveLength, Seconds, expected_tokens
@@ -108,6 +109,21 @@ def test_a_ragged_batch_with_padding(name):
     plain, ours = both(
         shared(name), heads.DraftModelDecoding(noisy(name), k=K), tokens, attention_mask=mask, max_new_tokens=30
     )
+    assert torch.equal(ours.sequences, plain)
+    assert ours.stats.tokens_per_pass > 1.2
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_windowed"])
+def test_a_prompt_that_is_read_in_chunks(name, monkeypatch):
+    """The draft model reads every chunk: were one left out, a draft that is the backbone would not always be right."""
+    monkeypatch.setattr(backbone_module, "PREFILL_TOKENS", 4)
+    plain, ours = both(
+        shared(name), heads.DraftModelDecoding(shared(name), k=2), random_tokens(1, 11, seed=3), max_new_tokens=22
+    )
+    assert torch.equal(ours.sequences, plain)
+    assert ours.stats.accepted_per_depth == [7, 7]
+    tokens, mask = left_padded(PROMPTS)
+    plain, ours = both(shared(name), heads.DraftModelDecoding(noisy(name), k=K), tokens, attention_mask=mask)
     assert torch.equal(ours.sequences, plain)
     assert ours.stats.tokens_per_pass > 1.2
 
