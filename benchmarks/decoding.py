@@ -101,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="checkpoints/demo/dynamo",
         help="folder of heads for dynamic decoding, with a backbone of its own; '' leaves it out",
     )
-    parser.add_argument("--threshold", type=float, default=0.5, help="of dynamic decoding (default: 0.5)")
+    parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding (default: 0.25)")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
     parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
