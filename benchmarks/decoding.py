@@ -1,11 +1,11 @@
 """Decoding speed on the demo backbone: `python -m benchmarks.decoding`. Prints side-by-side tables from one run.
 
 Plain `generate` (eager, and with a compiled static cache), prompt lookup, a draft model (transformers' assisted
-generation and our own), and tree decoding with each folder of heads, as it is by default (a looked-up chain beside the tree) and with the heads alone, eager and compiled, on held-out
-prompts: greedy, then with a repetition penalty, since a small model's greedy text loops and loops flatter every
-drafting method, copying most of all. Dynamic decoding is lossy and has a backbone of its own, so its table has a plain
-row of its own. Then where each millisecond goes, and whether the targets were reached. Graphs are compiled before
-anything is timed, and what that took is printed.
+generation and our own), and tree decoding with each folder of heads, as it is by default (a looked-up chain beside the
+tree) and with the heads alone, eager and compiled, on held-out prompts: greedy, then with a repetition penalty, since a
+small model's greedy text loops and loops flatter every drafting method, copying most of all. Dynamic decoding is lossy
+and has a backbone of its own, so its table has a plain row of its own. Then where each millisecond goes, and whether
+the targets were reached. Graphs are compiled before anything is timed, and what that took is printed.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--draft-model",
         default="checkpoints/demo/draft",
-        help="folder of a draft model, for speculative sampling and transformers' assisted generation; '' leaves it out",
+        help="a draft model for our own and transformers' assisted generation; '' leaves it out",
     )
     parser.add_argument(
         "--dynamic",
         default="checkpoints/demo/dynamo",
         help="folder of heads for dynamic decoding, with a backbone of its own; '' leaves it out",
     )
-    parser.add_argument("--threshold", type=float, default=0.5, help="of dynamic decoding (default: 0.5)")
+    parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding (default: 0.25)")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
     parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")

@@ -33,6 +33,9 @@ def say_targets(console: Console, rows: Sequence[Row], parts: Sequence[Parts], *
             f"{best.ratio:.2f}",
             best.ratio >= TARGET_RATIO,
         )
+        if static := by_name.get("plain, compiled static cache"):
+            found = best.tokens_per_second / static.tokens_per_second
+            console.print(f"  {best.name}: {found:.2f} × plain, compiled static cache", highlight=False)
         for row in ours:
             if row.ratio < TARGET_RATIO:
                 console.print(f"  {what_limits(row, plain)}", highlight=False, soft_wrap=True)
