@@ -175,9 +175,9 @@ def until_end(tokens: list[int], opened: Opened) -> list[int]:
 
 
 def table(rows: Sequence[BatchRow]) -> Table:
-    columns = ("batch", "tokens per s", "ratio to plain", "tokens per pass")
+    columns = ("batch", "tokens\nper s", "ratio\nto plain", "tokens\nper pass")
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("method")
+    shown.add_column("method", no_wrap=True)
     for column in columns:
         shown.add_column(column, justify="right")
     shown.add_column("same text")
