@@ -33,6 +33,8 @@ from heads.decoding.draft_reader import DraftReader
 K = 4
 PROMPT = random_tokens(1, 5, seed=50)
 PROMPTS = [random_tokens(n, seed=90 + n).tolist() for n in (3, 9, 6)]
+IN_STEP = [random_tokens(4, seed=90 + n).tolist() for n in range(3)]
+"""No padding, and with chains of one token no holes: until rows differ in what they have yet to read."""
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD}
 PAIRS = [
     ("llama", "gpt_neox"),
@@ -231,9 +233,11 @@ def check_cache(reader: DraftReader, model: Any, b: int, tokens: list[int]) -> N
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "mistral_windowed", "gemma3", "codegen"])
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one_row", "ragged"])
+@pytest.mark.parametrize(
+    ("prompts", "k"), [(PROMPTS[:1], 2), (PROMPTS, 2), (IN_STEP, 1)], ids=["one_row", "ragged", "in_step"]
+)
 @torch.no_grad()
-def test_chains_and_cache_are_those_of_a_model_that_reads_everything_again(name, prompts, monkeypatch):
+def test_chains_and_cache_are_those_of_a_model_that_reads_everything_again(name, prompts, k, monkeypatch):
     """Before each pass: what was kept, what is left to read, and then the chain itself."""
     draft_model, plain_propose, checked = noisy(name), ModelDrafter.propose, collections.Counter[int]()
     tokens, mask = left_padded(prompts)
@@ -254,7 +258,7 @@ def test_chains_and_cache_are_those_of_a_model_that_reads_everything_again(name,
     shared(name).generate(
         tokens,
         attention_mask=mask,
-        custom_generate=heads.DraftModelDecoding(draft_model, k=2),
+        custom_generate=heads.DraftModelDecoding(draft_model, k=k),
         max_new_tokens=30,
         do_sample=False,
         **NO_EOS,
