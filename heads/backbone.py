@@ -236,8 +236,8 @@ class Backbone:
             depth_BN = (valid_BN.long().cumsum(dim=1) - 1).clamp(min=0)
             if plain and not state.positions_BS.shape[1]:  # causal and nothing else: the model needs no mask of ours
                 output = self._pass(state, tokens_BN, depth_BN, None, taps)
-            else:
-                output = self.verify(state, tokens_BN, depth_BN, causal(valid_BN), taps)
+            else:  # not `self.verify`: a compiled backbone would compile a graph for each length of a prompt
+                output = Backbone.verify(self, state, tokens_BN, depth_BN, causal(valid_BN), taps)
             plan = CommitPlan.whole(valid_BN)
             if commit is not None:
                 commit(output, plan)
