@@ -54,7 +54,7 @@ def check_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
         assert float((fast - plain).abs().max()) <= tolerance * max(1.0, float(plain.abs().max()))
 
 
-@pytest.mark.parametrize(("name", "rows"), [("llama", 2), ("gpt_neox", 1), ("mistral_windowed", 1), ("gemma3", 2)])
+@pytest.mark.parametrize(("name", "rows"), [("llama", 2), ("mistral_windowed", 1), ("gemma3", 2)])
 def test_logits_and_taps_over_a_buckets_border(name, rows, captured, monkeypatch):
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
     model = tiny_model(name, attn="sdpa")
@@ -76,19 +76,17 @@ def test_one_graph_for_each_shape_and_no_recompilation_behind_it(captured):
     assert all(seconds > 0 for seconds in fast.compile_seconds.values())
 
 
-@pytest.mark.parametrize(("family", "name"), [("grounded", "llama"), ("kv", "mistral_windowed")])
-def test_text_is_generates(family, name, captured, monkeypatch):
+@pytest.mark.parametrize(("family", "name", "rows"), [("grounded", "llama", 1), ("kv", "mistral_windowed", 2)])
+def test_text_is_generates(family, name, rows, captured, monkeypatch):
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 32)
     token_heads = fitted_heads(family, name)
     model = token_heads.backbone.model
     decoding = heads.TreeDecoding(token_heads, 6, compile=True)
-    for prompt, more in (
-        (random_tokens(1, 5, seed=50), {}),
-        (random_tokens(2, 7, seed=3), {"repetition_penalty": 1.1}),
-    ):
-        plain = model.generate(prompt, max_new_tokens=24, **ROOM, **more)
-        ours = model.generate(prompt, max_new_tokens=24, custom_generate=decoding, **ROOM, **more)
-        assert torch.equal(ours, plain)
+    prompt = random_tokens(rows, 5, seed=50)
+    for penalty in (1.0, 1.1):  # the second text meets the graphs of the first
+        asked = {"max_new_tokens": 24, "repetition_penalty": penalty, **ROOM}
+        plain = model.generate(prompt, **asked)
+        assert torch.equal(model.generate(prompt, custom_generate=decoding, **asked), plain)
     assert decoding.backbone.compile_seconds, "no compiled pass was made"
     assert heads.TreeDecoding(token_heads, 4, compile=True).backbone is decoding.backbone
 
