@@ -106,9 +106,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def why_not(name: str, device: torch.device) -> str:
     """Why a shape is not measured here; empty where it is."""
-    if name == "7b" and device.type != "cuda":
+    if name != "7b":
+        return ""
+    if device.type != "cuda":
         return "it needs a GPU with about 20 GiB and none is here"
-    return ""
+    free = torch.cuda.mem_get_info(device)[0] / 2**30
+    return "" if free >= 20 else f"it needs a GPU with about 20 GiB and {free:.0f} GiB are free"
 
 
 def make_model(name: str, device: torch.device) -> Any:

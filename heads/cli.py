@@ -280,10 +280,10 @@ def build_methods(
     methods = [plain(opened.model, request)]
     if with_prompt_lookup:
         methods.append(prompt_lookup(opened.model, request))
-    return methods + [
-        tree(opened.model, heads, request, f"{name}, heads alone" if lookup == 0 else name, shape, lookup)
-        for name, heads in opened.token_heads.items()
-    ]
+    for name, heads in opened.token_heads.items():
+        looks_up = TreeDecoding(heads, shape, lookup=lookup).lookup > 0  # a tree.json may have it switched off
+        methods.append(tree(opened.model, heads, request, name if looks_up else f"{name}, heads alone", shape, lookup))
+    return methods
 
 
 def draft_methods(model: Any, draft: Any, request: Request) -> list[Method]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heads.chat import choose_template, encode_chat
+from heads.decoding.tree_decoding import TreeDecoding
 from heads.speaking import Speaker, Spoken
 
 PROMPT = "> "
@@ -34,6 +35,12 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": spoken.text.strip()}]
         return spoken
 
+    def reset(self) -> None:
+        """Begin anew, and let go of what the decoder keeps of the text so far."""
+        self.messages = []
+        if isinstance(self.speaker.decoding, TreeDecoding):
+            self.speaker.decoding.forget()
+
     def encode(self, messages: list[dict[str, Any]]) -> Tensor:
         tokens = encode_chat(self.speaker.tokenizer, self.template, messages)
         return torch.tensor([tokens], dtype=torch.long, device=self.speaker.model.device)
@@ -56,7 +63,7 @@ def converse(conversation: Conversation, say: Callable[[str], None]) -> None:
     """
     while (question := read_question()) is not None:
         if question == "/reset":
-            conversation.messages = []
+            conversation.reset()
             say("The conversation begins anew.")
         elif question.startswith("/"):
             say(f"There is no command {question.split()[0]}; there are /reset and /exit.")

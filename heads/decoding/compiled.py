@@ -142,10 +142,14 @@ class Graph:
             mine.keys, mine.values = theirs.keys, theirs.values
         if self.on_cuda:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with self.hooks_in_place():
-            final_BPD, positions_BP, recorded = self.run_pass(
-                self.backbone, self.cache, self.taps, self.recorded, *inputs
-            )
+        try:
+            with self.hooks_in_place():
+                final_BPD, positions_BP, recorded = self.run_pass(
+                    self.backbone, self.cache, self.taps, self.recorded, *inputs
+                )
+        finally:
+            for mine in self.cache.layers:  # the buffers were lent: a graph outlives the texts that it ran for
+                mine.keys = mine.values = None
         if self.on_cuda:  # the next replay writes over what this one returned
             return final_BPD.clone(), positions_BP.clone(), [x_BPD.clone() for x_BPD in recorded]
         return final_BPD, positions_BP, recorded

@@ -45,6 +45,7 @@ class Seconds:
     """
 
     passes: int = 0
+    lengths: set[int] = field(default_factory=set)  # a line needs two: near a text's end K is cut, probes as well
     drafted: float = 0.0
     draft: float = 0.0
     weight: float = 0.0
@@ -55,6 +56,7 @@ class Seconds:
 
     def observe(self, *, k: int, draft: float, verify: float) -> None:
         """Seconds of drafting k tokens, and of the rest of that pass."""
+        self.lengths.add(k)
         seen = {"drafted": k, "draft": draft, "weight": 1.0, "sum_k": k, "sum_kk": k * k}
         for name, value in (seen | {"sum_verify": verify, "sum_k_verify": k * verify}).items():
             setattr(self, name, FORGETTING * getattr(self, name) + value)
@@ -121,8 +123,8 @@ class AdaptiveLength:
 
     def choose(self, batch: int) -> int:
         seconds = self.seconds.setdefault(batch, Seconds())
-        if seconds.passes < len(PROBES):
-            return PROBES[seconds.passes]
+        if seconds.passes < len(PROBES) or len(seconds.lengths) < 2:
+            return PROBES[seconds.passes % len(PROBES)]
         return max(range(1, MAX_K + 1), key=lambda k: expected_tokens(self.alpha, k) / seconds(k))
 
     def observe(self, *, batch: int, k: int, draft: float, verify: float, accepted: Sequence[int]) -> None:

@@ -114,6 +114,15 @@ class RejectionRule(ExactRule):
         return choose_by_rejection(p_V, q_V, drafts, self.generator)
 
 
+def refuse_own_processors(row: Row) -> None:
+    for processor in row.processors:
+        if not type(processor).__module__.startswith("transformers."):
+            raise ValueError(
+                f"{type(processor).__name__} was given with rule='typical', which asks processors about drafts that "
+                f"may not stay; leave it out, or decode with rule='exact' or 'rejection'."
+            )
+
+
 class TypicalRule:
     """LOSSY typical acceptance (Cai et al., 2024): the longest path of drafts that are likely enough.
 
@@ -127,8 +136,11 @@ class TypicalRule:
     >>> TypicalRule(epsilon=0.09, delta=0.3)
     TypicalRule(epsilon=0.09, delta=0.3)
 
+    Drafts are judged before it is known whether they stay, so processors may be asked about tokens that are never
+    emitted: those of transformers do not mind, others may keep state and are refused where a request samples.
+
     Raises:
-        ValueError: a number outside 0 to 1.
+        ValueError: a number outside 0 to 1; while decoding, a processor that is not one of transformers'.
     """
 
     takes_best = True
@@ -146,6 +158,7 @@ class TypicalRule:
     def accept(self, row: Row, nodes: Nodes) -> list[int]:
         if row.request.greedy:
             return ExactRule().accept(row, nodes)
+        refuse_own_processors(row)
         judged: dict[int, tuple[Tensor, Tensor]] = {}  # each node's own prefix is its path: judged once, then emitted
 
         def typical(path: list[int]) -> list[tuple[int, float]]:

@@ -36,16 +36,26 @@ def check_same_tokens(backbone: Backbone, draft: Backbone) -> None:
 
 def read_tokens(backbone: Backbone) -> dict[int, str]:
     """Text by token id, from the tokenizer.json of what the model was loaded from; nothing where there is none."""
-    name = getattr(backbone.config, "_name_or_path", "")
-    path = name and cached_file(
-        name,
-        "tokenizer.json",
-        local_files_only=True,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return parse_tokens(json.loads(Path(path).read_text(encoding="utf-8"))) if path else {}
+    path = find_tokenizer(str(getattr(backbone.config, "_name_or_path", "") or ""))
+    return parse_tokens(json.loads(path.read_text(encoding="utf-8"))) if path else {}
+
+
+def find_tokenizer(name: str) -> Path | None:
+    """In a folder, or in the hub's cache; None where it is not on this machine, as when a folder has moved."""
+    if (here := Path(name) / "tokenizer.json").is_file() or not name:
+        return here if name else None
+    try:
+        found = cached_file(
+            name,
+            "tokenizer.json",
+            local_files_only=True,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:  # a name that the hub could not have
+        return None
+    return Path(found) if found else None
 
 
 def parse_tokens(content: dict[str, Any]) -> dict[int, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from throwaway_families import fitted_heads
-from tiny import PAD, random_tokens, tiny_model
+from tiny import PAD, left_padded, random_tokens, tiny_model
 
 import heads
 from heads.backbone import Backbone, CommitPlan
@@ -89,6 +89,26 @@ def test_text_is_generates(family, name, rows, captured, monkeypatch):
         assert torch.equal(model.generate(prompt, custom_generate=decoding, **asked), plain)
     assert decoding.backbone.compile_seconds, "no compiled pass was made"
     assert heads.TreeDecoding(token_heads, 4, compile=True).backbone is decoding.backbone
+
+
+def test_prompts_compile_nothing(captured):
+    """Padded, windowed or behind kept caches, a prompt is read by plain passes; a second turn meets known graphs."""
+    token_heads = fitted_heads("grounded", "mistral_windowed")
+    model = token_heads.backbone.model
+    decoding = heads.TreeDecoding(token_heads, 6, lookup=0, compile=True, keep_caches=True)
+    text = random_tokens(1, 6, seed=51)
+    for turn in range(3):
+        asked = {"attention_mask": torch.ones_like(text), "max_new_tokens": 8, **ROOM}
+        plain = model.generate(text, **asked)
+        assert torch.equal(model.generate(text, custom_generate=decoding, **asked), plain)
+        if turn == 0:
+            known = set(decoding.backbone.compile_seconds)
+        text = torch.cat([plain, random_tokens(1, 3 + turn, seed=turn)], dim=1)
+    assert set(decoding.backbone.compile_seconds) == known
+    tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 6)])
+    asked = {"attention_mask": mask, "max_new_tokens": 8, **ROOM}
+    once = heads.TreeDecoding(token_heads, 6, lookup=0, compile=True)
+    assert torch.equal(model.generate(tokens, custom_generate=once, **asked), model.generate(tokens, **asked))
 
 
 @pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler is here for torch.compile")

@@ -29,6 +29,7 @@ from heads.decoding import draft_model as module
 from heads.decoding.draft_length import DEFAULT_K, MAX_K, PROBES, AdaptiveLength, Seconds, expected_tokens
 from heads.decoding.draft_model import ModelDrafter
 from heads.decoding.draft_reader import DraftReader
+from heads.decoding.same_tokens import read_tokens
 
 K = 4
 PROMPT = random_tokens(1, 5, seed=50)
@@ -128,6 +129,13 @@ def test_a_prompt_that_is_read_in_chunks(name, monkeypatch):
     plain, ours = both(shared(name), heads.DraftModelDecoding(noisy(name), k=K), tokens, attention_mask=mask)
     assert torch.equal(ours.sequences, plain)
     assert ours.stats.tokens_per_pass > 1.2
+
+
+@pytest.mark.parametrize("name", ["/nonexistent/dir/model", "some/thing/else"])
+def test_a_folder_that_has_moved_leaves_tokens_unknown(name):
+    backbone = Backbone(tiny_model("llama"))
+    backbone.config._name_or_path = name
+    assert read_tokens(backbone) == {}
 
 
 def test_rows_that_end_early_leave():

@@ -12,7 +12,12 @@ import torch
 from throwaway_families import fitted_heads
 from tiny import PAD, left_padded, random_tokens
 from torch import Tensor
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
 
 import heads
 from heads.decoding.acceptance import typical_threshold
@@ -188,3 +193,14 @@ def test_nothing_stays_behind_an_end_token():
         text = out.sequences[0, PROMPT.shape[1] :].tolist()
         assert emitted[place] not in text[:-1]
         assert len(text) == len(out.stats.drafted[0])
+
+
+def test_typical_acceptance_refuses_processors_that_may_keep_state():
+    class Own(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return scores
+
+    own = LogitsProcessorList([Own()])
+    with pytest.raises(ValueError, match="Own was given with rule='typical'"):
+        generate("typical", logits_processor=own, **SAMPLED)
+    generate("rejection", logits_processor=own, **SAMPLED)
