@@ -14,6 +14,7 @@ and the products of their marginals are searched without a beam.
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,7 @@ class DynamicTree:
         width: nodes of one level that grounded heads expand; independent heads pay for none and expand all.
 
     Raises:
-        ValueError: a number outside of what is allowed.
+        ValueError: no integer, or a number outside of what is allowed.
 
     >>> DynamicTree(nodes=8, depth=3, width=2)
     DynamicTree(nodes=8, depth=3, width=2)
@@ -47,12 +48,32 @@ class DynamicTree:
     width: int = 4
 
     def __post_init__(self) -> None:
+        for name in ("nodes", "depth", "width"):
+            if not (name == "depth" and self.depth is None):
+                check_integer(getattr(self, name), f"DynamicTree({name}={getattr(self, name)!r})")
         if not 2 <= self.nodes <= MAX_NODES:
             raise ValueError(f"DynamicTree(nodes={self.nodes}) was given; allowed are 2 to {MAX_NODES}.")
         if self.depth is not None and self.depth < 1:
             raise ValueError(f"DynamicTree(depth={self.depth}) was given; allowed are 1 and more, or None: all heads.")
         if self.width < 1:
             raise ValueError(f"DynamicTree(width={self.width}) was given; allowed are 1 and more.")
+
+
+def check_integer(value: Any, given: str) -> int:
+    """`value`, where it is an integer; JSON's true and 4.5 are none.
+
+    Raises:
+        ValueError: it is not, and `given` says where it stood.
+
+    >>> check_integer(4, "nodes=4")
+    4
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{given} was given; allowed are integers.") from None
 
 
 @dataclass(frozen=True, kw_only=True)

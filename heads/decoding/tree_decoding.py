@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from heads.backbone import CommitPlan, Pass, Tap
 from heads.decoding.compiled import compiled
 from heads.decoding.drafting import TreeIndex, draft
-from heads.decoding.dynamic_tree import DynamicTree, grow
+from heads.decoding.dynamic_tree import DynamicTree, check_integer, grow
 from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import DEFAULT_LOOKUP, ChainIndex, Lookup, check_lookup
 from heads.decoding.loop import Proposal, Run
@@ -28,7 +28,7 @@ from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
 from heads.decoding.tree import TYPICAL_ACCURACY, Tree, grow_tree
-from heads.decoding.tuned import read_tree_file, usable_tuned_tree
+from heads.decoding.tuned import asked_tuned_tree, usable_tuned_tree
 from heads.interface import TokenHeads
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
@@ -44,10 +44,11 @@ class TreeDecoding:
         tree: a `Tree`, a `DynamicTree`, a list of paths, a JSON file of paths or of `headway tune-tree`, or a node
             budget. None is the tree.json beside the heads where it was made for this kind of device and dtype; else a
             default that fits the number of heads (grown from the heads' own measured accuracy where their checkpoint
-            has it). `Tree.root_only()` drafts nothing.
+            has it). `Tree.root_only()` drafts nothing. Where tree.json is dynamic and the rule draws its drafts, the
+            static tree of the same file is taken, else the default.
         lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
             verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
-            alone. None is what the tree.json that is used says, else 10. The text is the same either way.
+            alone. None is what the tree.json that is used or given says, else 10. The text is the same either way.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
             to be called where the backbone's weights have changed.
@@ -76,10 +77,10 @@ class TreeDecoding:
     ) -> None:
         self.token_heads = token_heads
         self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
-        self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup)
+        self.rule = read_rule(rule, generator)
+        self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup, self.rule)
         self.generator = generator
         self.kept: KeptCaches[HeadsDrafter] | None = KeptCaches() if keep_caches else None
-        self.rule = read_rule(rule, generator)
         refuse_drawn_dynamic(self.rule, self.tree)
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
         self._drawn_indices: dict[tuple[int, torch.device, bool], DrawnTreeIndex] = {}
@@ -255,23 +256,32 @@ def refuse_drawn_dynamic(rule: Rule, tree: Tree | DynamicTree) -> None:
 
 
 def choose_tree_and_lookup(
-    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None
+    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, rule: Rule
 ) -> tuple[Tree | DynamicTree, int]:
-    """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults."""
-    tuned = usable_tuned_tree(token_heads) if tree is None else None
-    if tuned is not None:
-        tree, lookup = tuned.tree, tuned.lookup if lookup is None else lookup
-    return choose_tree(token_heads, tree), check_lookup(DEFAULT_LOOKUP if lookup is None else lookup)
+    """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults.
+
+    A dynamic tree that nobody asked for gives way to a rule that was: then the file's static tree is taken.
+    """
+    tuned = None
+    if tree is None:
+        tuned = usable_tuned_tree(token_heads)
+        tree = None if tuned is None else tuned.static_tree if rule.draws_drafts else tuned.tree
+    elif isinstance(tree, str | Path):
+        tuned = asked_tuned_tree(token_heads, tree)
+        tree = tuned.tree
+    if lookup is None:
+        lookup = DEFAULT_LOOKUP if tuned is None or tuned.lookup is None else tuned.lookup
+    return choose_tree(token_heads, tree), check_lookup(check_integer(lookup, f"lookup={lookup!r}"))
 
 
-def choose_tree(token_heads: TokenHeads, tree: AnyTree | None) -> Tree | DynamicTree:
-    """A tree from any of the forms that `TreeDecoding` takes, no deeper than there are heads."""
+def choose_tree(
+    token_heads: TokenHeads, tree: Tree | DynamicTree | Sequence[Sequence[int]] | int | None
+) -> Tree | DynamicTree:
+    """A tree from any of the forms that `TreeDecoding` takes but a file, no deeper than there are heads."""
     if tree is None or isinstance(tree, int):
         nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
         return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
-    if isinstance(tree, str | Path):
-        tree = read_tree_file(tree).tree
     if isinstance(tree, DynamicTree):
         depth = token_heads.num_heads if tree.depth is None else tree.depth
         chosen: Tree | DynamicTree = replace(tree, depth=depth)

@@ -3,14 +3,14 @@
     {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "prediction": {…}, "measured_on": {…}, "heads_sha256": …}
 
 `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths` the best static
-tree) or "plain" (no tree pays: nothing is drafted). The file lies beside the heads; `heads.load` remembers where, and
-`TreeDecoding(token_heads)` reads it. What was fitted to another device, dtype or to other heads is not used.
+tree) or "plain" (no tree pays: the heads draft nothing). The file lies beside the heads; `heads.load` remembers where,
+and `TreeDecoding(token_heads)` reads it. What was fitted to another device, dtype or to other heads is not used unless
+it is asked for by name, and either way a warning says so.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from heads.decoding.dynamic_tree import DynamicTree
+from heads.decoding.dynamic_tree import DynamicTree, check_integer
 from heads.decoding.lookup import check_lookup
 from heads.decoding.tree import Tree
 from heads.interface import TokenHeads
@@ -33,9 +33,9 @@ class TunedTree:
     """What a tree.json says.
 
     Attributes:
-        paths: of the best static tree; none where no tree pays.
+        paths: of the best static tree; none where no static tree pays.
         dynamic: the best dynamic tree, where it is better than the static one.
-        lookup: tokens to look up beside the tree; 0: none.
+        lookup: tokens to look up beside the tree; 0: none; None: the file, one of paths alone, says nothing.
         prediction: what was predicted on which evidence, for people.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: of the heads' tensors; None where they were never saved.
@@ -44,7 +44,7 @@ class TunedTree:
     kind: Kind
     paths: tuple[tuple[int, ...], ...] = ()
     dynamic: DynamicTree | None = None
-    lookup: int = 0
+    lookup: int | None = 0
     prediction: Mapping[str, Any] = field(default_factory=dict)
     measured_on: Mapping[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
@@ -55,6 +55,18 @@ class TunedTree:
         if self.kind == "plain":
             return Tree.root_only()
         return self.dynamic if self.dynamic is not None else Tree(self.paths)
+
+    @property
+    def static_tree(self) -> Tree | None:
+        """The same for a rule that cannot use a dynamic tree; None: the file has no static one."""
+        if self.kind != "dynamic":
+            return Tree.root_only() if self.kind == "plain" else Tree(self.paths)
+        return Tree(self.paths) if self.paths else None
+
+    @property
+    def fitted(self) -> bool:
+        """It was made for heads and a machine; a file of paths alone was not."""
+        return bool(self.measured_on) or self.heads_sha256 is not None
 
     def as_json(self) -> str:
         content = {
@@ -89,13 +101,18 @@ def read_tree_file(path: str | Path) -> TunedTree:
     """A tree.json, or a file of paths alone, {"paths": [[0], [0, 0], …]}.
 
     Raises:
-        ValueError: the file is missing or holds something else.
+        ValueError: the file is missing, cannot be read or holds something else.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         return parse(content)
     except FileNotFoundError:
         raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None
+    except OSError as error:
+        raise ValueError(
+            f"The tree file {path} cannot be read ({error.strerror or error}); give a JSON file of paths, or the "
+            f"tree.json in a folder of heads."
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         said = str(error).rstrip(".")
         raise ValueError(
@@ -112,10 +129,12 @@ def parse(content: Any) -> TunedTree:
     kind = content.get("kind", "static") if isinstance(content, dict) else None
     if kind not in KINDS:
         raise ValueError(f"its kind is {kind!r}, allowed are {', '.join(KINDS)}")
-    if kind == "plain":
-        paths: tuple[tuple[int, ...], ...] = ()
-    else:
-        paths = Tree(content["paths"]).paths[1:]
+    without = kind == "plain" or (kind == "dynamic" and content["paths"] == [])
+    paths = () if without else Tree(content["paths"]).paths[1:]
+    lookup = content.get("lookup", 0 if "kind" in content else None)
+    checksum = content.get("heads_sha256")
+    if not isinstance(checksum, str | None):
+        raise ValueError(f"its heads_sha256 is {checksum!r}, allowed are a string and null")
     objects = {name: content.get(name, {}) for name in ("prediction", "measured_on")}
     if not all(isinstance(value, dict) for value in objects.values()):
         raise ValueError("its prediction and measured_on must be objects")
@@ -123,8 +142,8 @@ def parse(content: Any) -> TunedTree:
         kind=kind,
         paths=paths,
         dynamic=DynamicTree(**content["dynamic"]) if kind == "dynamic" else None,
-        lookup=check_lookup(operator.index(content.get("lookup", 0))),
-        heads_sha256=content.get("heads_sha256"),
+        lookup=None if lookup is None else check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
+        heads_sha256=checksum,
         **objects,
     )
 
@@ -145,4 +164,19 @@ def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
             stacklevel=4,
         )
         return None
+    return tuned
+
+
+def asked_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
+    """A tree file that was asked for by name: it is used, and where it was made for something else a warning says so.
+
+    Raises:
+        ValueError: the file is missing or malformed.
+    """
+    tuned = read_tree_file(path)
+    if tuned.fitted and (reason := tuned.not_for(token_heads)):
+        warnings.warn(
+            f"{path} is used since it was asked for, but {reason}; `headway tune-tree` fits one to these heads here.",
+            stacklevel=4,
+        )
     return tuned

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
 from heads.decoding.tuned import TunedTree, name_dtype
 from heads.evaluation.tables import describe_machine, versions
@@ -17,15 +16,13 @@ from heads.tuning.tune import Tuning
 def tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> TunedTree:
     """What goes into tree.json."""
     backbone, kind = token_heads.backbone, tuning.kind
-    static = tuning.finalists["static"].tree
-    dynamic = tuning.finalists["dynamic"].tree
-    assert isinstance(static, Tree)
-    assert isinstance(dynamic, DynamicTree)
+    trees = {name: choice.tree for name, choice in tuning.finalists.items()}
+    static, dynamic = trees.get("static"), trees.get("dynamic")
     return TunedTree(
         kind=kind,
-        paths=() if kind == "plain" else static.paths[1:],
-        dynamic=dynamic if kind == "dynamic" else None,
-        lookup=choose_lookup(tuning),
+        paths=static.paths[1:] if isinstance(static, Tree) and kind != "plain" else (),
+        dynamic=dynamic if isinstance(dynamic, DynamicTree) and kind == "dynamic" else None,
+        lookup=tuning.lookup,
         prediction=describe_prediction(tuning),
         measured_on={
             **describe_machine(backbone.device),
@@ -41,22 +38,17 @@ def tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> 
     )
 
 
-def choose_lookup(tuning: Tuning) -> int:
-    """The looked-up chain stands beside the tree where it was faster with it, on the prompts that were decoded."""
-    alone, beside = ("plain", "lookup alone") if tuning.kind == "plain" else ("tuned tree", "tuned tree, lookup")
-    faster = tuning.checked[beside].tokens_per_second > tuning.checked[alone].tokens_per_second
-    return DEFAULT_LOOKUP if faster else 0
-
-
 def describe_prediction(tuning: Tuning) -> dict[str, Any]:
-    """Of the heads alone, behind each prompt's own pass."""
+    """Of the heads alone, behind each prompt's own pass; then tokens a second of what was decoded here."""
+    decoded = {name: round(speed.tokens_per_second, 2) for name, speed in tuning.checked.items()}
     if tuning.kind == "plain":
-        best = max(choice.tokens_per_second for choice in tuning.finalists.values())
+        best = max((choice.tokens_per_second for choice in tuning.finalists.values()), default=None)
         return {
             "tokens_per_pass": 1.0,
             "tokens_per_second": round(tuning.plain, 2),
             "ratio_to_plain": 1.0,
-            "best_tree_ratio_to_plain": round(best / tuning.plain, 3),
+            "best_tree_ratio_to_plain": None if best is None else round(best / tuning.plain, 3),
+            "decoded": decoded,
         }
     choice = tuning.finalists[tuning.kind]
     return {
@@ -65,4 +57,5 @@ def describe_prediction(tuning: Tuning) -> dict[str, Any]:
         "ratio_to_plain": round(choice.tokens_per_second / tuning.plain, 3),
         "milliseconds_per_pass": round(1000 * choice.seconds_per_pass, 3),
         "lookup": 0,
+        "decoded": decoded,
     }

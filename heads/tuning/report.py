@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.tree import Tree
+from heads.decoding.tuned import Kind
 from heads.evaluation.report import GREY, MARKERS, PALETTE, save_figure, tidy
 from heads.tuning.acceptance import RankCounts
 from heads.tuning.search import Choice, best_by_size
@@ -39,7 +40,7 @@ def acceptance_table(counts: RankCounts) -> Table:
     table = new_table("\nconditional acceptance: the candidate of this rank was right, given that its path was")
     for column in ("depth", "after rank", "places", *(f"rank {rank}" for rank in range(RANKS_SHOWN))):
         table.add_column(column, justify="right")
-    depths = max(counts.at_depth)
+    depths = max(1, *counts.at_depth)
     for depth in range(depths):
         for last in [None] if depth == 0 else [None, 0, 1]:
             seen = counts.at_depth[depth] if last is None else counts.at_last[depth, last]
@@ -105,14 +106,27 @@ def verdict(tuning: Tuning) -> str:
     """What is used from now on, and why."""
     ratios = {kind: choice.tokens_per_second / tuning.plain for kind, choice in tuning.finalists.items()}
     if tuning.kind == "plain":
-        found = ", ".join(f"the best {kind} tree has {ratio:.2f} of plain's speed" for kind, ratio in ratios.items())
-        return f"No tree pays at batch {tuning.config.batch}: {found}. TreeDecoding decodes plainly here."
-    choice, (other,) = tuning.finalists[tuning.kind], [kind for kind in ratios if kind != tuning.kind]
+        how, why = "with prompt lookup alone" if tuning.lookup else "plainly", why_plain(tuning, ratios)
+        return f"No tree pays at batch {tuning.config.batch}: {why}. TreeDecoding decodes {how} here."
+    choice, others = tuning.finalists[tuning.kind], [kind for kind in ratios if kind != tuning.kind]
+    beside = f" (the best {others[0]} tree {ratios[others[0]]:.2f} ×)" if others else ""
+    chain = "faster" if tuning.lookup else "not faster"
     return (
         f"Chosen: {describe(choice.tree)}; predicted {choice.tokens_per_pass:.2f} tokens per pass, "
-        f"{choice.tokens_per_second:.1f} tokens/s, {ratios[tuning.kind]:.2f} × plain, heads alone "
-        f"(the best {other} tree {ratios[other]:.2f} ×)."
+        f"{choice.tokens_per_second:.1f} tokens/s, {ratios[tuning.kind]:.2f} × plain, heads alone{beside}; "
+        f"with a looked-up chain beside it {chain} here (lookup={tuning.lookup})."
     )
+
+
+def why_plain(tuning: Tuning, ratios: Mapping[Kind, float]) -> str:
+    """Nothing is accepted, or no tree is predicted to be faster, or the predicted one was not when it was decoded."""
+    if not ratios:
+        return "no drafted token is accepted on these prompts, so train the heads further or give other prompts"
+    if tuning.predicted == "plain":
+        return ", ".join(f"the best {kind} tree has {ratio:.2f} of plain's speed" for kind, ratio in ratios.items())
+    decoded = ", ".join(f"{name} {speed.tokens_per_second:.1f}" for name, speed in tuning.checked.items())
+    tree, ratio = tuning.finalists[tuning.predicted].tree, ratios[tuning.predicted]
+    return f"{describe(tree)} was predicted {ratio:.2f} × plain, but decoding measured in tokens/s {decoded}"
 
 
 def describe(tree: Tree | DynamicTree) -> str:

@@ -25,6 +25,8 @@ from heads.tuning.replay import Replay
 from heads.tuning.timing import PassTimes
 
 EXPANDING_LIMITS = (1, 2, 4, 8, None)
+LEADERS = 3
+"""Trees of either kind that are timed whole: the best of many noisy figures is flattered, and whole passes tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,16 @@ def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Cho
 def fastest(choices: Sequence[Choice]) -> Choice:
     """Most tokens a second; of equals the smallest tree."""
     return max(choices, key=lambda choice: (choice.tokens_per_second, -choice.nodes))
+
+
+def leaders(choices: Sequence[Choice]) -> list[Choice]:
+    """The `LEADERS` fastest trees, no tree twice; none of those that have no draft accepted."""
+    ordered = sorted(choices, key=lambda choice: (-choice.tokens_per_second, choice.nodes))
+    found: dict[DynamicTree | tuple[tuple[int, ...], ...], Choice] = {}
+    for choice in ordered:
+        if choice.tokens_per_pass > 1 and len(found) < LEADERS:
+            found.setdefault(choice.tree.paths if isinstance(choice.tree, Tree) else choice.tree, choice)
+    return list(found.values())
 
 
 def best_by_size(choices: Sequence[Choice]) -> list[Choice]:

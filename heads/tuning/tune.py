@@ -1,17 +1,18 @@
 """Fit a tree to heads, machine and kind of text: measure acceptance and times, search, check, and say what was found.
 
 The prediction is for the heads alone and for the tokens behind each prompt's own pass: tokens per pass by replay over
-the seconds of a pass, which for the best static and the best dynamic tree is timed whole. With a batch it holds while
+the seconds of a pass, which for the best static and the best dynamic trees is timed whole. With a batch it holds while
 all rows run. A looked-up chain adds drafts that no model of heads foretells, so it is not predicted: the winner is
-decoded with it and without it, and tree.json says which was faster on these texts.
+decoded with it and without it, beside the chain alone and plain `generate`, and what was fastest on these texts is what
+tree.json says.
 """
 # B row, L position
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,12 +27,14 @@ from heads.interface import TokenHeads
 from heads.tuning.acceptance import RankCounts
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import Replay, Texts, replay, write_texts
-from heads.tuning.search import Choice, dynamic_choices, fastest, static_choices
+from heads.tuning.search import Choice, dynamic_choices, fastest, leaders, static_choices
 from heads.tuning.speeds import Progress, Speed, measure_speeds
 from heads.tuning.timing import Bench, Clock, PassTimes, interleaved_medians, measure_times
 
 ROWS = 16
 """Texts that are written and replayed at once."""
+PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tuned tree, lookup"
+"""What the winner is decoded beside, and the winner itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +44,9 @@ class Tuning:
     Attributes:
         replays: the texts that acceptance was measured on.
         static, dynamic: every tree that was considered, by the model of times.
-        finalists: the fastest of either kind, their passes timed whole.
+        finalists: the fastest of either kind, their passes timed whole; none of a kind whose drafts are never accepted.
         plain: tokens a second of plain `generate`, timed in the same rounds as the finalists.
-        checked: measured speeds by name, on prompts of the fit.
+        checked: measured speeds by name, on prompts of the fit; of trees the one that is predicted to be the fastest.
     """
 
     config: TuneConfig
@@ -53,21 +56,39 @@ class Tuning:
     dynamic: Sequence[Choice]
     finalists: dict[Kind, Choice]
     plain: float
-    checked: dict[str, Speed] = field(default_factory=dict)
+    checked: dict[str, Speed]
 
     @property
     def counts(self) -> RankCounts:
         return RankCounts([replay.ranks_PK for replay in self.replays])
 
     @property
+    def predicted(self) -> Kind:
+        """The faster finalist, or plain where none beats it."""
+        return predict(self.finalists, self.plain)
+
+    @property
+    def chosen(self) -> str:
+        """The fastest of what was decoded; of equals the simplest."""
+        return max(self.checked, key=lambda name: self.checked[name].tokens_per_second)
+
+    @property
     def kind(self) -> Kind:
-        """The faster finalist, or plain where neither beats it."""
-        best = max(self.finalists, key=lambda kind: self.finalists[kind].tokens_per_second)
-        return best if self.finalists[best].tokens_per_second > self.plain else "plain"
+        """The predicted one, where decoding bore it out."""
+        return self.predicted if self.chosen in (TREE, TREE_AND_LOOKUP) else "plain"
+
+    @property
+    def lookup(self) -> int:
+        return DEFAULT_LOOKUP if self.chosen in (LOOKUP_ALONE, TREE_AND_LOOKUP) else 0
 
     @property
     def tree(self) -> Tree | DynamicTree:
         return Tree.root_only() if self.kind == "plain" else self.finalists[self.kind].tree
+
+
+def predict(finalists: dict[Kind, Choice], plain: float) -> Kind:
+    best = max(finalists, key=lambda kind: finalists[kind].tokens_per_second, default=None)
+    return "plain" if best is None or finalists[best].tokens_per_second <= plain else best
 
 
 def tune(
@@ -104,19 +125,21 @@ def tune(
     )
     replays = replay_all(token_heads, texts, times, progress)
     static, dynamic = list(static_choices(replays, times)), list(dynamic_choices(replays, times))
-    if not static:
-        raise ValueError(
-            "No drafted token would ever be accepted on these prompts; train the heads further or give other prompts."
-        )
-    tuning = Tuning(
+    bench = Bench(token_heads, context_of(texts, config.batch), clock, config.settings)
+    advance = progress("timing the best", config.repeats + 1)
+    finalists, plain = time_finalists(bench, leaders(static), leaders(dynamic), config.repeats, advance)
+    kind = predict(finalists, plain)
+    winner = None if kind == "plain" else finalists[kind].tree
+    return Tuning(
         config=config,
         replays=replays,
         times=times,
         static=static,
         dynamic=dynamic,
-        **time_finalists(token_heads, texts, config, fastest(static), fastest(dynamic), clock, progress),
+        finalists=finalists,
+        plain=plain,
+        checked=check(token_heads, prompts, winner, config, clock, progress),
     )
-    return dataclasses.replace(tuning, checked=check(token_heads, prompts, tuning, clock, progress))
 
 
 def context_of(texts: Sequence[Texts], batch: int) -> Tensor:
@@ -141,37 +164,36 @@ def replay_all(token_heads: TokenHeads, texts: Sequence[Texts], times: PassTimes
 
 
 def time_finalists(
-    token_heads: TokenHeads,
-    texts: Sequence[Texts],
-    config: TuneConfig,
-    static: Choice,
-    dynamic: Choice,
-    clock: Clock,
-    progress: Progress,
-) -> dict[str, Any]:
-    """The fastest of either kind and plain `generate`, passes timed whole in the same rounds."""
-    bench = Bench(token_heads, context_of(texts, config.batch), clock, config.settings)
-    tasks = {
-        "plain": lambda: bench.seconds_per_pass(None),
-        "static": bench.whole_pass(static.tree),
-        "dynamic": bench.whole_pass(dynamic.tree),
+    bench: Bench, static: Sequence[Choice], dynamic: Sequence[Choice], repeats: int, advance: Callable[[], Any]
+) -> tuple[dict[Kind, Choice], float]:
+    """The fastest of either kind and plain tokens a second, whole passes of all of them timed in the same rounds.
+
+    Args:
+        static, dynamic: the leaders of a kind; a kind without any has no finalist.
+        advance: called `repeats` + 1 times.
+    """
+    choices: dict[Kind, Sequence[Choice]] = {"static": static, "dynamic": dynamic}
+    tasks = {(kind, i): bench.whole_pass(one.tree) for kind, found in choices.items() for i, one in enumerate(found)}
+    seconds = interleaved_medians({("plain", 0): lambda: bench.seconds_per_pass(None), **tasks}, repeats, advance)
+    finalists = {
+        kind: fastest([dataclasses.replace(one, seconds_per_pass=seconds[kind, i]) for i, one in enumerate(found)])
+        for kind, found in choices.items()
+        if found
     }
-    seconds = interleaved_medians(tasks, config.repeats, progress("timing the best", config.repeats + 1))
-    return {
-        "finalists": {
-            "static": dataclasses.replace(static, seconds_per_pass=seconds["static"]),
-            "dynamic": dataclasses.replace(dynamic, seconds_per_pass=seconds["dynamic"]),
-        },
-        "plain": config.batch / seconds["plain"],
-    }
+    return finalists, len(bench.tokens_BS) / seconds["plain", 0]
 
 
 def check(
-    token_heads: TokenHeads, prompts: Sequence[Tensor], tuning: Tuning, clock: Clock, progress: Progress
+    token_heads: TokenHeads,
+    prompts: Sequence[Tensor],
+    winner: Tree | DynamicTree | None,
+    config: TuneConfig,
+    clock: Clock,
+    progress: Progress,
 ) -> dict[str, Speed]:
     """Decode some of the prompts plainly, with lookup alone, and with the winner with and without lookup."""
-    decodings = {"plain": None, "lookup alone": TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)}
-    if tuning.kind != "plain":
-        decodings["tuned tree"] = TreeDecoding(token_heads, tuning.tree, lookup=0)
-        decodings["tuned tree, lookup"] = TreeDecoding(token_heads, tuning.tree, lookup=DEFAULT_LOOKUP)
-    return measure_speeds(token_heads.backbone.model, decodings, prompts, tuning.config, clock, progress)
+    decodings = {PLAIN: None, LOOKUP_ALONE: TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)}
+    if winner is not None:
+        decodings[TREE] = TreeDecoding(token_heads, winner, lookup=0)
+        decodings[TREE_AND_LOOKUP] = TreeDecoding(token_heads, winner, lookup=DEFAULT_LOOKUP)
+    return measure_speeds(token_heads.backbone.model, decodings, prompts, config, clock, progress)

@@ -66,10 +66,43 @@ def test_it_is_used_where_nothing_else_is_asked_for(saved):
     assert (other.tree.paths[1:], other.lookup) == (((1,),), DEFAULT_LOOKUP)
 
 
+@pytest.mark.parametrize("as_given", [str, Path])
+def test_one_that_is_given_by_name_keeps_its_lookup(saved, as_given):
+    write(saved, heads_sha256=saved.checksum, lookup=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoding = heads.TreeDecoding(saved, as_given(saved.tuned_tree))
+        assert heads.TreeDecoding(saved, as_given(saved.tuned_tree), lookup=7).lookup == 7
+    assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
+
+
+def test_a_file_of_paths_alone_keeps_the_default_lookup_and_is_not_checked(saved, tmp_path):
+    heads.Tree(PATHS).save(tmp_path / "paths.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoding = heads.TreeDecoding(saved, tmp_path / "paths.json")
+    assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, DEFAULT_LOOKUP)
+    assert heads.TreeDecoding(saved, tmp_path / "paths.json", lookup=0).lookup == 0
+
+
 def test_a_dynamic_one_is_used_with_its_budget(saved):
     wanted = heads.DynamicTree(nodes=9, depth=2, width=2)
     write(saved, kind="dynamic", dynamic=wanted)
     assert heads.TreeDecoding(saved).tree == wanted
+
+
+def test_a_rule_that_draws_takes_the_static_tree_of_a_dynamic_file(saved):
+    dynamic = heads.DynamicTree(nodes=9, depth=2, width=2)
+    write(saved, kind="dynamic", dynamic=dynamic, lookup=3)
+    decoding = heads.TreeDecoding(saved, rule="rejection")
+    assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
+    write(saved, kind="dynamic", dynamic=dynamic, paths=(), lookup=3)
+    default, drawn = heads.TreeDecoding(make_heads("medusa", saved.backbone, num_heads=2)), "rejection"
+    assert heads.TreeDecoding(saved, rule=drawn).tree.paths == default.tree.paths
+    assert heads.TreeDecoding(saved).tree == dynamic, "other rules use it"
+    for asked in (dynamic, saved.tuned_tree):
+        with pytest.raises(ValueError, match="rule='rejection' was given with a dynamic tree"):
+            heads.TreeDecoding(saved, asked, rule=drawn)
 
 
 def test_a_plain_one_decodes_plainly(saved, monkeypatch):
@@ -82,7 +115,7 @@ def test_a_plain_one_decodes_plainly(saved, monkeypatch):
     assert ours.stats.tokens_per_pass == 1
 
 
-@pytest.mark.parametrize(
+FOR_SOMETHING_ELSE = pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"measured_on": {**HERE, "device_type": "cuda"}}, "device_type 'cuda' and this is 'cpu'"),
@@ -91,6 +124,9 @@ def test_a_plain_one_decodes_plainly(saved, monkeypatch):
     ],
     ids=["device", "dtype", "weights"],
 )
+
+
+@FOR_SOMETHING_ELSE
 def test_one_that_was_made_for_something_else_is_not_used_and_one_warning_says_so(saved, fields, said):
     write(saved, **fields)
     with pytest.warns(UserWarning, match="is not used") as caught:
@@ -100,6 +136,17 @@ def test_one_that_was_made_for_something_else_is_not_used_and_one_warning_says_s
     assert caught[0].filename == __file__, "the warning points to the caller"
     assert decoding.tree.paths[1:] != PATHS
     assert decoding.lookup == DEFAULT_LOOKUP
+
+
+@FOR_SOMETHING_ELSE
+def test_one_that_was_made_for_something_else_is_used_where_it_is_given_and_one_warning_says_so(saved, fields, said):
+    write(saved, lookup=3, **fields)
+    with pytest.warns(UserWarning, match="is used since it was asked for, but") as caught:
+        decoding = heads.TreeDecoding(saved, saved.tuned_tree)
+    assert len(caught) == 1
+    assert said in str(caught[0].message)
+    assert caught[0].filename == __file__, "the warning points to the caller"
+    assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
 
 
 def test_copies_in_another_dtype_keep_it(saved):
@@ -121,9 +168,20 @@ def test_new_heads_have_none():
         ({"kind": "dynamic", "paths": [[0]]}, "dynamic"),
         ({"kind": "dynamic", "paths": [[0]], "dynamic": {"nodes": 1}}, r"nodes=1\) was given"),
         ({"kind": "dynamic", "paths": [[0]], "dynamic": {"leaves": 1}}, "leaves"),
-        ({"kind": "dynamic", "paths": [[0]], "dynamic": {"nodes": "9"}}, "not supported"),
+        *(
+            (
+                {"kind": "dynamic", "paths": [[0]], "dynamic": {name: value}},
+                rf"{name}={value!r}\) was given; .* integers",
+            )
+            for name in ("nodes", "depth", "width")
+            for value in ("9", 4.5, True)
+        ),
         ({"kind": "plain", "lookup": 900}, "lookup=900 was given"),
-        ({"kind": "plain", "lookup": "10"}, "integer"),
+        *(
+            ({"kind": "plain", "lookup": value}, f"lookup={value!r} was given; .* integers")
+            for value in ("10", 4.5, True)
+        ),
+        ({"kind": "plain", "heads_sha256": 5}, "heads_sha256 is 5, allowed are a string and null"),
         ({"kind": "plain", "measured_on": 3}, "must be objects"),
     ],
     ids=str,
@@ -134,3 +192,14 @@ def test_a_malformed_one_is_refused_in_a_sentence(saved, content, said):
         heads.TreeDecoding(saved)
     assert str(saved.tuned_tree) in str(caught.value)
     assert heads.TreeDecoding(saved, 4).tree.num_nodes == 4, "an explicit tree does not read it"
+
+
+def test_a_folder_given_as_a_tree_is_refused_in_a_sentence(saved, tmp_path):
+    with pytest.raises(ValueError, match=r"The tree file .* cannot be read .*; give a JSON file of paths"):
+        heads.TreeDecoding(saved, tmp_path)
+
+
+@pytest.mark.parametrize("lookup", [4.5, True, "10"])
+def test_a_lookup_that_is_no_integer_is_refused(saved, lookup):
+    with pytest.raises(ValueError, match=f"lookup={lookup!r} was given; allowed are integers"):
+        heads.TreeDecoding(saved, lookup=lookup)
