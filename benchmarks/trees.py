@@ -21,7 +21,8 @@ from rich.table import Table
 from torch import Tensor
 
 from heads.decoding.tree import TYPICAL_ACCURACY, grow_tree
-from heads.decoding.tree_decoding import TreeDecoding, default_nodes
+from heads.decoding.tree_choice import default_nodes
+from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of

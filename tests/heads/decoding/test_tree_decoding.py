@@ -30,7 +30,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 
 import heads
 from heads.backbone import Backbone
-from heads.decoding import rules, tree_decoding
+from heads.decoding import rules, tree_choice
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.request import refuse_unknown
 from heads.decoding.stats import DecodingStats
@@ -775,8 +775,8 @@ def test_a_rank_beyond_the_vocabulary_is_refused_and_default_trees_stay_below_it
 def test_the_default_tree_grows_from_measured_accuracy():
     token_heads = make_heads("medusa", Backbone(shared_model("llama", "sdpa")), num_heads=3)
     typical = heads.TreeDecoding(token_heads).tree
-    assert typical.num_nodes == tree_decoding.default_nodes(torch.device("cpu")) == 8
-    assert tree_decoding.default_nodes(torch.device("cuda")) == 16
+    assert typical.num_nodes == tree_choice.default_nodes(torch.device("cpu")) == 8
+    assert tree_choice.default_nodes(torch.device("cuda")) == 16
     token_heads.measured_accuracy = [[0.9, 0.01], [0.9, 0.01], [0.9, 0.01]]
     measured = heads.TreeDecoding(token_heads, 4).tree
     assert measured.paths == ((), (0,), (0, 0), (0, 0, 0))
