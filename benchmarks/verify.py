@@ -61,9 +61,12 @@ CHECKS = {
         "alone with several node budgets",
     ),
     "training": Check(
-        command=("python", "-m", "benchmarks.training"),
-        shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead, compiled "
-        "layers, stored hidden states, two processes",
+        command=("python", "-m", "benchmarks.training", "speed", "memory", "step"),
+        shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead",
+    ),
+    "training options": Check(
+        command=("python", "-m", "benchmarks.training", "compile", "stored", "scaling", "chunks"),
+        shows="compiled layers, stored hidden states, two processes, chunk sizes of the loss",
     ),
     "engines": Check(
         command=("python", "-m", "benchmarks.engines"),
