@@ -107,7 +107,8 @@ def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor
         from deepspeed.utils import safe_get_full_optimizer_state
 
         yield from ((key, safe_get_full_optimizer_state(parameter, key)) for key in MOMENTS)
-        yield "step", torch.as_tensor(next(iter(base.state.values()))["step"], dtype=torch.float32)
+        step = next(iter(base.state.values()))["step"]  # a flat group's, and safetensors writes no tensor twice
+        yield "step", torch.as_tensor(step, dtype=torch.float32).clone()
         return
     for key in (*MOMENTS, "step") if parameter in base.state else ():  # else it never had a gradient
         value = base.state[parameter][key]
