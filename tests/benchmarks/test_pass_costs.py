@@ -44,9 +44,18 @@ def test_every_place_is_measured_in_plain_steps(tiny):
     assert all(c.steps == pytest.approx(c.milliseconds / step[c.context]) for c in costs)
 
 
+@pytest.mark.parametrize(
+    ("free", "reason"), [(80, ""), (20, ""), (12, "needs a GPU with about 20 GiB and 12 GiB are free")]
+)
+def test_a_7b_needs_room_on_the_gpu(free, reason, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 2**30, 80 * 2**30))
+    found = why_not("7b", torch.device("cuda"))
+    assert found == reason or (reason and reason in found)
+    assert why_not("demo", torch.device("cuda")) == ""
+
+
 def test_the_command_skips_a_7b_without_a_gpu(tiny, capsys, tmp_path):
-    assert why_not("7b", torch.device("cuda")) == ""
-    assert why_not("7b", torch.device("cpu"))
+    assert "none is here" in why_not("7b", torch.device("cpu"))
     shapes = ["demo"] if torch.cuda.is_available() else ["demo", "7b"]
     main(["--shapes", *shapes, "--contexts", "8", "--nodes", "4", "--repeats", "1", "--json", str(tmp_path / "costs")])
     said = capsys.readouterr().out
