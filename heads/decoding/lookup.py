@@ -12,6 +12,9 @@ from heads.decoding.tree import Shape
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2
 DEFAULT_LOOKUP, MAX_LOOKUP = 10, 64
+GROWTH = 4
+"""A chain is doubled while the text goes on as all of it foretold, up to so many times the length that was asked for:
+a text that copies goes on copying, and further nodes of a pass cost less than further passes."""
 
 
 class Lookup:
@@ -34,13 +37,26 @@ class Lookup:
         self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> where the text goes on behind their last occurrence
         self._indexed = 0
 
-    def propose(self, tokens: list[int]) -> list[int]:
-        """`length` tokens, or none where the text's last tokens are new."""
+    def look(self, tokens: list[int]) -> int:
+        """How long a chain is worth verifying from here; 0 where the text's last tokens are new."""
         self._index(tokens)
         went_on = bool(self._foretold) and tokens[self._length_then :] == self._foretold
-        self._foretold, self._length_then = self._copy(tokens, self.length + 1), len(tokens)
-        self.copying = went_on and bool(self._foretold)
-        return self._foretold[: self.length]
+        found = bool(self._copy(tokens, 1))
+        self.copying = went_on and found
+        if not found:
+            self._foretold = []
+            return 0
+        doubled = 2 * (len(self._foretold) - 1)
+        return min(doubled, GROWTH * self.length) if self.copying else self.length
+
+    def take(self, tokens: list[int], length: int) -> list[int]:
+        """The chain of so many tokens, behind a text that was just looked at; none where `look` found none."""
+        self._foretold, self._length_then = self._copy(tokens, length + 1) if length else [], len(tokens)
+        return self._foretold[:length]
+
+    def propose(self, tokens: list[int]) -> list[int]:
+        """`look`, then `take` all that it found worth while."""
+        return self.take(tokens, self.look(tokens))
 
     def _copy(self, tokens: list[int], length: int) -> list[int]:
         """What stood behind the last earlier place that reads like the end, longest match first."""

@@ -19,7 +19,7 @@ from heads.decoding.compiled import compiled
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
-from heads.decoding.lookup import ChainIndex, Lookup
+from heads.decoding.lookup import GROWTH, ChainIndex, Lookup
 from heads.decoding.loop import Proposal, Run
 from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.rules import Rule, read_rule
@@ -41,8 +41,10 @@ class TreeDecoding:
             has it). `Tree.root_only()` drafts nothing. Where tree.json is dynamic and the rule draws its drafts, the
             static tree of the same file is taken, else the default.
         lookup: tokens copied from behind the last earlier place in the text that reads like its end (prompt lookup),
-            verified in the same pass beside the heads' tree. Where nothing is found nothing is paid; 0 leaves the heads
-            alone. None is what the tree.json that is used or given says, else 10. The text is the same either way.
+            verified in the same pass beside the heads' tree. While the text goes on as the whole chain foretold, the
+            chain alone is verified and doubles, up to four times `lookup`. Where nothing is found nothing is paid; 0
+            leaves the heads alone. None is what the tree.json that is used or given says, else 10. The text is the same
+            either way.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
             to be called where the backbone's weights have changed.
@@ -78,7 +80,7 @@ class TreeDecoding:
         refuse_drawn_dynamic(self.rule, self.tree)
         self._indices: dict[tuple[int, torch.device, bool], TreeIndex] = {}
         self._drawn_indices: dict[tuple[int, torch.device, bool], DrawnTreeIndex] = {}
-        self._chains: dict[torch.device, ChainIndex] = {}
+        self._chains: dict[tuple[int, torch.device], ChainIndex] = {}
 
     def __call__(
         self,
@@ -101,7 +103,7 @@ class TreeDecoding:
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         drafter = HeadsDrafter(self)
-        max_depth = max(self.tree.depth or 0, self.lookup)
+        max_depth = max(self.tree.depth or 0, GROWTH * self.lookup)
         run = Run(self.backbone, drafter, self.rule, request, streamer, max_depth, self.kept)
         return run.decode(input_ids, valid_BT)
 
@@ -128,11 +130,12 @@ class TreeDecoding:
             self._drawn_indices[key] = DrawnTreeIndex(self.tree, batch, device, grounded=grounded, chain=chain)
         return self._drawn_indices[key]
 
-    def chain_index(self, device: torch.device) -> ChainIndex:
-        """The indices of the looked-up chain without the tree; kept from call to call."""
-        if device not in self._chains:
-            self._chains[device] = ChainIndex(self.lookup, device)
-        return self._chains[device]
+    def chain_index(self, length: int, device: torch.device) -> ChainIndex:
+        """The indices of a looked-up chain without the tree; kept from call to call."""
+        key = (length, device)
+        if key not in self._chains:
+            self._chains[key] = ChainIndex(length, device)
+        return self._chains[key]
 
 
 class HeadsDrafter:
@@ -169,8 +172,8 @@ class HeadsDrafter:
         chains_BL = None if chains is None else torch.tensor(chains, device=device)
         index: TreeIndex | ChainIndex
         q_BQV, drawn_from = None, None
-        if self.copying(rows):
-            index, tokens_BN = self.decoding.chain_index(device), root_B[:, None]
+        if chains is not None and self.copying(rows):
+            index, tokens_BN = self.decoding.chain_index(len(chains[0]), device), root_B[:, None]
         elif isinstance(self.decoding.tree, DynamicTree):
             return self.propose_dynamic(root_B, chains_BL, self.decoding.tree)
         elif self.decoding.rule.draws_drafts and not rows[0].request.greedy and self.asks_heads:
@@ -217,11 +220,18 @@ class HeadsDrafter:
         return Proposal(tokens_BN=grown.tokens_BN, depth=grown.depth_BN, sees=grown.sees_BNN, shapes=grown.shapes())
 
     def look_up(self, rows: list[Row]) -> list[list[int]] | None:
-        """A chain for each row; None where no row's last tokens have been there before."""
-        found = [self.lookups[row.index].propose(row.tokens) for row in rows] if self.lookups else []
-        if not any(found):
+        """A chain of one length for each row, None where no row's last tokens have been there before.
+
+        The length grows where all rows copy, for then the tree is left out.
+        """
+        if not self.lookups:
             return None
-        return [chain or [0] * self.decoding.lookup for chain in found]
+        worth = [self.lookups[row.index].look(row.tokens) for row in rows]
+        length = min(worth) if self.copying(rows) else self.decoding.lookup
+        found = [
+            self.lookups[row.index].take(row.tokens, length if n else 0) for row, n in zip(rows, worth, strict=True)
+        ]
+        return [chain or [0] * length for chain in found] if any(worth) else None
 
     def copying(self, rows: list[Row]) -> bool:
         """Every row copies, and what is copied reaches further than the heads could."""

@@ -18,6 +18,8 @@ def tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> 
     backbone, kind = token_heads.backbone, tuning.kind
     trees = {name: choice.tree for name, choice in tuning.finalists.items()}
     static, dynamic = trees.get("static"), trees.get("dynamic")
+    if kind == "static":
+        static = tuning.tree
     return TunedTree(
         kind=kind,
         paths=static.paths[1:] if isinstance(static, Tree) and kind != "plain" else (),
@@ -39,7 +41,7 @@ def tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> 
 
 
 def describe_prediction(tuning: Tuning) -> dict[str, Any]:
-    """Of the heads alone, behind each prompt's own pass; then tokens a second of what was decoded here."""
+    """Behind each prompt's own pass, with lookup where that is used; then tokens a second of what was decoded here."""
     decoded = {name: round(speed.tokens_per_second, 2) for name, speed in tuning.checked.items()}
     if tuning.kind == "plain":
         best = max((choice.tokens_per_second for choice in tuning.finalists.values()), default=None)
@@ -48,6 +50,14 @@ def describe_prediction(tuning: Tuning) -> dict[str, Any]:
             "tokens_per_second": round(tuning.plain, 2),
             "ratio_to_plain": 1.0,
             "best_tree_ratio_to_plain": None if best is None else round(best / tuning.plain, 3),
+            "decoded": decoded,
+        }
+    if tuning.lookup and tuning.beside is not None:
+        return {
+            "tokens_per_pass": round(tuning.beside.tokens_per_pass, 3),
+            "tokens_per_second": round(tuning.beside.tokens_per_second, 2),
+            "ratio_to_plain": round(tuning.beside.tokens_per_second / tuning.plain, 3),
+            "lookup": tuning.lookup,
             "decoded": decoded,
         }
     choice = tuning.finalists[tuning.kind]

@@ -10,7 +10,7 @@ drafts, whatever state the family keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,14 @@ class Replay:
         dynamic: for each beam width (P, K, K): entry [place, D - 1, d - 1] is how many candidates of a dynamic tree of
             depth D come before the text's own node of depth d, the root included. A budget of n nodes keeps that node
             where the entry is below n.
+        text: prompt and what was written, without padding.
+        prompt: tokens of the prompt; the place p has its root at `text[prompt + p]`.
     """
 
     ranks_PK: np.ndarray
     dynamic: Mapping[int, np.ndarray]
+    text: list[int] = field(default_factory=list)
+    prompt: int = 0
 
 
 @torch.no_grad()
@@ -187,7 +191,17 @@ def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Seque
         Replay(
             ranks_PK=ranks_BPK[b, : length - 1],
             dynamic={width: found[b, : length - 1] for width, found in places_BPKK.items()},
+            text=text_of(texts, b),
+            prompt=int(texts.valid_BT[b].sum()),
         )
         for b, length in enumerate(texts.lengths)
         if length > 1
     ]
+
+
+def text_of(texts: Texts, b: int) -> list[int]:
+    """Row b without its padding on either side."""
+    prompt = texts.valid_BT.shape[1]
+    padding = prompt - int(texts.valid_BT[b].sum())
+    found: list[int] = texts.tokens_BL[b, padding : prompt + texts.lengths[b]].tolist()
+    return found

@@ -108,13 +108,21 @@ def verdict(tuning: Tuning) -> str:
     if tuning.kind == "plain":
         how, why = "with prompt lookup alone" if tuning.lookup else "plainly", why_plain(tuning, ratios)
         return f"No tree pays at batch {tuning.config.batch}: {why}. TreeDecoding decodes {how} here."
+    if tuning.lookup and tuning.beside is not None:
+        return (
+            f"Chosen: {describe(tuning.beside.choice.tree)} beside a looked-up chain (lookup={tuning.lookup}); "
+            f"predicted {tuning.beside.tokens_per_pass:.2f} tokens per pass, "
+            f"{tuning.beside.tokens_per_second:.1f} tokens/s, "
+            f"{tuning.beside.tokens_per_second / tuning.plain:.2f} × plain on these texts; heads alone at best "
+            f"{max(ratios.values(), default=0):.2f} ×."
+        )
     choice, others = tuning.finalists[tuning.kind], [kind for kind in ratios if kind != tuning.kind]
     beside = f" (the best {others[0]} tree {ratios[others[0]]:.2f} ×)" if others else ""
     chain = "faster" if tuning.lookup else "not faster"
     return (
         f"Chosen: {describe(choice.tree)}; predicted {choice.tokens_per_pass:.2f} tokens per pass, "
         f"{choice.tokens_per_second:.1f} tokens/s, {ratios[tuning.kind]:.2f} × plain, heads alone{beside}; "
-        f"with a looked-up chain beside it {chain} here (lookup={tuning.lookup})."
+        f"with a looked-up chain beside a tree {chain} here (lookup={tuning.lookup})."
     )
 
 

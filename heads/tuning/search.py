@@ -13,7 +13,7 @@ split in two, and trees grown on either half are replayed on the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -31,7 +31,10 @@ LEADERS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A tree with what it promises, each row of a batch by itself for `tokens_per_pass`."""
+    """A tree with what it promises, each row of a batch by itself for `tokens_per_pass`.
+
+    `places`, of static trees: for each text where its own nodes stand (P, K), of those grown here by halves.
+    """
 
     tree: Tree | DynamicTree
     nodes: int
@@ -39,6 +42,7 @@ class Choice:
     tokens_per_pass: float
     seconds_per_pass: float
     batch: int
+    places: Sequence[np.ndarray] | None = field(default=None, repr=False, compare=False)
 
     @property
     def tokens_per_second(self) -> float:
@@ -77,19 +81,32 @@ def static_sizes(
             tokens_per_pass=tokens_per_pass(places, size),
             seconds_per_pass=times.static(tree),
             batch=times.batch,
+            places=in_order(places),
         )
+
+
+def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Texts at odd places come first, those at even places behind them; now as they were counted.
+
+    >>> in_order([1, 3, 0, 2, 4])
+    [0, 1, 2, 3, 4]
+    """
+    odd, even = places[: len(places) // 2], places[len(places) // 2 :]
+    return [(even, odd)[i % 2][i // 2] for i in range(len(places))]
 
 
 def choice_of(tree: Tree, replays: Sequence[Replay], times: PassTimes) -> Choice:
     """What a tree promises that was not grown here; one of a size that was timed."""
     nodes = [(0.0, path) for path in tree.paths[1:]]
+    places = [places_of(nodes, one.ranks_PK) for one in replays]
     return Choice(
         tree=tree,
         nodes=tree.num_nodes,
         depth=tree.depth,
-        tokens_per_pass=tokens_per_pass([places_of(nodes, one.ranks_PK) for one in replays], tree.num_nodes),
+        tokens_per_pass=tokens_per_pass(places, tree.num_nodes),
         seconds_per_pass=times.static(tree),
         batch=times.batch,
+        places=places,
     )
 
 

@@ -71,6 +71,12 @@ class PassTimes:
         seconds = [self.step[head, count] for count in counts]
         return float(np.interp(expanding, counts, seconds)) * max(1.0, expanding / counts[-1])
 
+    def verify_at(self, nodes: int) -> float:
+        """Between measured numbers of nodes by a line, above the largest in proportion."""
+        counts = sorted(self.verify)
+        seconds = float(np.interp(nodes, counts, [self.verify[count] for count in counts]))
+        return seconds * max(1.0, nodes / counts[-1])
+
     def static(self, tree: Tree) -> float:
         return self.draft(tree) + self.verify[tree.num_nodes] + self.rest_static
 

@@ -25,6 +25,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.tuned import Kind
 from heads.interface import TokenHeads
 from heads.tuning.acceptance import RankCounts
+from heads.tuning.beside_lookup import Beside, best_beside_lookup
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import Replay, Texts, replay, write_texts
 from heads.tuning.search import Choice, dynamic_choices, fastest, leaders, static_choices
@@ -33,8 +34,8 @@ from heads.tuning.timing import Bench, Clock, PassTimes, interleaved_medians, me
 
 ROWS = 16
 """Texts that are written and replayed at once."""
-PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tuned tree, lookup"
-"""What the winner is decoded beside, and the winner itself."""
+PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tree beside lookup"
+"""What is decoded in the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class Tuning:
         static, dynamic: every tree that was considered, by the model of times.
         finalists: the fastest of either kind, their passes timed whole; none of a kind whose drafts are never accepted.
         plain: tokens a second of plain `generate`, timed in the same rounds as the finalists.
+        beside: the static tree that is predicted to be the fastest beside a looked-up chain, one row at a time.
         checked: measured speeds by name, on prompts of the fit; of trees the one that is predicted to be the fastest.
     """
 
@@ -57,6 +59,7 @@ class Tuning:
     finalists: dict[Kind, Choice]
     plain: float
     checked: dict[str, Speed]
+    beside: Beside | None = None
 
     @property
     def counts(self) -> RankCounts:
@@ -74,8 +77,10 @@ class Tuning:
 
     @property
     def kind(self) -> Kind:
-        """The predicted one, where decoding bore it out."""
-        return self.predicted if self.chosen in (TREE, TREE_AND_LOOKUP) else "plain"
+        """Of the tree that was the fastest when it was decoded."""
+        if self.chosen == TREE_AND_LOOKUP:
+            return "static" if self.beside is not None else self.predicted
+        return self.predicted if self.chosen == TREE else "plain"
 
     @property
     def lookup(self) -> int:
@@ -83,7 +88,11 @@ class Tuning:
 
     @property
     def tree(self) -> Tree | DynamicTree:
-        return Tree.root_only() if self.kind == "plain" else self.finalists[self.kind].tree
+        if self.kind == "plain":
+            return Tree.root_only()
+        if self.chosen == TREE_AND_LOOKUP and self.beside is not None:
+            return self.beside.choice.tree
+        return self.finalists[self.kind].tree
 
 
 def predict(finalists: dict[Kind, Choice], plain: float) -> Kind:
@@ -130,6 +139,9 @@ def tune(
     finalists, plain = time_finalists(bench, leaders(static), leaders(dynamic), config.repeats, advance)
     kind = predict(finalists, plain)
     winner = None if kind == "plain" else finalists[kind].tree
+    beside = None
+    if config.batch == 1:  # in a batch chains wait for each other, which is not played
+        beside = best_beside_lookup(static, replays, times, DEFAULT_LOOKUP)
     return Tuning(
         config=config,
         replays=replays,
@@ -138,7 +150,8 @@ def tune(
         dynamic=dynamic,
         finalists=finalists,
         plain=plain,
-        checked=check(token_heads, prompts, winner, config, clock, progress),
+        beside=beside,
+        checked=check(token_heads, prompts, winner, beside, config, clock, progress),
     )
 
 
@@ -187,13 +200,16 @@ def check(
     token_heads: TokenHeads,
     prompts: Sequence[Tensor],
     winner: Tree | DynamicTree | None,
+    beside: Beside | None,
     config: TuneConfig,
     clock: Clock,
     progress: Progress,
 ) -> dict[str, Speed]:
-    """Decode some of the prompts plainly, with lookup alone, and with the winner with and without lookup."""
+    """Decode some of the prompts plainly, with lookup alone, with the winner alone and with a tree beside lookup."""
     decodings = {PLAIN: None, LOOKUP_ALONE: TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)}
     if winner is not None:
         decodings[TREE] = TreeDecoding(token_heads, winner, lookup=0)
-        decodings[TREE_AND_LOOKUP] = TreeDecoding(token_heads, winner, lookup=DEFAULT_LOOKUP)
+    with_chain = winner if beside is None else beside.choice.tree
+    if with_chain is not None:
+        decodings[TREE_AND_LOOKUP] = TreeDecoding(token_heads, with_chain, lookup=DEFAULT_LOOKUP)
     return measure_speeds(token_heads.backbone.model, decodings, prompts, config, clock, progress)

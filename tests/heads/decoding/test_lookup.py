@@ -35,7 +35,7 @@ def test_the_index_finds_what_a_search_finds(seed):
     lookup, tokens, found = Lookup(5), [], 0
     for _ in range(200):
         tokens += [generator.randrange(4) for _ in range(generator.randrange(1, 4))]
-        assert lookup.propose(tokens) == plain_proposal(tokens, 5)
+        assert lookup.take(tokens, 5 if lookup.look(tokens) else 0) == plain_proposal(tokens, 5)
         found += bool(plain_proposal(tokens, 5))
     assert found > 100
 
@@ -45,13 +45,37 @@ def test_copying_is_a_text_that_goes_on_as_foretold():
     assert lookup.propose(text) == [7, 5, 6]
     assert not lookup.copying, "nothing was foretold before"
     text += [7, 5, 6, 7]
-    assert lookup.propose(text) == [5, 6, 7]
+    assert lookup.propose(text) == [5, 6, 7, 5, 6, 7], "twice as long"
     assert lookup.copying
     assert lookup.propose([*text, 5, 6, 7, 9]) == []
     assert not lookup.copying, "the token behind the chain is another one"
     text += [5, 6, 7, 9, 5, 6]
     assert lookup.propose(text)
     assert not lookup.copying
+
+
+def test_a_chain_doubles_up_to_four_times_its_length_while_the_text_goes_on_as_foretold():
+    lookup, text, lengths = Lookup(3), [5, 6, 5, 6], []
+    for _ in range(5):
+        lengths.append(lookup.look(text))
+        chain = lookup.take(text, lengths[-1])
+        text = text + chain + [5 if chain[-1] == 6 else 6]
+    assert lengths == [3, 6, 12, 12, 12]
+    assert lookup.look([*text[:-1], 9]) == 0, "the last token is new"
+    assert lookup.look([*text, 5 if text[-1] == 6 else 6]) == 3, "nothing was foretold since the break"
+
+
+def test_rows_that_copy_share_the_shortest_chain():
+    """One row began to copy earlier; its chain is cut to the other's and doubles from there."""
+    first, second = Lookup(2), Lookup(2)
+    text = [5, 6, 5, 6]
+    chain = first.propose(text)
+    text = text + chain + [5]
+    assert first.look(text) == 4
+    chain = first.take(text, 2)
+    assert (chain, second.propose(text)) == ([6, 5], [6, 5])
+    text = text + chain + [6]
+    assert (first.look(text), second.look(text)) == (4, 4)
 
 
 def run(family, tokens, token_heads=None, **options):

@@ -17,18 +17,20 @@ import pytest
 import torch
 from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from rich.console import Console
-from throwaway_families import FAMILIES, fitted_heads
+from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, random_tokens, tiny_model
 from typer.testing import CliRunner
 
 import heads
 from heads import checkpoint, tune_command
+from heads.backbone import Backbone
 from heads.cli import app
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.lookup import DEFAULT_LOOKUP
+from heads.decoding.tree import Tree
 from heads.decoding.tuned import read_tree_file
 from heads.families import create
-from heads.tuning import acceptance, search, timing
+from heads.tuning import acceptance, beside_lookup, search, timing
 from heads.tuning import tune as tuning_steps
 from heads.tuning.acceptance import RankCounts, accepted, best_nodes, count_passes, places_of, tokens_per_pass
 from heads.tuning.config import TuneConfig
@@ -349,7 +351,7 @@ def test_the_finalist_of_most_tokens_a_second_wins():
 
 def test_the_winner_is_decoded_beside_plain_and_lookup():
     tuning = tuned_tiny()
-    assert set(tuning.checked) == {"plain", "lookup alone", "tuned tree", "tuned tree, lookup"}
+    assert set(tuning.checked) == {"plain", "lookup alone", "tuned tree", "tree beside lookup"}
     for name, speed in tuning.checked.items():
         assert speed.tokens_per_second == pytest.approx(speed.tokens_per_pass), name
     assert tuning.checked["plain"].tokens_per_pass == 1
@@ -369,7 +371,7 @@ def test_where_no_tree_pays_it_is_plain():
     assert written.prediction["best_tree_ratio_to_plain"] < 0.1
 
 
-SPEEDS = ("plain", "lookup alone", "tuned tree", "tuned tree, lookup")
+SPEEDS = ("plain", "lookup alone", "tuned tree", "tree beside lookup")
 
 
 def with_speeds(*speeds: float) -> Tuning:
@@ -394,7 +396,13 @@ def test_what_decoded_fastest_is_what_is_written_and_said(speeds, uses_tree, loo
     tuning = with_speeds(*speeds)
     assert tuning.predicted != "plain", "the model of times foretells a tree"
     written = tuned_tree(fitted_heads("grounded", "llama"), tuning, num_prompts=4)
-    assert (written.kind, written.lookup) == (tuning.predicted if uses_tree else "plain", lookup)
+    assert tuning.beside is not None
+    if lookup and uses_tree:
+        assert (written.kind, written.paths) == ("static", tuning.beside.choice.tree.paths[1:])
+        assert written.prediction["tokens_per_pass"] == round(tuning.beside.tokens_per_pass, 3)
+    else:
+        assert written.kind == (tuning.predicted if uses_tree else "plain")
+    assert written.lookup == lookup
     assert bool(written.paths) == uses_tree
     assert written.prediction["decoded"] == dict(zip(SPEEDS, speeds, strict=False))
     said = verdict(tuning)
@@ -435,7 +443,7 @@ def test_heads_whose_drafts_are_never_accepted_are_tuned_to_plain(monkeypatch, t
 
 def test_a_dynamic_tree_may_win_where_no_static_one_has_drafts_accepted(tmp_path):
     tuning = tuned_tiny()
-    alone = replace(tuning, finalists={"dynamic": tuning.finalists["dynamic"]})
+    alone = replace(tuning, finalists={"dynamic": tuning.finalists["dynamic"]}, beside=None)
     (tmp_path / "tree.json").write_text(
         tuned_tree(fitted_heads("grounded", "llama"), alone, num_prompts=4).as_json(), encoding="utf-8"
     )
@@ -556,3 +564,41 @@ def test_ctrl_c_leaves_what_was_there(folder, monkeypatch, module, step):
 
 def test_the_back_off_is_what_the_docs_say():
     assert acceptance.BACK_OFF == 8
+
+
+LOOPS = [torch.tensor([[5, 6, 7, 8] * 3 + [5, 6]]), torch.tensor([[9, 3, 9, 3, 9]]), random_tokens(1, 7, seed=8)]
+
+
+@pytest.mark.parametrize("lookup", [2, 5])
+@pytest.mark.parametrize("sharpen", [False, True], ids=["text that loops", "text that wanders"])
+def test_what_is_played_beside_lookup_is_what_decoding_does(sharpen, lookup, monkeypatch):
+    """Pass by pass: the same number of them, and the nodes of each, for a tree deeper and one shallower than chains."""
+    token_heads = make_heads("grounded", Backbone(tiny_model("llama", sharpen=sharpen)), num_heads=3)
+    model, tree = token_heads.backbone.model, Tree([[0], [0, 0], [1], [0, 0, 0]])
+    request = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": PAD}
+    each = write_texts(model, LOOPS, request, rows=1, advance=lambda: None)
+    replays = [one for texts in each for one in replay(token_heads, texts, widths=[], nodes=8, advance=lambda: None)]
+    times = some_times(
+        verify={n: float(n) for n in range(1, 65)},
+        step={(k, 1): 0.0 for k in (1, 2, 3)},
+        rest_static=0.0,
+    )
+    choice = search.choice_of(tree, replays, times)
+    played = beside_lookup.play(choice, replays, times, lookup)
+    read: list[int] = []
+    verify = token_heads.backbone.verify
+    monkeypatch.setattr(
+        token_heads.backbone,
+        "verify",
+        lambda state, tokens_BN, *a: read.append(tokens_BN.shape[1]) or verify(state, tokens_BN, *a),
+    )
+    decoding = heads.TreeDecoding(token_heads, tree, lookup=lookup)
+    stats = [
+        model.generate(prompt, custom_generate=decoding, return_dict_in_generate=True, **request).stats
+        for prompt in LOOPS
+    ]
+    tokens, passes = (sum(getattr(one, name) - 1 for one in stats) for name in ("tokens", "passes"))
+    assert len(read) == passes > 20
+    assert len(set(read)) > 1, "passes with a chain and without"
+    assert played.tokens_per_pass == pytest.approx(tokens / passes)
+    assert tokens / played.tokens_per_second == pytest.approx(sum(read)), "a node takes a second, all else nothing"
