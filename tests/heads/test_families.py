@@ -291,7 +291,7 @@ def test_an_unknown_family_names_the_nearest():
 
 @pytest.mark.parametrize(
     ("family", "field", "nearest"),
-    [("medusa", "num_block", "num_blocks"), ("grounded", "hidden_size", "hidden_width"), ("medusa", "num_hedas", None)],
+    [("medusa", "num_block", "num_blocks"), ("grounded", "hidden_with", "hidden_width"), ("medusa", "num_hedas", None)],
 )
 def test_an_unknown_field_names_the_nearest(family, field, nearest):
     with pytest.raises(ValueError, match=f"no field '{field}'") as caught:
