@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +93,8 @@ class Heads(RepresentationHeads):
             embedded = nn.functional.rms_norm(embedded, embedded.shape[-1:])
         return self.dropout(embedded)
 
-    def first_level(self, state: Tensor) -> Tensor:
-        return state
+    def first_level(self, state: Any) -> Tensor:
+        return self.newest(state)
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """As the contract has it, for any k: a level is the nodes' h."""
