@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from heads import context_layers
 from heads.backbone import Backbone, CommitPlan, Tap, Taps
 from heads.cache import TreeCache
-from heads.context_layers import State, identity_layer, refuse_quantised_layers
+from heads.context_layers import identity_layer, refuse_quantised_layers
 from heads.gradient_gate import gate
 from heads.interface import HeadsConfig, PositionWiseHeads, TeacherForcing
 
@@ -85,9 +85,7 @@ class RepresentationHeads(PositionWiseHeads):
         """Head k's hidden states at its rows, for k = 1 … K, from f at every position."""
         yield from super().teacher_forced(replace(batch, taps={self.tap: f_BTD}))
 
-    def commit(
-        self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
-    ) -> Tensor | State:
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Any:
         """Each row's newest f; with a prefix layer, what its cache holds as well."""
         if self.prefix:
             f_BAD, positions_BA = self.normed(plan.select(taps[self.tap])), plan.select(positions_BN)

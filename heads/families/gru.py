@@ -24,8 +24,8 @@ from heads.interface import MAX_HEADS, TeacherForcing
 from heads.projection import Projection
 from heads.representation import RepresentationConfig, RepresentationHeads
 
-UPDATE_BIAS = 3.0
-"""Of the update gate at start: a step keeps σ(3) = 95 % of the state, so that heads begin near f."""
+RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
+"""Of the gates at start: σ(2) = 88 % of the state reaches the new one, and σ(-1) = 27 % of it stays as it is."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class Heads(RepresentationHeads):
 
     def __init__(self, config: Config, backbone: Backbone) -> None:
         super().__init__(config, backbone)
-        self.cell = keeping_cell(backbone.hidden_size)
+        self.cell = starting_cell(backbone.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
 
@@ -102,13 +102,18 @@ class Heads(RepresentationHeads):
         return hidden_MD, hidden_MD
 
 
-def keeping_cell(width: int) -> nn.GRUCell:
-    """A cell that keeps nearly all of its state whatever it reads, until it is trained."""
+def starting_cell(width: int) -> nn.GRUCell:
+    """A cell that hands its state on whatever it reads, squashed: h' = z h + (1 - z) tanh(r h), r and z constant.
+
+    So heads begin with f, and unit d of every state stays unit d of what unembeddings read.
+    """
     cell = nn.GRUCell(width, width)
-    update = slice(width, 2 * width)  # PyTorch's order: reset, update, new
-    for parameter in (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh):
-        nn.init.zeros_(parameter[update])
+    reset, update, new = (slice(gate * width, (gate + 1) * width) for gate in range(3))  # PyTorch's order
+    for parameter in cell.parameters():
+        nn.init.zeros_(parameter)
+    nn.init.constant_(cell.bias_ih[reset], RESET_BIAS)
     nn.init.constant_(cell.bias_ih[update], UPDATE_BIAS)
+    nn.init.eye_(cell.weight_hh[new])
     return cell
 
 

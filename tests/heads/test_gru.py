@@ -10,7 +10,7 @@ from throwaway_families import make_heads
 from tiny import random_tokens
 
 import heads
-from heads.families.gru import UPDATE_BIAS, advance
+from heads.families.gru import RESET_BIAS, UPDATE_BIAS, advance
 from heads.interface import MAX_HEADS, TeacherForcing
 from heads.representation import RepresentationHeads
 
@@ -43,15 +43,16 @@ def test_training_gives_states_and_gradients_of_the_plain_form():
 
 
 @pytest.mark.parametrize("name", ["llama", "codegen", "gemma"])
-def test_untrained_heads_stay_near_the_backbones_state(name):
+def test_untrained_heads_hand_the_backbones_state_on(name):
+    """Squashed towards ±1 with each head, and the same for all tokens."""
     token_heads = heads.create("gru", backbone_of(name), num_heads=3).double()
     _, state = prefilled(token_heads, [random_tokens(6, seed=21).tolist()])
-    found = drafted(token_heads, state, torch.tensor([[3, 4, 5]]))
-    kept = torch.sigmoid(torch.tensor(UPDATE_BIAS)).item()
-    assert kept > 0.9
-    for k, hidden in enumerate(found, start=1):
-        # what is not kept is a tanh, so of size 1 at most
-        assert bool(((hidden - kept**k * state).abs() <= 1 - kept**k + 1e-12).all())
+    r, z = torch.sigmoid(torch.tensor([RESET_BIAS, UPDATE_BIAS], dtype=torch.float64))
+    wanted = state
+    for hidden in drafted(token_heads, state, torch.tensor([[3, 4, 5]])):
+        wanted = z * wanted + (1 - z) * torch.tanh(r * wanted)
+        torch.testing.assert_close(hidden, wanted, rtol=0, atol=1e-12)
+        assert torch.equal(hidden.sign(), state.sign())
 
 
 @pytest.mark.parametrize(("unembedding", "deepest"), [("own", 4), ("shared", MAX_HEADS)])
