@@ -102,6 +102,11 @@ class TokenHeads(nn.Module):
     def num_heads(self) -> int:
         return self.config.num_heads
 
+    @property
+    def max_depth(self) -> int:
+        """How deep they can draft: K, where nothing says that step and projection go on behind it."""
+        return self.num_heads
+
     def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
         """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
         if all(p.dtype == dtype for p in self.parameters()):

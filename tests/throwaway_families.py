@@ -144,6 +144,11 @@ class OwnOutputHeads(TokenHeads):
 
 THROWAWAY = {"kv": KvHeads, "own_output": OwnOutputHeads}
 FAMILIES = (*heads.families(), *THROWAWAY)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grounded, prefix": ("grounded", {"prefix_layers": 1}),
+    "gru, prefix": ("gru", {"prefix_layers": 1, "hidden_offset": 1, "unembedding": "shared"}),
+}
+"""Families with options that change how they run over the context."""
 
 
 def copy_layer(backbone: Backbone) -> nn.Module:
@@ -158,6 +163,9 @@ def copy_layer(backbone: Backbone) -> nn.Module:
 def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int = 0, **config: Any) -> TokenHeads:
     """Heads of any family in the backbone's dtype, every parameter randomised: a start at zero would hide errors."""
     torch.manual_seed(seed)
+    if family in VARIANTS:
+        family, options = VARIANTS[family]
+        config = options | config
     if family in THROWAWAY:
         token_heads = THROWAWAY[family](HeadsConfig(num_heads=num_heads), backbone)
     else:

@@ -28,7 +28,7 @@ class TreeDrafter:
         self.tree = tree
         self.index = TreeIndex(tree, batch, token_heads.backbone.heads_device, grounded=token_heads.grounded)
         self.depth_N, self.sees_NN = self.index.depth_N, self.index.sees_NN
-        self._projections = [token_heads.projection(k) for k in range(1, token_heads.num_heads + 1)]
+        self._projections = [token_heads.projection(k) for k in range(1, tree.depth + 1)]
 
     def draft(self, heads_state: Any, root_B: Tensor) -> Tensor:
         """Tokens (B, N) of the nodes, the root first.

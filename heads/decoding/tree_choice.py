@@ -50,7 +50,7 @@ def choose_tree_and_lookup(
 def choose_tree(
     token_heads: TokenHeads, tree: Tree | DynamicTree | Sequence[Sequence[int]] | int | None
 ) -> Tree | DynamicTree:
-    """A tree from any of the forms that `TreeDecoding` takes but a file, no deeper than there are heads."""
+    """A tree from any of the forms that `TreeDecoding` takes but a file, no deeper than the heads draft."""
     if tree is None or isinstance(tree, int):
         nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
@@ -60,10 +60,11 @@ def choose_tree(
         chosen: Tree | DynamicTree = replace(tree, depth=depth)
     else:
         depth = (chosen := tree if isinstance(tree, Tree) else Tree(tree)).depth
-    if depth > token_heads.num_heads:
+    if depth > token_heads.max_depth:
+        deepest = "" if token_heads.max_depth == token_heads.num_heads else f" that draft {token_heads.max_depth} deep"
         raise ValueError(
-            f"The tree is {depth} deep but there are {token_heads.num_heads} heads; "
-            f"give paths of at most {token_heads.num_heads} ranks."
+            f"The tree is {depth} deep but there are {token_heads.num_heads} heads{deepest}; "
+            f"give paths of at most {token_heads.max_depth} ranks."
         )
     worst = 0 if isinstance(chosen, DynamicTree) else max((rank for path in chosen.paths for rank in path), default=0)
     if worst >= token_heads.backbone.vocab_size:

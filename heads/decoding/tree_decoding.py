@@ -56,7 +56,7 @@ class TreeDecoding:
             short, after seconds of compiling for each shape that is met.
 
     Raises:
-        ValueError: a tree that is deeper than there are heads, or that is malformed, or an unknown rule; `compile`
+        ValueError: a tree that is deeper than the heads draft, or that is malformed, or an unknown rule; `compile`
             without what it needs.
     """
 
@@ -148,7 +148,8 @@ class HeadsDrafter:
         self.decoding = decoding
         self.asks_heads = decoding.tree.depth != 0
         self.token_heads = decoding.token_heads
-        self.projections = [self.token_heads.projection(k) for k in range(1, self.token_heads.num_heads + 1)]
+        deepest = max(self.token_heads.num_heads, decoding.tree.depth or 0)
+        self.projections = [self.token_heads.projection(k) for k in range(1, deepest + 1)]
         self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
         self.state: Any = None
 

@@ -8,27 +8,28 @@ DynaMo, section 3.1; the variants of figure 12 and table 9 are fields of `Config
 penultimate (tap 1). Heads read no drafted token, so their layers run once over what a pass committed, with a key-value
 cache that follows the backbone's commit plan, and the next draft is ready when the path is accepted.
 """
-# B batch, T position, A kept slot, S committed slot, N slot of a pass, R supervised row, M tree node, D model width
+# B batch, T position, A kept slot, N slot of a pass, R supervised row, M tree node, D model width
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
-from accelerate.hooks import remove_hook_from_module
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
 from torch import Tensor, nn
 
+from heads import context_layers
 from heads.backbone import Backbone, CommitPlan, Taps
 from heads.cache import TreeCache
+from heads.context_layers import State, in_slot, new_layer, refuse_quantised_layers
 from heads.gradient_gate import gate
 from heads.interface import HeadsConfig, TeacherForcing, TokenHeads
-from heads.masks import causal
 from heads.projection import Projection
 
 
@@ -80,16 +81,6 @@ class Config(HeadsConfig):
             raise ValueError("lora_targets were given without lora_rank; give both, or neither.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """What the heads' layers have kept: one cache for all layers, which slots are real, each head's newest output."""
-
-    cache: TreeCache
-    valid_BS: Tensor
-    positions_BS: Tensor
-    newest: list[Tensor]
-
-
 class Heads(TokenHeads):
     """K heads of decoder layers over the context."""
 
@@ -139,34 +130,15 @@ class Heads(TokenHeads):
     def commit(
         self, state: State | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
     ) -> State:
+        stacks = [functools.partial(self._run, k) for k in range(1, self.num_heads + 1)]
         hidden_BAD, positions_BA = plan.select(taps[self._tap]), plan.select(positions_BN)
-        state = state or self._empty(hidden_BAD, positions_BA, plan)
-        mask, positions_BS = self._mask(state, positions_BA, plan)
-        outputs = [self._run(k, hidden_BAD, positions_BA, mask, state.cache) for k in range(1, self.num_heads + 1)]
-        state.cache.commit(None, positions_BA.shape[1])
-        kept_B1 = plan.valid_BA.any(dim=1)[:, None]  # a finished row keeps what it had
-        newest = [
-            torch.where(kept_B1, plan.last(output_BAD), old_BD)
-            for output_BAD, old_BD in zip(outputs, state.newest, strict=True)
-        ]
-        valid_BS = torch.cat([state.valid_BS, plan.valid_BA], dim=1)
-        return State(cache=state.cache, valid_BS=valid_BS, positions_BS=positions_BS, newest=newest)
+        return context_layers.commit(self.backbone, stacks, state, hidden_BAD, positions_BA, plan)
 
     def keep_rows(self, state: State, rows_R: Tensor) -> State:
-        valid_RS = state.valid_BS[rows_R]
-        slots_S = valid_RS.any(dim=0).nonzero().flatten()
-        state.cache.keep_rows(rows_R, slots_S)
-        return State(
-            cache=state.cache,
-            valid_BS=valid_RS[:, slots_S],
-            positions_BS=state.positions_BS[rows_R][:, slots_S],
-            newest=[newest_BD[rows_R] for newest_BD in state.newest],
-        )
+        return state.keep_rows(rows_R)
 
     def keep_slots(self, state: State, num_slots: int) -> State:
-        state.cache.keep_slots(num_slots)
-        valid_BS, positions_BS = state.valid_BS[:, :num_slots], state.positions_BS[:, :num_slots]
-        return replace(state, valid_BS=valid_BS, positions_BS=positions_BS)
+        return state.keep_slots(num_slots)
 
     def first_level(self, state: State) -> list[Tensor]:
         return state.newest
@@ -182,22 +154,6 @@ class Heads(TokenHeads):
             else:
                 hidden_BTD = self.backbone.run_layer(layer, hidden_BTD, positions_BT, mask, cache)
         return hidden_BTD
-
-    def _empty(self, hidden_BAD: Tensor, positions_BA: Tensor, plan: CommitPlan) -> State:
-        return State(
-            cache=TreeCache(),
-            valid_BS=plan.valid_BA[:, :0],
-            positions_BS=positions_BA[:, :0],
-            newest=[torch.zeros_like(hidden_BAD[:, 0])] * self.num_heads,
-        )
-
-    def _mask(self, state: State, positions_BA: Tensor, plan: CommitPlan) -> tuple[Any, Tensor]:
-        batch, kept = positions_BA.shape
-        before_BAS = state.valid_BS[:, None, :].expand(batch, kept, -1)
-        may_attend_BAS = torch.cat([before_BAS, causal(plan.valid_BA)], dim=2)
-        positions_BS = torch.cat([state.positions_BS, positions_BA], dim=1)
-        style = self.backbone.mask_style
-        return style.finish(may_attend_BAS, positions_BA, positions_BS, self.backbone.dtype), positions_BS
 
 
 class SharedLayer(nn.Module):
@@ -242,42 +198,12 @@ def check_layers(config: Config, backbone: Backbone) -> None:
             f"The backbone {backbone.name} has {backbone.num_layers} layer; dynamo heads branch off behind the "
             f"penultimate one: choose a deeper backbone, or set tap to 'last'."
         )
-    if not all(p.is_floating_point() for p in backbone.layers[-1].parameters()):
-        raise ValueError(
-            f"The last layer of {backbone.name} is quantised, and dynamo heads are layers of its kind; load the "
-            f"backbone without quantization."
-        )
+    refuse_quantised_layers(backbone, "dynamo heads are layers")
     if config.lora_rank is not None and any(isinstance(m, BaseTunerLayer) for m in backbone.layers[-1].modules()):
         raise ValueError(
             f"lora_rank={config.lora_rank} was given on a backbone with a LoRA adapter; such heads add their own to "
             "its last layer as it is: train the whole backbone or none of it, or leave lora_rank out."
         )
-
-
-def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
-    """A decoder layer like the backbone's last, random or copied, that caches under its own slot."""
-    layer = without_adapter(in_slot(copy.deepcopy(backbone.layers[-1]), slot)).requires_grad_(True)
-    if start == "random":
-        layer.apply(backbone.model._init_weights)
-    return layer
-
-
-def without_adapter(layer: nn.Module) -> nn.Module:
-    """The layer with the backbone's LoRA, if it has one, merged into its weights: heads train all of their own."""
-    for name, module in list(layer.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            module.merge()
-            layer.set_submodule(name, module.get_base_layer())
-    return layer
-
-
-def in_slot(layer: nn.Module, slot: int) -> nn.Module:
-    """The layer, writing keys and values to this layer index of a cache."""
-    for module in layer.modules():
-        if hasattr(module, "layer_idx"):
-            module.layer_idx = slot  # type: ignore[assignment]
-    # A device_map's hooks, copied along, would move tensors to where the backbone's own layer is.
-    return remove_hook_from_module(layer, recurse=True)
 
 
 def new_unembedding(backbone: Backbone) -> nn.Parameter:

@@ -1,26 +1,28 @@
 """Grounded heads: head k also reads the embeddings of the tokens drafted so far (Ankner et al., section 3.2).
 
 Head k at t maps [f(x_{≤t}) ; E(x_{t+1}) ; … ; E(x_{t+k})] through an MLP to p(x_{t+1+k} | x_{≤t}, x_{t+1} … x_{t+k});
-f is the final hidden state. Embeddings are the backbone's and get no gradient from here when it is frozen.
+f is the final hidden state, or another representation (heads/representation.py). Embeddings are the backbone's and get
+no gradient from here when it is frozen.
 """
 # R rows, D model width, W width of the hidden layers
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heads.backbone import Backbone
-from heads.blocks import ResidualBlock, Unembedding, Unembeddings
-from heads.interface import HeadsConfig, PositionWiseHeads
+from heads.blocks import ResidualBlock, Unembedding, Unembeddings, check_unembedding
 from heads.projection import Projection
+from heads.representation import RepresentationConfig, RepresentationHeads
 
 
 @dataclass(kw_only=True)
-class Config(HeadsConfig):
-    """Fields of `grounded` heads.
+class Config(RepresentationConfig):
+    """Fields of `grounded` heads, beside those of every family that reads f.
 
     Attributes:
         num_hidden_layers: hidden layers in each head's MLP, 1 to 4.
@@ -43,8 +45,7 @@ class Config(HeadsConfig):
             raise ValueError(f"num_hidden_layers={self.num_hidden_layers} was given; allowed are 1 to 4.")
         if self.hidden_width is not None and self.hidden_width < 1:
             raise ValueError(f"hidden_width={self.hidden_width} was given; allowed are 1 and more, or null.")
-        if self.unembedding not in ("own", "shared"):
-            raise ValueError(f"unembedding={self.unembedding!r} was given; allowed are 'own' and 'shared'.")
+        check_unembedding(self.unembedding)
 
 
 class GroundedMLP(nn.Module):
@@ -53,12 +54,13 @@ class GroundedMLP(nn.Module):
     The skip of the first layer is a matrix, since it goes from (k + 1)·D to W; it is learned.
     """
 
-    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int) -> None:
+    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.skip = nn.Linear((k + 1) * width, hidden_width, bias=False)
         self.first = nn.Linear((k + 1) * width, hidden_width)
         self.rest = nn.Sequential(*(ResidualBlock(hidden_width) for _ in range(num_hidden_layers - 1)))
         self.down = nn.Identity() if hidden_width == width else nn.Linear(hidden_width, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
         nn.init.eye_(self.skip.weight)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
@@ -66,23 +68,26 @@ class GroundedMLP(nn.Module):
             nn.init.eye_(self.down.weight)
 
     def forward(self, inputs_RI: Tensor) -> Tensor:
+        inputs_RI = self.dropout(inputs_RI)
         hidden_RW = self.skip(inputs_RI) + nn.functional.silu(self.first(inputs_RI))
-        return self.down(self.rest(hidden_RW))
+        for block in self.rest:
+            hidden_RW = block(self.dropout(hidden_RW))
+        return self.dropout(self.down(hidden_RW))
 
 
-class Heads(PositionWiseHeads):
+class Heads(RepresentationHeads):
     """K heads, each grounded in the tokens drafted before it."""
 
     grounded = True
     config: Config
-    tap = "final"
 
     def __init__(self, config: Config, backbone: Backbone) -> None:
         super().__init__(config, backbone)
         width = backbone.hidden_size
         hidden_width = config.hidden_width or width
         self.bodies = nn.ModuleList(
-            GroundedMLP(k, width, hidden_width, config.num_hidden_layers) for k in range(1, config.num_heads + 1)
+            GroundedMLP(k, width, hidden_width, config.num_hidden_layers, config.dropout)
+            for k in range(1, config.num_heads + 1)
         )
         self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
 
@@ -97,8 +102,8 @@ class Heads(PositionWiseHeads):
         embedded = self.backbone.embed(tokens).to(dtype)
         return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 
-    def first_level(self, state: Tensor) -> Tensor:
-        return state
+    def first_level(self, state: Any) -> Tensor:
+        return self.newest(state)
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """As the contract has it; a level is the nodes' inputs [f ; E_1 ; … ; E_k], so each token is embedded once."""

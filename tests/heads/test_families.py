@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 import torch
-from throwaway_families import FAMILIES, make_heads
+from throwaway_families import FAMILIES, VARIANTS, make_heads
 from tiny import ARCHITECTURES, VOCAB, left_padded, random_tokens, shared_model, tiny_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,7 +29,8 @@ TOLERANCE = {"codegen": 1e-4}
 DEFAULT_TOLERANCE = 1e-9
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0], [1, 1], [2]])  # nodes 1 2 3 4 5 6 7 8, the root is 0
 
-everything = [(family, name) for family in FAMILIES for name in (*ARCHITECTURES, "mistral_windowed", "gemma3")]
+KINDS = (*FAMILIES, *VARIANTS)
+everything = [(kind, name) for kind in KINDS for name in (*ARCHITECTURES, "mistral_windowed", "gemma3")]
 
 
 def backbone_of(name: str) -> Backbone:
@@ -134,7 +135,7 @@ def test_state_after_ragged_commits_equals_a_prefill_of_the_same_tokens(family, 
                 assert error < TOLERANCE.get(name, DEFAULT_TOLERANCE), f"head {k + 1}, row {b}, pass {seed}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_step_reads_each_nodes_own_parent(family):
     """Many nodes at once equal one node at a time: two rows, three nodes a level with mixed parents."""
     token_heads = make_heads(family, backbone_of("llama"), num_heads=NUM_HEADS)
@@ -158,7 +159,7 @@ def test_step_reads_each_nodes_own_parent(family):
             torch.testing.assert_close(found, wanted[0], atol=DEFAULT_TOLERANCE, rtol=0.0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_grounded_says_whether_drafted_tokens_are_read(family):
     """An independent family must not change with drafted tokens: the decoder computes one row for all nodes."""
     token_heads = make_heads(family, backbone_of("llama"), num_heads=NUM_HEADS)
@@ -176,7 +177,7 @@ def test_grounded_says_whether_drafted_tokens_are_read(family):
 # --- parameters ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_nothing_of_the_backbone_is_registered(family):
     model = tiny_model("qwen3")
     token_heads = make_heads(family, Backbone(model))
@@ -189,7 +190,7 @@ def test_nothing_of_the_backbone_is_registered(family):
     assert not any(module is model or module is model.get_decoder() for module in token_heads.modules())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_heads_and_blocks_share_no_parameter(family):
     """[Block(d)] * n is one block n times; such heads train and save, and are wrong."""
     token_heads = make_heads(family, backbone_of("llama"), num_heads=4)
@@ -291,7 +292,7 @@ def test_an_unknown_family_names_the_nearest():
 
 @pytest.mark.parametrize(
     ("family", "field", "nearest"),
-    [("medusa", "num_block", "num_blocks"), ("grounded", "hidden_size", "hidden_width"), ("medusa", "num_hedas", None)],
+    [("medusa", "num_block", "num_blocks"), ("grounded", "hidden_with", "hidden_width"), ("medusa", "num_hedas", None)],
 )
 def test_an_unknown_field_names_the_nearest(family, field, nearest):
     with pytest.raises(ValueError, match=f"no field '{field}'") as caught:

@@ -47,10 +47,17 @@ def small_shards(plan):
     return planned
 
 
+VARIANTS = {
+    "grounded, inner layer": ("grounded", {"hidden_offset": 2}),
+    "gru, prefix over embeddings": ("gru", {"hidden_offset": 3, "prefix_layers": 1}),
+}
+
+
 def build(family="grounded", dtype=torch.float32, **settings):
     backbone = Backbone(tiny_model("llama", attn="sdpa", dtype=dtype))
     torch.manual_seed(1)
-    return TrainedModel(backbone, create(family, backbone, num_heads=2).float(), **settings)
+    family, options = VARIANTS.get(family, (family, {}))
+    return TrainedModel(backbone, create(family, backbone, num_heads=2, **options).float(), **settings)
 
 
 def some_rows(count=7, seed=0, length=LENGTH):
@@ -89,7 +96,7 @@ def passes(monkeypatch):
 
 
 @pytest.mark.parametrize("crossing", [False, True])
-@pytest.mark.parametrize("family", ["medusa", "grounded", "dynamo"])
+@pytest.mark.parametrize("family", ["medusa", "grounded", "dynamo", *VARIANTS])
 def test_loss_and_gradients_are_those_of_the_running_backbone(family, crossing, passes):
     model = build(family, attend_across_documents=crossing)
     cached = store(model, some_blocks())

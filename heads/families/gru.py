@@ -1,0 +1,125 @@
+"""Recurrent heads: one GRU cell that reads the drafted tokens one after another (Ankner et al., section 5.3.4).
+
+              E(x_{t+1})     E(x_{t+2})     E(x_{t+3})
+                  ↓              ↓              ↓
+f(x_≤t) = h_0 ─ cell ── h_1 ─ cell ── h_2 ─ cell ── h_3        head k's hidden state is h_k; it predicts x_{t+1+k}
+
+The cell is one for all heads, so with the backbone's unembedding there is nothing that ends at head K: such heads
+draft deeper than they were trained. A level of the tree is the h of its nodes; going deeper costs one call of the cell.
+"""
+# B batch, T position, N = B·T, R row, M tree node, D model width, G = 3·D gates
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone import Backbone
+from heads.blocks import Unembedding, Unembeddings, check_unembedding
+from heads.interface import MAX_HEADS, TeacherForcing
+from heads.projection import Projection
+from heads.representation import RepresentationConfig, RepresentationHeads
+
+RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
+"""Of the gates at start: σ(2) = 88 % of the state reaches the new one, and σ(-1) = 27 % of it stays as it is."""
+
+
+@dataclass(kw_only=True)
+class Config(RepresentationConfig):
+    """Fields of `gru` heads, beside those of every family that reads f.
+
+    Attributes:
+        normalize_embeddings: scale each token's embedding to a root mean square of 1, as for `grounded`.
+        unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's), with which heads can
+            draft deeper than they were trained.
+    """
+
+    normalize_embeddings: bool = True
+    unembedding: Unembedding = "own"
+
+    def check(self) -> None:
+        super().check()
+        check_unembedding(self.unembedding)
+
+
+class Heads(RepresentationHeads):
+    """K heads that are one cell, K times."""
+
+    grounded = True
+    config: Config
+
+    def __init__(self, config: Config, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        self.cell = starting_cell(backbone.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_heads if self.config.unembedding == "own" else MAX_HEADS
+
+    def projection(self, k: int) -> Projection:
+        return self.unembeddings.projection(k, self.backbone)
+
+    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
+        """The plain form: the cell over a path's tokens."""
+        hidden_RD = tap_RD
+        for tokens_R in tokens_Rk.unbind(1):
+            hidden_RD = self.cell(self.read(tokens_R, hidden_RD.dtype), hidden_RD)
+        return self.dropout(hidden_RD)
+
+    def heads_on(self, f_BTD: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
+        """Every position goes along, one step a head, and what the cell makes of a token is computed once.
+
+        position n       0       1       2       3        h_k at n reads the token at n + k, so each step drops the
+        h_1 reads        x_1     x_2     x_3              last position. What reaches into another document or row is
+        h_2 reads        x_2     x_3                      no row of any head.
+        """
+        hidden_ND = f_BTD.flatten(0, 1)
+        inputs_ND = self.read(batch.tokens_BT.flatten(), hidden_ND.dtype)
+        inputs_NG = nn.functional.linear(inputs_ND, self.cell.weight_ih, self.cell.bias_ih)
+        for k in range(1, self.num_heads + 1):
+            hidden_ND = advance(self.cell, inputs_NG[k:], hidden_ND[:-1])
+            yield self.dropout(hidden_ND[batch.rows[k - 1]])
+
+    def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """(…,) tokens to (…, D): their embeddings as the cell takes them in."""
+        embedded = self.backbone.embed(tokens).to(dtype)
+        if self.config.normalize_embeddings:
+            embedded = nn.functional.rms_norm(embedded, embedded.shape[-1:])
+        return self.dropout(embedded)
+
+    def first_level(self, state: Any) -> Tensor:
+        return self.newest(state)
+
+    def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
+        """As the contract has it, for any k: a level is the nodes' h."""
+        hidden_MD = self.cell(self.read(tokens_M, level.dtype), level[parents_M])
+        return hidden_MD, hidden_MD
+
+
+def starting_cell(width: int) -> nn.GRUCell:
+    """A cell that hands its state on whatever it reads, squashed: h' = z h + (1 - z) tanh(r h), r and z constant.
+
+    So heads begin with f, and unit d of every state stays unit d of what unembeddings read.
+    """
+    cell = nn.GRUCell(width, width)
+    reset, update, new = (slice(gate * width, (gate + 1) * width) for gate in range(3))  # PyTorch's order
+    for parameter in cell.parameters():
+        nn.init.zeros_(parameter)
+    nn.init.constant_(cell.bias_ih[reset], RESET_BIAS)
+    nn.init.constant_(cell.bias_ih[update], UPDATE_BIAS)
+    nn.init.eye_(cell.weight_hh[new])
+    return cell
+
+
+def advance(cell: nn.GRUCell, inputs_RG: Tensor, hidden_RD: Tensor) -> Tensor:
+    """`cell(x, h)` where W_ih x + b_ih is at hand."""
+    reset_x, update_x, new_x = inputs_RG.chunk(3, dim=1)
+    reset_h, update_h, new_h = nn.functional.linear(hidden_RD, cell.weight_hh, cell.bias_hh).chunk(3, dim=1)
+    new_RD = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+    return new_RD + torch.sigmoid(update_x + update_h) * (hidden_RD - new_RD)

@@ -1,0 +1,129 @@
+"""f(x_≤t), the backbone's representation of a text so far, in the forms that position-wise heads can be given it.
+
+    hidden_offset 0    what the unembedding reads: the last layer's output after the final norm
+    hidden_offset o    the output of the layer o layers before the end, through the same final norm
+    … = all layers     the input embeddings alone, through the same final norm
+
+    prefix_layers 1    a decoder layer of the heads' own over any of these (Hydra++), the identity at first
+
+Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7); Hydra's hidden_states[-(o + 1)]. Layers write to one
+residual stream that the final norm alone brings to scale, so an inner tap as it is would be of another scale than what
+heads and unembeddings start from.
+"""
+# B batch, T position, N slot of a pass, A kept slot, R row, D model width
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads import context_layers
+from heads.backbone import Backbone, CommitPlan, Tap, Taps
+from heads.cache import TreeCache
+from heads.context_layers import identity_layer, refuse_quantised_layers
+from heads.gradient_gate import gate
+from heads.interface import HeadsConfig, PositionWiseHeads, TeacherForcing
+
+
+@dataclass(kw_only=True)
+class RepresentationConfig(HeadsConfig):
+    """Fields of families that read f.
+
+    Attributes:
+        hidden_offset: which layer's output is read: 0 the last one's, o the one's o layers earlier; the backbone's
+            number of layers: the input embeddings.
+        prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
+            (Hydra++). It runs over the context, with a cache of its own, and starts as the identity.
+        dropout: share of inputs that training sets to 0, before each block and before the unembedding (Hydra++).
+    """
+
+    hidden_offset: int = 0
+    prefix_layers: int = 0
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        if self.hidden_offset < 0:
+            raise ValueError(
+                f"hidden_offset={self.hidden_offset} was given; allowed are 0 to the backbone's number of layers."
+            )
+        if self.prefix_layers not in (0, 1):
+            raise ValueError(f"prefix_layers={self.prefix_layers} was given; allowed are 0 and 1.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} was given; allowed are 0 and more, below 1.")
+
+
+class RepresentationHeads(PositionWiseHeads):
+    """Position-wise heads whose `head` is given f in the form that their config names."""
+
+    config: RepresentationConfig
+
+    def __init__(self, config: RepresentationConfig, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        if config.hidden_offset > backbone.num_layers:
+            raise ValueError(
+                f"hidden_offset={config.hidden_offset} was given; the backbone {backbone.name} has "
+                f"{backbone.num_layers} layers: allowed are 0 to {backbone.num_layers}, its input embeddings."
+            )
+        if config.prefix_layers:
+            refuse_quantised_layers(backbone, "a prefix layer is one")
+        self.prefix = nn.ModuleList(identity_layer(backbone, slot) for slot in range(config.prefix_layers))
+
+    @property
+    def tap(self) -> Tap:  # type: ignore[override]
+        return self.config.hidden_offset or "final"
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        f_BTD = self.through_prefix(self.normed(batch.taps[self.tap]), batch.positions_BT, batch.mask, None)
+        yield from self.heads_on(f_BTD, batch)
+
+    def heads_on(self, f_BTD: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
+        """Head k's hidden states at its rows, for k = 1 … K, from f at every position."""
+        yield from super().teacher_forced(replace(batch, taps={self.tap: f_BTD}))
+
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Any:
+        """Each row's newest f; with a prefix layer, what its cache holds as well."""
+        if self.prefix:
+            f_BAD, positions_BA = self.normed(plan.select(taps[self.tap])), plan.select(positions_BN)
+            return context_layers.commit(self.backbone, [self.through_prefix], state, f_BAD, positions_BA, plan)
+        newest_BD = self.normed(plan.last(plan.select(taps[self.tap])))
+        if state is None:
+            return newest_BD
+        return torch.where(plan.valid_BA.any(dim=1)[:, None], newest_BD, state)  # a finished row keeps its state
+
+    def keep_rows(self, state: Any, rows_R: Tensor) -> Any:
+        return state.keep_rows(rows_R) if self.prefix else super().keep_rows(state, rows_R)
+
+    def keep_slots(self, state: Any, num_slots: int) -> Any:
+        return state.keep_slots(num_slots) if self.prefix else super().keep_slots(state, num_slots)
+
+    def first_level(self, state: Any) -> Any:
+        return super().first_level(self.newest(state))
+
+    def newest(self, state: Any) -> Tensor:
+        """(B, D): f at each row's last committed token."""
+        f_BD: Tensor = state.newest[0] if self.prefix else state
+        return f_BD
+
+    def through_prefix(self, f_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: TreeCache | None) -> Tensor:
+        """f as heads read it; without a prefix layer as it is."""
+        for layer in self.prefix:
+            f_BTD = self.backbone.run_layer(layer, f_BTD, positions_BT, mask, cache)
+        return f_BTD
+
+    def normed(self, tap_D: Tensor) -> Tensor:
+        """(…, D): the tap after the final norm; the norm is the backbone's, so its gradient passes the gate."""
+        return tap_D if self.tap == "final" else through_final_norm(self.backbone, tap_D)
+
+
+def through_final_norm(backbone: Backbone, hidden_D: Tensor) -> Tensor:
+    """The backbone's final norm in the dtype of the states given, which may be that of float32 heads."""
+    parameters = dict(backbone.norm.named_parameters())
+    values = {name: gate(p, backbone.gradient_scale).to(hidden_D.dtype) for name, p in parameters.items()}
+    home = next(iter(values.values()), hidden_D).device  # a spread backbone may have it elsewhere
+    normed_D: Tensor = torch.func.functional_call(backbone.norm, values, (hidden_D.to(home),))
+    return normed_D.to(hidden_D.device)
