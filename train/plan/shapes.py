@@ -17,7 +17,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 
 from heads.backbone import Backbone
 from heads.checkpoint import DESCRIPTION, read_description
-from heads.families import create
+from heads.families import create_unchosen
 from heads.interface import TokenHeads
 from heads.loading import BackboneConfig, explained, resolve_dtype
 from heads.trained_backbone import add_adapter
@@ -106,7 +106,7 @@ def heads_on_meta(config: TrainConfig, backbone: Backbone) -> TokenHeads | None:
     fields = config.heads
     if config.init_from is not None and not fields and (Path(config.init_from) / DESCRIPTION).is_file():
         fields = read_description(config.init_from)["config"]
-    return create(config.family, backbone, **fields).float()
+    return create_unchosen(config.family, backbone, **fields).float()
 
 
 def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> Part:
