@@ -80,7 +80,7 @@ class TeacherForcing:
 
 
 def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
-    """The place of a draft vocabulary that is not chosen yet: ids that no table takes.
+    """The place of a draft vocabulary that is not chosen yet.
 
     Raises:
         ValueError: more tokens than the backbone has.
@@ -93,6 +93,11 @@ def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
             f"null for all of them."
         )
     return torch.full((count,), -1, dtype=torch.long)
+
+
+def mark_chosen(token_heads: Any, _: Any) -> None:
+    """Ids came with the tensors that were loaded."""
+    token_heads._unchosen = False
 
 
 class TokenHeads(nn.Module):
@@ -116,6 +121,8 @@ class TokenHeads(nn.Module):
         self.backbone = backbone  # a plain object: nothing of the backbone is registered here
         self.register_buffer("draft_tokens_S", unchosen(config.draft_vocabulary, backbone))
         self._shared_rows = SharedRows()
+        self._unchosen = config.draft_vocabulary is not None
+        self.register_load_state_dict_post_hook(mark_chosen)  # type: ignore[no-untyped-call]
         self.backbone_was_trained = False
         """The backbone was changed together with these heads, so it is saved with them."""
         self.measured_accuracy: list[list[float]] | None = None
@@ -131,9 +138,15 @@ class TokenHeads(nn.Module):
 
     @property
     def draft_vocabulary(self) -> DraftVocabulary | None:
-        """The tokens that the heads score, where these are not all."""
+        """The tokens that the heads score, where these are not all.
+
+        Raises:
+            ValueError: they were not chosen yet.
+        """
         if self.draft_tokens_S is None:
             return None
+        if self._unchosen:
+            raise ValueError(f"Which tokens these {self.family} heads score was not said; call choose_draft_tokens.")
         return DraftVocabulary(tokens_S=self.draft_tokens_S, size=len(self.backbone.projection.weight))
 
     @property
@@ -152,6 +165,7 @@ class TokenHeads(nn.Module):
             raise ValueError(f"{self.family} heads without draft_vocabulary score every token; give draft_vocabulary.")
         ids_S = check_draft_tokens(tokens, len(self.draft_tokens_S), self.backbone.vocab_size)
         self.draft_tokens_S.copy_(ids_S)
+        self._unchosen = False
         if self.draft_tokens_S.is_meta:
             return
         for module in self.modules():

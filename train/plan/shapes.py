@@ -106,7 +106,10 @@ def heads_on_meta(config: TrainConfig, backbone: Backbone) -> TokenHeads | None:
     fields = config.heads
     if config.init_from is not None and not fields and (Path(config.init_from) / DESCRIPTION).is_file():
         fields = read_description(config.init_from)["config"]
-    return create_unchosen(config.family, backbone, **fields).float()
+    token_heads = create_unchosen(config.family, backbone, **fields).float()
+    if token_heads.draft_tokens_S is not None:
+        token_heads.choose_draft_tokens(range(token_heads.num_scored))  # a plan asks how many, not which
+    return token_heads
 
 
 def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> Part:
