@@ -43,7 +43,7 @@ def settle_draft_vocabulary(model: TrainedModel, blocks: Any, *, chosen: bool) -
     if not chosen:
         token_heads.choose_draft_tokens(most_frequent_tokens(counts_V, token_heads.num_scored))
     refuse_trained_rows(token_heads)
-    covered = float(counts_V[token_heads.draft_tokens_S.cpu()].sum() / counts_V.sum().clamp(min=1))
+    covered = int(counts_V[token_heads.draft_tokens_S.cpu()].sum()) / max(1, int(counts_V.sum()))
     scored, size, counted = token_heads.num_scored, token_heads.backbone.vocab_size, int(counts_V.sum())
     logger.info(f"heads score {scored:,} of {size:,} tokens, {covered:.2%} of {counted:,} supervised training tokens")
     return {"draft_vocabulary": {"tokens": scored, "coverage": covered, "counted_tokens": counted}}

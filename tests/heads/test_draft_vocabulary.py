@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from safetensors.torch import load_file
 from throwaway_families import FAMILIES, make_heads
 from tiny import VOCAB, random_tokens, shared_model, tiny_model
@@ -23,6 +24,7 @@ from heads.evaluation.dynamic_perplexity import measure_dynamic
 from heads.evaluation.perplexity import Block, measure_perplexity
 from heads.families import create_unchosen
 from heads.interface import HeadsConfig
+from heads.ngram_counting import count_ngrams
 from heads.projection import Projection
 
 FEW = [2, 3, 5, 7, 11, 13, 17, 19, 23]
@@ -164,6 +166,34 @@ def test_info_says_how_many_tokens_are_scored(wide, tmp_path):
     said = CliRunner().invoke(app, ["info", str(tmp_path)]).output
     assert "scores 512 of 600 tokens, 97.1% of the training set's" in " ".join(said.split())
     assert "int64" not in said
+
+
+def test_the_command_cuts_heads_to_what_was_counted(tmp_path):
+    tiny_model("llama", dtype=torch.float32, vocab_size=NUM_TOKENS).save_pretrained(tmp_path / "base")
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "base")
+    model = heads.load_backbone(heads.BackboneConfig(name_or_path=str(tmp_path / "base")))
+    full = heads.create("medusa", model, num_heads=1)
+    heads.save(full, tmp_path / "full", recipe={"step": 3}, dtype=torch.bfloat16)
+    texts = [tokenizer("abcabcabcd", add_special_tokens=False).input_ids]
+    count_ngrams(texts, folder=tmp_path / "table", order=2, vocab_size=len(tokenizer), tokenizer=tokenizer)
+    options = ["--ngrams", str(tmp_path / "table"), "--tokens", "3"]
+    done = CliRunner().invoke(
+        app, ["prune-vocabulary", str(tmp_path / "full"), *options, "--out", str(tmp_path / "few")]
+    )
+    assert done.exit_code == 0, done.output
+    few = heads.load(tmp_path / "few", model)
+    assert few.draft_tokens_S.tolist() == sorted(texts[0][:3])
+    assert torch.equal(few.projection(1).weight, full.projection(1).weight[few.draft_tokens_S].bfloat16().float())
+    recipe = json.loads((tmp_path / "few/heads.json").read_text())["recipe"]
+    assert recipe == {
+        "step": 3,
+        "draft_vocabulary": {"tokens": 3, "coverage": pytest.approx(0.9), "counted_tokens": 10},
+    }
+    same = CliRunner().invoke(
+        app, ["prune-vocabulary", str(tmp_path / "full"), *options, "--out", str(tmp_path / "full")]
+    )
+    assert "give another one" in same.output
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------

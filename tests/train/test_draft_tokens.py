@@ -34,9 +34,9 @@ def build(family="grounded", unembedding="own", **settings):
 def a_batch():
     generator = torch.Generator().manual_seed(2)
     return {
-        "input_ids": random_tokens(3, 12, seed=2, vocab=20),
-        "loss_mask": torch.rand(3, 12, generator=generator) > 0.3,
-        "document_ids": (torch.arange(12) >= 7).long().expand(3, 12),
+        "input_ids": random_tokens(6, 12, seed=2, vocab=20),
+        "loss_mask": torch.rand(6, 12, generator=generator) > 0.3,
+        "document_ids": (torch.arange(12) >= 7).long().expand(6, 12),
     }
 
 
@@ -82,12 +82,12 @@ def test_any_split_of_a_batch_gives_one_loss():
     counts = model.count_labels(*batch.values())
     with torch.no_grad():
         whole = model(**batch)["loss"].item()
-        parts = [{name: tensor[row : row + 1] for name, tensor in batch.items()} for row in range(3)]
+        parts = [{name: tensor[row : row + 1] for name, tensor in batch.items()} for row in range(6)]
         assert sum(model(**part, counts_K=counts)["loss"].item() for part in parts) == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_batch_without_a_scored_label_has_no_loss():
-    batch = a_batch() | {"input_ids": torch.full((3, 12), 4)}
+    batch = a_batch() | {"input_ids": torch.full((6, 12), 4)}
     model = build()
     out = model(**batch)
     out["loss"].backward()
