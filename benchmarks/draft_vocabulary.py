@@ -48,7 +48,7 @@ PEAK_BYTES = 2**29
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = Console(width=120)
     machine = describe_machine(torch.device("cpu"))
     console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False)
     if "speed" in options.parts:

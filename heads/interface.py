@@ -163,11 +163,12 @@ class TokenHeads(nn.Module):
         """
         if self.draft_tokens_S is None:
             raise ValueError(f"{self.family} heads without draft_vocabulary score every token; give draft_vocabulary.")
-        self._unchosen = False
         if self.draft_tokens_S.is_meta:  # no tensor has content there
+            self._unchosen = False
             return
         ids_S = check_draft_tokens(tokens, len(self.draft_tokens_S), self.backbone.vocab_size)
         self.draft_tokens_S.copy_(ids_S)
+        self._unchosen = False
         for module in self.modules():
             if isinstance(module, StartedRows):
                 module.start_from(self.draft_tokens_S, self.backbone)

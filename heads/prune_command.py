@@ -31,7 +31,7 @@ def prune_vocabulary_command(
         raise ValueError(f"--out {out} is the folder of the heads themselves; give another one.")
     opened = open_heads([heads], backbone)
     (token_heads,) = opened.token_heads.values()
-    counted = torch.as_tensor(NgramTable.open(ngrams, opened.tokenizer).unigrams_V).long()
+    counted = torch.tensor(NgramTable.open(ngrams, opened.tokenizer).unigrams_V, dtype=torch.long)
     counts_V = torch.zeros(token_heads.backbone.vocab_size, dtype=torch.long)
     counts_V[: len(counted)] = counted[: len(counts_V)]
     if (vocabulary := token_heads.draft_vocabulary) is not None:

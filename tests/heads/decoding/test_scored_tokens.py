@@ -123,14 +123,16 @@ def test_a_rank_beyond_the_scored_tokens_is_refused():
 def test_replay_for_tuning_is_what_decoding_accepts(family):
     """Tokens per pass of a tree by replay and by decoding; a token that is not scored has no rank."""
     token_heads = few_heads(family)
-    options = {"max_new_tokens": 24, "do_sample": False, **NO_EOS}
+    options = {"max_new_tokens": 24, "do_sample": False}
     (texts,) = write_texts(token_heads.backbone.model, PROMPTS, options, rows=3, advance=lambda: None)
     found = replay(token_heads, texts, widths=[4], nodes=8, advance=lambda: None)
     prompt = pad_left(PROMPTS)[0].shape[1]
     outside = ~torch.isin(texts.tokens_BL[:, prompt + 1 :], torch.tensor(FEW))
     assert outside.any()
     for row, one in enumerate(found):
-        assert (one.ranks_PK[outside[row].numpy(), 0] == RANKS).all()
+        here = outside[row, : len(one.ranks_PK)].numpy()
+        assert (one.ranks_PK[here, 0] == RANKS).all()
+        assert (one.ranks_PK[~here, 0] < RANKS).any()
         accepted = (one.dynamic[4][:, -1] < 8).sum(axis=1)
         decoding = heads.TreeDecoding(token_heads, heads.DynamicTree(nodes=8), lookup=0)
         out = token_heads.backbone.model.generate(
