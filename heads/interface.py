@@ -120,6 +120,7 @@ class TokenHeads(nn.Module):
         self.config = config
         self.backbone = backbone  # a plain object: nothing of the backbone is registered here
         self.register_buffer("draft_tokens_S", unchosen(config.draft_vocabulary, backbone))
+        self._vocab_size = len(backbone.projection.weight)  # now: ZeRO-3 leaves a weight without a shape later on
         self._shared_rows = SharedRows()
         self._unchosen = config.draft_vocabulary is not None
         self.register_load_state_dict_post_hook(mark_chosen)  # type: ignore[no-untyped-call]
@@ -147,7 +148,7 @@ class TokenHeads(nn.Module):
             return None
         if self._unchosen:
             raise ValueError(f"Which tokens these {self.family} heads score was not said; call choose_draft_tokens.")
-        return DraftVocabulary(tokens_S=self.draft_tokens_S, size=len(self.backbone.projection.weight))
+        return DraftVocabulary(tokens_S=self.draft_tokens_S, size=self._vocab_size)
 
     @property
     def num_scored(self) -> int:
