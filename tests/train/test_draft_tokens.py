@@ -73,7 +73,8 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(family, unembedding):
     # float64 but for the float32 running sum of the chunked loss.
     assert out["loss"].item() == pytest.approx(wanted.item(), rel=1e-6)
     for (name, p), q in zip(model.token_heads.named_parameters(), plain.token_heads.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+        # The factor 1 / labels is float32, 6e-8 off, and gradients add up terms of some units that cancel.
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
     assert all(p.grad is None for p in model.model.parameters())
 
 
