@@ -64,6 +64,11 @@ CASES = {
         config={"family": "medusa", "heads": {"num_heads": 2, "unembedding": "shared"}, "rates": {"heads": 3e-3}},
         tied=True,
     ),
+    "grounded, draft vocabulary": Case(config=GROUNDED | {"heads": {"num_heads": 2, "draft_vocabulary": 24}}),
+    "medusa, draft vocabulary, shared": Case(
+        config=GROUNDED
+        | {"family": "medusa", "heads": {"num_heads": 2, "draft_vocabulary": 24, "unembedding": "shared"}},
+    ),
     "dynamo, tied, checkpointing": Case(config=DYNAMO | {"backbone": {"gradient_checkpointing": True}}, tied=True),
     "dynamo, LoRA heads": Case(
         config=DYNAMO | {"heads": {"num_heads": 2, "lora_rank": 4}},

@@ -22,6 +22,7 @@ from torch import Tensor
 from heads.evaluation.methods import Method, replaced
 from heads.evaluation.throughput import clock_of, rotated
 from heads.interface import TokenHeads
+from heads.projection import Projection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,20 @@ class Stopwatch:
         return timed
 
 
+class TimedProjection:
+    """A projection whose product is timed; all else is asked of the projection itself."""
+
+    def __init__(self, projection: Projection, stopwatch: Stopwatch) -> None:
+        self.projection = projection
+        self.timed = stopwatch.wrap(projection.__call__)
+
+    def __call__(self, hidden_ND: Tensor) -> Any:
+        return self.timed(hidden_ND)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.projection, name)
+
+
 Watched = Callable[[Stopwatch, Stopwatch], contextlib.AbstractContextManager[None]]
 """Sends the backbone's time to the first stopwatch and the heads' to the second while it is open."""
 
@@ -75,7 +90,7 @@ def watch_heads(token_heads: TokenHeads, backbone: Stopwatch, heads: Stopwatch) 
         replaced(wrapped, "forward", backbone.wrap(wrapped.forward)),
         replaced(wrapped, "logits", backbone.wrap(wrapped.logits)),
         replaced(token_heads, "step", heads.wrap(token_heads.step)),
-        replaced(token_heads, "projection", lambda k: heads.wrap(projection(k).__call__)),
+        replaced(token_heads, "projection", lambda k: TimedProjection(projection(k), heads)),
     ):
         yield
 

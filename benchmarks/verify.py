@@ -68,6 +68,11 @@ CHECKS = {
         command=("python", "-m", "benchmarks.training", "compile", "stored", "scaling", "chunks"),
         shows="compiled layers, stored hidden states, two processes, chunk sizes of the loss",
     ),
+    "draft vocabulary": Check(
+        command=("python", "-m", "benchmarks.draft_vocabulary"),
+        shows="heads that score 8k to 32k of 128k tokens: parameters, drafting and loss beside their limits; and "
+        "tokens per pass of the shipped demo heads cut to 1,024, 512 and 256 of 2,048 tokens",
+    ),
     "engines": Check(
         command=("python", "-m", "benchmarks.engines"),
         shows="the same losses, weights and bytes under DDP, FSDP2 and ZeRO-1/2/3 as in one process, on two and four "

@@ -10,10 +10,12 @@ from heads.decoding.rules import TypicalRule
 from heads.decoding.steps import TreeDrafter, accept_greedy
 from heads.decoding.tree import Tree
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.draft_vocabulary import most_frequent_tokens
 from heads.families import create, families
 from heads.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.ngrams import NgramTable
 from heads.opening import load_with_backbone
+from heads.pruning import prune_vocabulary
 
 __all__ = [
     "Backbone",
@@ -35,5 +37,7 @@ __all__ = [
     "load_backbone",
     "load_tokenizer",
     "load_with_backbone",
+    "most_frequent_tokens",
+    "prune_vocabulary",
     "save",
 ]

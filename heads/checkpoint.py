@@ -22,6 +22,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from heads.backbone import Backbone
+from heads.draft_vocabulary import check_draft_tokens
 from heads.families import build_config, family_module
 from heads.interface import TokenHeads
 from heads.trained_backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
@@ -57,7 +58,7 @@ def save(
         OSError: the disk is full or the folder cannot be written; the old files are untouched.
     """
     tensors = {
-        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        name: tensor.detach().to("cpu", (dtype if tensor.is_floating_point() else None) or tensor.dtype).contiguous()
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
     }
     content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several would come in random order
@@ -76,7 +77,7 @@ def save(
         "config": vars(token_heads.config),
         "backbone": describe_backbone(token_heads.backbone),
         "trained_backbone": trained,
-        "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
         "measured_accuracy": token_heads.measured_accuracy,
         "sha256": hashlib.sha256(content).hexdigest(),
         "recipe": recipe or {},
@@ -147,6 +148,8 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     )
     check_tensors(tensors, token_heads.state_dict(), folder)
     token_heads.load_state_dict(tensors)
+    if token_heads.draft_tokens_S is not None:
+        check_draft_tokens(token_heads.draft_tokens_S, None, backbone.vocab_size)
     token_heads.measured_accuracy = description.get("measured_accuracy")
     token_heads.tuned_tree, token_heads.checksum = Path(folder) / TUNED_TREE, description["sha256"]
     token_heads.backbone_was_trained = description.get("trained_backbone") is not None

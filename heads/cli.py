@@ -35,6 +35,7 @@ from heads.evaluation.throughput import Row
 from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
 from heads.opening import Opened, open_draft_model, open_heads
+from heads.prune_command import prune_vocabulary_command
 from heads.speaking import Decoding, Sampling, Speaker
 from heads.tune_command import tune_tree_command
 
@@ -255,6 +256,7 @@ def info(
 app.command("count-ngrams")(count_ngrams_command)
 app.command("evaluate")(evaluate_command)
 app.command("tune-tree")(tune_tree_command)
+app.command("prune-vocabulary")(prune_vocabulary_command)
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -30,8 +30,8 @@ def describe(folder: str | Path) -> dict[str, Any]:
         **description,
         "measured_accuracy": description.get("measured_accuracy"),
         "recipe": description.get("recipe") or {},
-        "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
-        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}),
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()}),
         "bytes": path.stat().st_size + (Path(folder) / DESCRIPTION).stat().st_size,
         "backbone_found_at": find_backbone(folder),
     }
@@ -47,6 +47,7 @@ def facts_table(description: dict[str, Any]) -> Table:
         "size": f"{description['bytes'] / 2**20:.2f} MiB",
         "backbone": f"{backbone['name']} ({backbone.get('architecture', 'architecture not recorded')}, hidden size "
         f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
+        **vocabulary_facts(description),
         **trained_facts(description.get("trained_backbone")),
         **recipe_facts(recipe),
     }
@@ -58,6 +59,16 @@ def facts_table(description: dict[str, Any]) -> Table:
     for name, value in facts.items():
         table.add_row(name, str(value))
     return table
+
+
+def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
+    """How many tokens the heads score, where these are not all, and how much of the training data they are."""
+    scored = description["config"].get("draft_vocabulary")
+    if scored is None:
+        return {}
+    covered = (description["recipe"].get("draft_vocabulary") or {}).get("coverage")
+    share = "" if covered is None else f", {covered:.1%} of the training set's"
+    return {"draft vocabulary": f"scores {scored:,} of {description['backbone']['vocab_size']:,} tokens{share}"}
 
 
 def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:

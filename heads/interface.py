@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone import Backbone, CommitPlan, Tap, Taps
+from heads.draft_vocabulary import DraftVocabulary, SharedRows, StartedRows, check_draft_tokens
 from heads.projection import Projection
 
 MAX_HEADS = 32
@@ -35,14 +36,19 @@ class HeadsConfig:
 
     Attributes:
         num_heads: K, the number of heads; head k predicts the token k + 1 places ahead.
+        draft_vocabulary: how many tokens the heads score: the most frequent ones of the training data, all other tokens
+            are never drafted; None: every token (docs/draft_vocabulary.md).
     """
 
     num_heads: int = 4
+    draft_vocabulary: int | None = None
 
     def check(self) -> None:
         """Raise ValueError, with what is allowed, on a value that cannot be built."""
         if not 1 <= self.num_heads <= MAX_HEADS:
             raise ValueError(f"num_heads={self.num_heads} was given; allowed are 1 to {MAX_HEADS}.")
+        if self.draft_vocabulary is not None and self.draft_vocabulary < 1:
+            raise ValueError(f"draft_vocabulary={self.draft_vocabulary} was given; allowed are 1 and more, or null.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,27 @@ class TeacherForcing:
         return self.tokens_BT.flatten()[rows_R + ahead]
 
 
+def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
+    """The place of a draft vocabulary that is not chosen yet.
+
+    Raises:
+        ValueError: more tokens than the backbone has.
+    """
+    if count is None:
+        return None
+    if count > backbone.vocab_size:
+        raise ValueError(
+            f"draft_vocabulary={count} was given; allowed are 1 to {backbone.vocab_size}, the backbone's tokens, or "
+            f"null for all of them."
+        )
+    return torch.full((count,), -1, dtype=torch.long)
+
+
+def mark_chosen(token_heads: Any, _: Any) -> None:
+    """Ids came with the tensors that were loaded."""
+    token_heads._unchosen = False
+
+
 class TokenHeads(nn.Module):
     """Heads 1 … K of one family on one backbone.
 
@@ -80,6 +107,9 @@ class TokenHeads(nn.Module):
     of it the level above the root; `step(k, …)` goes one level deeper for many nodes at once. States and levels belong
     to the family: the decoder only hands them back.
     """
+
+    draft_tokens_S: Tensor | None
+    """Ids of the tokens that the heads score, ascending, saved with them; None: all."""
 
     grounded: ClassVar[bool] = False
     """Reads drafted tokens: drafting goes level by level, and nodes of one row differ."""
@@ -89,6 +119,11 @@ class TokenHeads(nn.Module):
         config.check()
         self.config = config
         self.backbone = backbone  # a plain object: nothing of the backbone is registered here
+        self.register_buffer("draft_tokens_S", unchosen(config.draft_vocabulary, backbone))
+        self._vocab_size = len(backbone.projection.weight)  # now: ZeRO-3 leaves a weight without a shape later on
+        self._shared_rows = SharedRows()
+        self._unchosen = config.draft_vocabulary is not None
+        self.register_load_state_dict_post_hook(mark_chosen)  # type: ignore[no-untyped-call]
         self.backbone_was_trained = False
         """The backbone was changed together with these heads, so it is saved with them."""
         self.measured_accuracy: list[list[float]] | None = None
@@ -106,6 +141,59 @@ class TokenHeads(nn.Module):
     def max_depth(self) -> int:
         """How deep they can draft: K, where nothing says that step and projection go on behind it."""
         return self.num_heads
+
+    @property
+    def draft_vocabulary(self) -> DraftVocabulary | None:
+        """The tokens that the heads score, where these are not all.
+
+        Raises:
+            ValueError: they were not chosen yet.
+        """
+        if self.draft_tokens_S is None:
+            return None
+        if self._unchosen:
+            raise ValueError(f"Which tokens these {self.family} heads score was not said; call choose_draft_tokens.")
+        return DraftVocabulary(tokens_S=self.draft_tokens_S, size=self._vocab_size)
+
+    @property
+    def num_scored(self) -> int:
+        """How many tokens the heads score."""
+        return self.backbone.vocab_size if self.draft_tokens_S is None else len(self.draft_tokens_S)
+
+    @torch.no_grad()
+    def choose_draft_tokens(self, tokens: Tensor | Sequence[int]) -> None:
+        """Say which tokens new heads with a draft vocabulary score; their own unembeddings start from these rows.
+
+        Raises:
+            ValueError: ids that are none, another number of them, or heads that score every token.
+        """
+        if self.draft_tokens_S is None:
+            raise ValueError(f"{self.family} heads without draft_vocabulary score every token; give draft_vocabulary.")
+        if self.draft_tokens_S.is_meta:  # no tensor has content there
+            self._unchosen = False
+            return
+        ids_S = check_draft_tokens(tokens, len(self.draft_tokens_S), self.backbone.vocab_size)
+        self.draft_tokens_S.copy_(ids_S)
+        self._unchosen = False
+        for module in self.modules():
+            if isinstance(module, StartedRows):
+                module.start_from(self.draft_tokens_S, self.backbone)
+        for k in range(1, self.num_heads + 1):
+            if len(self.projection(k).weight) != len(ids_S) or self.projection(k).vocabulary is None:
+                raise ValueError(f"Heads of the family {self.family!r} know no draft vocabulary; leave it out.")
+
+    def scored(self, projection: Projection) -> Projection:
+        """A head's record as `projection` has to return it: over the tokens that are scored.
+
+        Args:
+            projection: the backbone's, of which the rows are taken, or one with a weight of its own of these rows.
+        """
+        if (vocabulary := self.draft_vocabulary) is None:
+            return projection
+        weight, bias = projection.weight, projection.bias
+        if weight is self.backbone.projection.weight:
+            weight, bias = self._shared_rows.of(weight, bias, vocabulary.tokens_S)
+        return replace(projection, weight=weight, bias=bias, vocabulary=vocabulary)
 
     def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
         """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
@@ -130,7 +218,7 @@ class TokenHeads(nn.Module):
 
     @abstractmethod
     def projection(self, k: int) -> Projection:
-        """From head k's hidden states to logits."""
+        """From head k's hidden states to logits; `return self.scored(…)`, so that a draft vocabulary is heeded."""
 
     @abstractmethod
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:

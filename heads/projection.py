@@ -3,7 +3,7 @@
 `lm_head` alone is not enough: Cohere multiplies its logits, Granite divides them and Gemma 2 caps them inside the model
 class. A `Projection` holds all of it, so that a head trained through the record is decoded through the same record.
 """
-# N rows, D model width, V vocabulary
+# N rows, D model width, V vocabulary (or the tokens of it that are scored)
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+
+from heads.draft_vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class Projection:
         bias: (V,) or None.
         scale: what the model class multiplies its logits with.
         soft_cap: c of c·tanh(logits / c), or None.
+        vocabulary: which tokens the rows of the weight are; None where row i is token i.
     """
 
     weight: Tensor
@@ -34,6 +37,7 @@ class Projection:
     bias: Tensor | None = None
     scale: float = 1.0
     soft_cap: float | None = None
+    vocabulary: DraftVocabulary | None = None
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
         if self.norm is not None:
@@ -47,6 +51,20 @@ class Projection:
         if self.soft_cap is not None:
             logits_NV = torch.tanh(logits_NV / self.soft_cap) * self.soft_cap
         return logits_NV
+
+    def ids(self, entries: Tensor) -> Tensor:
+        """(…) entries of the logits to (…) token ids: the one way back from a draft vocabulary."""
+        return entries if self.vocabulary is None else self.vocabulary.ids(entries)
+
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(…) token ids to (…) entries of the logits, and (…) whether the token has one."""
+        if self.vocabulary is None:
+            return ids, torch.ones_like(ids, dtype=torch.bool)
+        return self.vocabulary.find(ids)
+
+    def spread(self, values: Tensor, fill: float) -> Tensor:
+        """Values of the logits' entries over the whole vocabulary, `fill` at tokens without one."""
+        return values if self.vocabulary is None else self.vocabulary.spread(values, fill)
 
     def without_norm(self) -> Projection:
         return replace(self, norm=None)

@@ -47,7 +47,7 @@ class KvHeads(TokenHeads):
         self.bodies = nn.ModuleList(copy_layer(backbone) for _ in range(config.num_heads))
 
     def projection(self, k: int) -> Projection:
-        return self.backbone.projection
+        return self.scored(self.backbone.projection)
 
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
         for k, layer in enumerate(self.bodies, start=1):
@@ -111,7 +111,7 @@ class OwnOutputHeads(TokenHeads):
         self.cell = nn.Linear(2 * backbone.hidden_size, backbone.hidden_size)
 
     def projection(self, k: int) -> Projection:
-        return self.backbone.projection.without_norm()
+        return self.scored(self.backbone.projection.without_norm())
 
     def advance(self, hidden_RD: Tensor, tokens_R: Tensor) -> Tensor:
         return torch.tanh(self.cell(torch.cat([self.backbone.embed(tokens_R), hidden_RD], dim=1)))
@@ -167,7 +167,11 @@ def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int
         family, options = VARIANTS[family]
         config = options | config
     if family in THROWAWAY:
-        token_heads = THROWAWAY[family](HeadsConfig(num_heads=num_heads), backbone)
+        draft_tokens = config.pop("draft_tokens", None)
+        count = None if draft_tokens is None else len(draft_tokens)
+        token_heads = THROWAWAY[family](HeadsConfig(num_heads=num_heads, draft_vocabulary=count), backbone)
+        if draft_tokens is not None:
+            token_heads.choose_draft_tokens(draft_tokens)
     else:
         token_heads = heads.create(family, backbone, num_heads=num_heads, **config)
     generator = torch.Generator().manual_seed(seed)
@@ -180,11 +184,16 @@ def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int
 
 @functools.cache
 def fitted_heads(
-    family: str, name: str, attn: str = "sdpa", dtype: torch.dtype = torch.float64, num_heads: int = 3
+    family: str,
+    name: str,
+    attn: str = "sdpa",
+    dtype: torch.dtype = torch.float64,
+    num_heads: int = 3,
+    draft_tokens: tuple[int, ...] | None = None,
 ) -> TokenHeads:
     """Heads fitted for a moment to the model's own greedy text, so that paths of every depth are accepted."""
     backbone = Backbone(shared_model(name, "eager" if name == "codegen" else attn, dtype))
-    token_heads = make_heads(family, backbone, num_heads=num_heads, seed=1)
+    token_heads = make_heads(family, backbone, num_heads=num_heads, seed=1, draft_tokens=draft_tokens)
     fit(token_heads, torch.cat([random_tokens(1, 5, seed=seed) for seed in range(50, 56)]))
     return token_heads
 
@@ -212,8 +221,9 @@ def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tok
     for _ in range(steps):
         loss = torch.zeros((), dtype=backbone.dtype)
         for k, hidden_RD in enumerate(token_heads.teacher_forced(forcing), start=1):
-            logits_RV = token_heads.projection(k)(hidden_RD)
-            loss = loss + nn.functional.cross_entropy(logits_RV, forcing.token(1 + k, rows[k - 1]))
+            projection = token_heads.projection(k)
+            entries_R, scored_R = projection.find(forcing.token(1 + k, rows[k - 1]))
+            loss = loss + nn.functional.cross_entropy(projection(hidden_RD[scored_R]), entries_R[scored_R])
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
         optimizer.step()

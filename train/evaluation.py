@@ -34,7 +34,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
 
-    `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6).
+    `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6). Heads with a
+    draft vocabulary have none: their `_loss` is over the labels that they score, whose share is `head1_coverage`, ….
 
     Every block is measured by exactly one process, and every prompt too where processes need not keep step. The heads'
     measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
@@ -58,7 +59,10 @@ def evaluate(
     for k, meter in enumerate(meters[1:], start=1):
         found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
     if model.token_heads is not None:
-        found["multi_token_loss"] = sum(meter.loss for meter in meters) / len(meters)
+        if model.token_heads.draft_tokens_S is None:
+            found["multi_token_loss"] = sum(meter.loss for meter in meters) / len(meters)
+        else:
+            found |= {f"head{k}_coverage": meter.coverage for k, meter in enumerate(meters[1:], start=1)}
         model.token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
         decoder = decoding_heads() if decoding_heads else model.token_heads.in_dtype(model.backbone.dtype)
         assert decoder is not None

@@ -24,7 +24,7 @@ from heads.masks import positions_within_documents, within_documents
 from heads.projection import Projection
 from train.lookahead import first_layer_sees_ahead
 from train.losses import Part, weighted_loss
-from train.targets import count_supervised, labels_at, supervised_rows
+from train.targets import count_supervised, labels_at, scored_rows, supervised_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,14 @@ class Objective:
 
     def part(self, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
         """What the loss reads of it; `factor` is what the sum over its rows counts."""
+        hidden_RD, labels_R = self.hidden_RD, labels_at(tokens_BT, self.rows_R, self.shift)
+        if self.projection.vocabulary is not None:
+            rows, labels_R = scored_rows(labels_R, self.projection.vocabulary)
+            hidden_RD = hidden_RD[rows]
         return Part(
             projection=self.projection,
-            hidden_RD=self.hidden_RD,
-            labels_R=labels_at(tokens_BT, self.rows_R, self.shift),
+            hidden_RD=hidden_RD,
+            labels_R=labels_R,
             factor=factor,
             gates=self.gates,
             shared=self.shared,
@@ -158,7 +162,7 @@ class TrainedModel(nn.Module):
         assert loss_mask is not None
         assert document_ids is not None
         if counts_K is None:
-            counts_K = count_supervised(loss_mask, document_ids, self.shifts)
+            counts_K = self.count_labels(input_ids, loss_mask, document_ids)
         factors_K = self.weights_K / counts_K.to(self.weights_K.device).clamp(min=1)
         objectives = self.objectives(
             input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone, states_BNTD=hidden_states
@@ -166,6 +170,20 @@ class TrainedModel(nn.Module):
         parts = (objective.part(input_ids, factors_K[i]) for i, objective in enumerate(objectives))
         loss, sums_K = weighted_loss(parts)
         return {"loss": loss, "loss_sums_K": sums_K}
+
+    def count_labels(self, tokens_BT: Tensor, loss_mask_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
+        """(K,): labels of each trained objective in a batch; heads count those that they score."""
+        vocabulary = None if self.token_heads is None else self.token_heads.draft_vocabulary
+        if vocabulary is None:
+            return count_supervised(loss_mask_BT, document_ids_BT, self.shifts)
+        own, of_heads = self.shifts[: self.trains_backbone], self.shifts[self.trains_backbone :]
+        scored_BT = loss_mask_BT.bool() & vocabulary.find(tokens_BT)[1]
+        return torch.cat(
+            [
+                count_supervised(loss_mask_BT, document_ids_BT, own),
+                count_supervised(scored_BT, document_ids_BT, of_heads),
+            ]
+        )
 
     def objectives(
         self,

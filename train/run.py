@@ -22,7 +22,7 @@ from transformers.trainer_utils import IntervalStrategy
 from heads import checkpoint
 from heads.backbone import Backbone
 from heads.checkpoint import read_description
-from heads.families import build_config, create
+from heads.families import build_config, create_unchosen
 from heads.interface import TokenHeads
 from heads.loading import load_backbone, load_tokenizer
 from heads.opening import load_recorded
@@ -31,6 +31,7 @@ from train.blocks import PackedData
 from train.compiling import compile_where_it_wins
 from train.config import TrainConfig, read_config
 from train.continuation import read_progress
+from train.draft_tokens import settle_draft_vocabulary
 from train.engine import Engine, describe_engine, device_fields, end_together, start_engine, use_all_cores
 from train.gathering import whole_weights
 from train.hidden_states import cache_hidden_states
@@ -98,7 +99,9 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
     if data.eval is None:
         skip_evaluation(arguments)
+    settled = settle_draft_vocabulary(model, data.train, chosen=config.init_from is not None)
     trainer = build_trainer(config, arguments, model, tokenizer, data, engine, interruption, resumed_from)
+    trainer.recipe |= settled
     describe_run(trainer, data)
     train(trainer)
     finish(trainer)
@@ -214,12 +217,14 @@ def check_adapter(model: Any, config: TrainConfig) -> None:
 def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     """New heads, or those of `init_from`, which must be of the same family and fields; in float32 for training.
 
+    A draft vocabulary of new heads is chosen when the data is there (train/draft_tokens.py).
+
     Raises:
         ValueError: init_from holds other heads than the config describes.
     """
     assert config.family is not None
     if config.init_from is None:
-        return create(config.family, backbone, **config.heads).float()
+        return create_unchosen(config.family, backbone, **config.heads).float()
     token_heads = checkpoint.load(config.init_from, backbone, dtype=torch.float32)
     wanted = build_config(config.family, **config.heads)
     if token_heads.family != config.family or (config.heads and token_heads.config != wanted):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from heads.draft_vocabulary import DraftVocabulary
+
 
 def supervised_rows(loss_mask_BT: Tensor, document_ids_BT: Tensor, shift: int) -> Tensor:
     """Positions whose token `shift` places ahead is a target, as indices into the flattened (B·T).
@@ -29,6 +31,20 @@ def supervised_rows(loss_mask_BT: Tensor, document_ids_BT: Tensor, shift: int) -
 def labels_at(tokens_BT: Tensor, rows_R: Tensor, shift: int) -> Tensor:
     """x_{t+shift} at each row. Rows never reach over a row's end: `supervised_rows` left those out."""
     return tokens_BT.flatten()[rows_R + shift]
+
+
+def scored_rows(labels_R: Tensor, vocabulary: DraftVocabulary) -> tuple[Tensor, Tensor]:
+    """Which rows heads with a draft vocabulary are trained at, and the entries of their logits that the labels are.
+
+    The other labels are tokens that such heads never draft.
+
+    >>> few = DraftVocabulary(tokens_S=torch.tensor([3, 7]), size=9)
+    >>> scored_rows(torch.tensor([7, 5, 3]), few)
+    (tensor([0, 2]), tensor([1, 0]))
+    """
+    entries_R, scored_R = vocabulary.find(labels_R)
+    rows = scored_R.nonzero().squeeze(1)
+    return rows, entries_R[rows]
 
 
 def count_supervised(loss_mask_BT: Tensor, document_ids_BT: Tensor, shifts: list[int]) -> Tensor:

@@ -38,7 +38,6 @@ from train.reading import explained_reading
 from train.running_losses import RunningLosses
 from train.saving import save_whole
 from train.sharding import keep_gathered, shard
-from train.targets import count_supervised
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ class HeadsTrainer(Trainer):
         """
         if not batch_samples:
             return None
-        counts = [count_supervised(b["loss_mask"], b["document_ids"], self.model.shifts) for b in batch_samples]
+        counts = [self.model.count_labels(b["input_ids"], b["loss_mask"], b["document_ids"]) for b in batch_samples]
         asked = torch.tensor([self.interruption.received is not None], dtype=torch.long)
         summed = self.accelerator.reduce(torch.cat([torch.stack(counts).sum(dim=0), asked]).to(device), reduction="sum")
         self._asked = summed[-1]

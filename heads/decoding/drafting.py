@@ -84,13 +84,18 @@ def draft(
         if k > 1 and token_heads.grounded:
             tokens_M = candidates_MR[at.parents_M, at.ranks_M]
         hidden_MD, level = token_heads.step(k, level, tokens_M, at.parents_M)
-        candidates_MR = best_candidates(projections[k - 1](hidden_MD), at.num_candidates)
+        candidates_MR = best_tokens(projections[k - 1], hidden_MD, at.num_candidates)
         drafted.append(candidates_MR[at.child_parents_BC, at.child_ranks_C])
     return torch.cat(drafted, dim=1)[:, index.order_N]
 
 
+def best_tokens(projection: Projection, hidden_MD: Tensor, count: int) -> Tensor:
+    """The `count` most likely tokens of each row (M, count), best first, as ids of the whole vocabulary."""
+    return projection.ids(best_candidates(projection(hidden_MD), count))
+
+
 def best_candidates(logits_MV: Tensor, count: int) -> Tensor:
-    """The `count` most likely tokens of each row, best first (M, count)."""
+    """The `count` most likely entries of each row, best first (M, count)."""
     if count == 1:
         return logits_MV.argmax(dim=-1, keepdim=True)
     return logits_MV.topk(min(count, logits_MV.shape[-1]), dim=-1).indices

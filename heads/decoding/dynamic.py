@@ -160,7 +160,7 @@ class Run:
         logits = []
         for k in self.heads:
             hidden_BD, level = self.token_heads.step(k, level, unread_B, rows_B)
-            logits.append(self.projections[k - 1](hidden_BD))
+            logits.append(self.projections[k - 1].spread(self.projections[k - 1](hidden_BD), -torch.inf))
         return logits
 
     def decide(self, running: list[Row], logits: list[Tensor]) -> Decision:

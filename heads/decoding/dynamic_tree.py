@@ -156,7 +156,7 @@ def list_candidates(
                 parents_M = (rows_B1 * num_expanding + best_BW // num_offered).flatten()
                 tokens_M = levels[-1].tokens_BE.gather(1, best_BW).flatten()
         hidden_MD, level = token_heads.step(k, level, tokens_M, parents_M)
-        offered = offer(projections[k - 1](hidden_MD), tree.nodes - 1, len(root_B))
+        offered = offer(projections[k - 1], hidden_MD, tree.nodes - 1, len(root_B))
         num_expanding, num_offered = best_BW.shape[1], offered[0].shape[2]
         levels.append(children_of(levels[-1], best_BW, before, *offered))
         before += levels[-2].count
@@ -174,13 +174,14 @@ def root_candidates(root_B: Tensor) -> Candidates:
     )
 
 
-def offer(logits_MV: Tensor, count: int, batch: int) -> tuple[Tensor, Tensor]:
+def offer(projection: Projection, hidden_MD: Tensor, count: int, batch: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities and tokens of each node's best candidates, both (B, M / B, C), best first."""
+    logits_MV = projection(hidden_MD)
     logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
-    best_MC, tokens_MC = logits_MV.topk(min(count, logits_MV.shape[-1]), dim=-1)
+    best_MC, entries_MC = logits_MV.topk(min(count, logits_MV.shape[-1]), dim=-1)
     log_probs_MC = best_MC - logits_MV.logsumexp(dim=-1, keepdim=True)
-    shape = (batch, -1, tokens_MC.shape[1])
-    return log_probs_MC.view(shape), tokens_MC.view(shape)
+    shape = (batch, -1, entries_MC.shape[1])
+    return log_probs_MC.view(shape), projection.ids(entries_MC).view(shape)
 
 
 def children_of(

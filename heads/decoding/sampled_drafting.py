@@ -9,7 +9,7 @@ With independent exponential E(x), the tokens of the greatest q(x) / E(x), great
 replacement in order (the Gumbel-top-k trick; Kool et al., 2019): one sort for all nodes of a level.
 """
 # B batch, N tree node, Q distribution that drafts were drawn from, M expanding node of one level (over all rows),
-# R row that a head computes, C child, V vocabulary
+# R row that a head computes, C child, V vocabulary, S token of it that heads score
 
 from __future__ import annotations
 
@@ -97,10 +97,11 @@ def draw_tree(
         if k > 1 and token_heads.grounded:
             tokens_M = drawn_MC[at.parents_M, at.ranks_M]
         hidden_RD, level = token_heads.step(k, level, tokens_M, parents_M)
-        q_RV = shape_as_asked(projections[k - 1](hidden_RD), processors)
+        q_RS = shape_as_asked(projections[k - 1](hidden_RD), processors)
+        q_RV = projections[k - 1].spread(q_RS, 0.0)  # what is not scored is never drawn
         distributions.append(q_RV.view(len(root_B), -1, q_RV.shape[-1]))
-        q_MV = q_RV.repeat_interleave(len(at.parents_M) // len(q_RV), dim=0)
-        drawn_MC = draw_without_replacement(q_MV, at.num_candidates, generator)
+        q_MS = q_RS.repeat_interleave(len(at.parents_M) // len(q_RS), dim=0)
+        drawn_MC = projections[k - 1].ids(draw_without_replacement(q_MS, at.num_candidates, generator))
         drafted.append(drawn_MC[at.child_parents_BC, at.child_ranks_C])
     return torch.cat(drafted, dim=1)[:, index.order_N], torch.cat(distributions, dim=1)
 

@@ -54,7 +54,7 @@ def choose_tree(
     if tree is None or isinstance(tree, int):
         nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
-        return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.backbone.vocab_size] for row in accuracy])
+        return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.num_scored] for row in accuracy])
     if isinstance(tree, DynamicTree):
         depth = token_heads.num_heads if tree.depth is None else tree.depth
         chosen: Tree | DynamicTree = replace(tree, depth=depth)
@@ -67,10 +67,10 @@ def choose_tree(
             f"give paths of at most {token_heads.max_depth} ranks."
         )
     worst = 0 if isinstance(chosen, DynamicTree) else max((rank for path in chosen.paths for rank in path), default=0)
-    if worst >= token_heads.backbone.vocab_size:
+    if worst >= token_heads.num_scored:
+        have = "the vocabulary has" if token_heads.draft_tokens_S is None else "the heads score"
         raise ValueError(
-            f"The tree asks for rank {worst} but the vocabulary has {token_heads.backbone.vocab_size} tokens; "
-            f"give ranks below that."
+            f"The tree asks for rank {worst} but {have} {token_heads.num_scored} tokens; give ranks below that."
         )
     return chosen
 

@@ -2,6 +2,7 @@
 
 Top-1 and top-5 against the data are what the papers plot. Agreement is what decoding gains from: head k is accepted
 where its candidate is the token that the backbone itself would choose there. Rank r's agreement grows the tree.
+A token that heads with a draft vocabulary do not score is one that they get wrong; their loss is over the others.
 """
 # R rows, C rows of one chunk, V vocabulary, K head
 
@@ -31,6 +32,7 @@ class HeadAccuracy:
     """
 
     count: int = 0
+    scored: int = 0
     loss_sum: float = 0.0
     top1_hits: int = 0
     top5_hits: int = 0
@@ -42,22 +44,26 @@ class HeadAccuracy:
         chunk_rows = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
         for start in range(0, len(labels_R), chunk_rows):
             rows = slice(start, start + chunk_rows)
-            logits_CV = projection(hidden_RD[rows].to(projection.weight.dtype)).float()
-            self._add(logits_CV, labels_R[rows], choices_R[rows])
+            self._add(projection, hidden_RD[rows], labels_R[rows], choices_R[rows])
 
-    def _add(self, logits_CV: Tensor, labels_C: Tensor, choices_C: Tensor) -> None:
-        ranked_CR = logits_CV.topk(min(RANKS, logits_CV.shape[-1]), dim=-1).indices
+    def _add(self, projection: Projection, hidden_CD: Tensor, labels_C: Tensor, choices_C: Tensor) -> None:
+        logits_CV = projection(hidden_CD.to(projection.weight.dtype)).float()
+        ranked_CR = projection.ids(logits_CV.topk(min(RANKS, logits_CV.shape[-1]), dim=-1).indices)
+        entries_C, scored_C = projection.find(labels_C)
         right_CR = ranked_CR == labels_C[:, None]
         agrees_R = (ranked_CR == choices_C[:, None]).sum(dim=0).tolist()
         self.count += len(labels_C)
-        self.loss_sum += float(F.cross_entropy(logits_CV, labels_C, reduction="sum"))
+        self.scored += int(scored_C.sum())
+        losses_C = F.cross_entropy(logits_CV, entries_C, reduction="none")
+        self.loss_sum += float(losses_C[scored_C].sum())
         self.top1_hits += int(right_CR[:, 0].sum())
         self.top5_hits += int(right_CR[:, :5].sum())
         self.agreements_by_rank = [
             had + new for had, new in zip(self.agreements_by_rank, agrees_R + [0] * RANKS, strict=False)
         ]
 
-    loss = property(lambda self: self.loss_sum / max(1, self.count))
+    loss = property(lambda self: self.loss_sum / max(1, self.scored))
+    coverage = property(lambda self: self.scored / max(1, self.count))
     top1 = property(lambda self: self.top1_hits / max(1, self.count))
     top5 = property(lambda self: self.top5_hits / max(1, self.count))
     agreement = property(lambda self: self.agreements_by_rank[0] / max(1, self.count))
@@ -69,13 +75,14 @@ class HeadAccuracy:
 
     def as_sums(self) -> list[float]:
         """The sums in a fixed order, to be added up over processes."""
-        return [self.count, self.loss_sum, self.top1_hits, self.top5_hits, *self.agreements_by_rank]
+        return [self.count, self.scored, self.loss_sum, self.top1_hits, self.top5_hits, *self.agreements_by_rank]
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> HeadAccuracy:
-        count, loss_sum, top1, top5, *by_rank = sums
+        count, scored, loss_sum, top1, top5, *by_rank = sums
         return cls(
             count=int(count),
+            scored=int(scored),
             loss_sum=loss_sum,
             top1_hits=int(top1),
             top5_hits=int(top5),

@@ -20,7 +20,16 @@ from torch import Tensor
 from heads.decoding.candidates import Candidates
 from heads.decoding.dynamic import open_cooccurrence, refuse_heads
 from heads.decoding.joint import Cooccurrence, JointConfig, decide
-from heads.evaluation.perplexity import BATCH, Block, Estimate, check_blocks, no_report, predict, stack
+from heads.evaluation.perplexity import (
+    BATCH,
+    Block,
+    Estimate,
+    check_blocks,
+    no_report,
+    predict,
+    refuse_draft_vocabulary,
+    stack,
+)
 from heads.interface import TokenHeads
 
 
@@ -102,6 +111,7 @@ def measure_dynamic(
             `measure_perplexity`.
     """
     refuse_heads(token_heads)
+    refuse_draft_vocabulary(token_heads)
     check_blocks(blocks, token_heads.num_heads)
     deciding, vocab_size = deciding or Deciding(), token_heads.backbone.vocab_size
     open_cooccurrence(deciding.cooccurrence, token_heads.num_heads + 1, vocab_size)  # checks it

@@ -83,7 +83,8 @@ def predict_two(token_heads: TokenHeads, tokens_1T: Tensor) -> list[Candidates]:
     state = token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
     row_1 = torch.zeros(1, dtype=torch.long, device=tokens_1T.device)  # no drafted token is read
     hidden_1D, _ = token_heads.step(1, token_heads.first_level(state), row_1, row_1)
-    logits = [token_heads.backbone.logits(output.final_BND[:, -1]), token_heads.projection(1)(hidden_1D)]
+    head = token_heads.projection(1)
+    logits = [token_heads.backbone.logits(output.final_BND[:, -1]), head.spread(head(hidden_1D), -torch.inf)]
     return [take_candidates(x_1V.float().softmax(dim=-1), TOP, place=n) for n, x_1V in enumerate(logits, start=1)]
 
 

@@ -141,6 +141,20 @@ def predict(token_heads: TokenHeads, tokens_BT: Tensor, rows: Sequence[Tensor]) 
         yield Prediction(rows_R=rows[k], hidden_RD=hidden_RD, projection=token_heads.projection(k))
 
 
+def refuse_draft_vocabulary(token_heads: TokenHeads) -> None:
+    """Heads that give most tokens of the vocabulary no probability.
+
+    Raises:
+        ValueError: they have a draft vocabulary.
+    """
+    if token_heads.draft_tokens_S is not None:
+        raise ValueError(
+            f"These heads score {token_heads.num_scored:,} of {token_heads.backbone.vocab_size:,} tokens and give the "
+            f"others no probability, so their perplexity is infinite; measure accuracy (--metrics accuracy) or tokens "
+            f"per pass (headway benchmark)."
+        )
+
+
 def stack(blocks: Sequence[Block], ahead: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
     """Blocks as (B, T), the rows R with `ahead` tokens behind them, and how many rows each block has."""
     tokens_BT = torch.nn.utils.rnn.pad_sequence([block.tokens_T for block in blocks], batch_first=True).to(device)
@@ -177,8 +191,9 @@ def measure_perplexity(
         report: called after every batch of BATCH blocks.
 
     Raises:
-        ValueError: no blocks, one too short, or a backbone or heads that give NaN.
+        ValueError: no blocks, one too short, a backbone or heads that give NaN, or heads with a draft vocabulary.
     """
+    refuse_draft_vocabulary(token_heads)
     check_blocks(blocks, token_heads.num_heads)
     logs = []
     for start in range(0, len(blocks), BATCH):

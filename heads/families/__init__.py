@@ -10,8 +10,11 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from heads.backbone import Backbone
 from heads.interface import TokenHeads
@@ -58,18 +61,46 @@ def build_config(family: str, /, **fields: Any) -> Any:
     return config
 
 
-def create(family: str, model: Any, *, num_heads: int | None = None, **config: Any) -> TokenHeads:
+def create(
+    family: str,
+    model: Any,
+    *,
+    num_heads: int | None = None,
+    draft_tokens: Tensor | Sequence[int] | None = None,
+    **config: Any,
+) -> TokenHeads:
     """New heads of a family on a causal LM, untrained, in the backbone's dtype.
 
     Args:
         family: one of `families()`.
         model: a `transformers` causal LM, or a `Backbone` that wraps one already.
         num_heads: K; the family's default where it is not given.
+        draft_tokens: ids of the tokens that the heads score, such as `most_frequent_tokens` gives; all where neither
+            they nor `draft_vocabulary`, their number, is given.
         config: further fields of the family's Config.
+
+    Raises:
+        ValueError: a value that cannot be built, `draft_vocabulary` without `draft_tokens`, or ids that are none.
     """
-    backbone = model if isinstance(model, Backbone) else Backbone(model)
     if num_heads is not None:
         config["num_heads"] = num_heads
+    if draft_tokens is not None and config.get("draft_vocabulary") is None:
+        config["draft_vocabulary"] = len(draft_tokens)
+    token_heads = create_unchosen(family, model, **config)
+    if draft_tokens is not None:
+        token_heads.choose_draft_tokens(draft_tokens)
+    elif token_heads.draft_tokens_S is not None:
+        raise ValueError(
+            f"draft_vocabulary={len(token_heads.draft_tokens_S)} was given without draft_tokens; give the ids, such as "
+            f"heads.most_frequent_tokens(counts, {len(token_heads.draft_tokens_S)}) has them, or train with train.py, "
+            f"which counts the training data."
+        )
+    return token_heads
+
+
+def create_unchosen(family: str, model: Any, **config: Any) -> TokenHeads:
+    """New heads that cannot be used before `choose_draft_tokens` was called, where they have a draft vocabulary."""
+    backbone = model if isinstance(model, Backbone) else Backbone(model)
     token_heads = family_module(family).Heads(build_config(family, **config), backbone)
     return token_heads.to(device=backbone.heads_device, dtype=backbone.dtype)
 

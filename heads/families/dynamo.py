@@ -102,7 +102,8 @@ class Heads(TokenHeads):
             self.layers = nn.ModuleList(
                 nn.ModuleList([SharedLayer(backbone, config.lora_rank, config.lora_targets, k)]) for k in heads
             )
-        own = [new_unembedding(backbone) for _ in heads] if config.unembedding == "own" else []
+        rows = config.draft_vocabulary
+        own = [new_unembedding(backbone, rows) for _ in heads] if config.unembedding == "own" else []
         self.unembeddings = nn.ParameterList(own)
 
     @property
@@ -120,7 +121,8 @@ class Heads(TokenHeads):
     def projection(self, k: int) -> Projection:
         """The backbone's norm and unembedding, or the norm and the head's own."""
         shared = self.backbone.projection
-        return replace(shared, weight=self.unembeddings[k - 1], bias=None) if len(self.unembeddings) else shared
+        own = replace(shared, weight=self.unembeddings[k - 1], bias=None) if len(self.unembeddings) else shared
+        return self.scored(own)
 
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
         for k in range(1, self.num_heads + 1):
@@ -206,11 +208,11 @@ def check_layers(config: Config, backbone: Backbone) -> None:
         )
 
 
-def new_unembedding(backbone: Backbone) -> nn.Parameter:
-    """Random, as the backbone's class draws its embeddings."""
+def new_unembedding(backbone: Backbone, rows: int | None = None) -> nn.Parameter:
+    """Random, as the backbone's class draws its embeddings; of every token where `rows` is not given."""
     weight = backbone.projection.weight
     std = getattr(backbone.config, "initializer_range", 0.02)
-    return nn.Parameter(torch.empty_like(weight, dtype=torch.float32).normal_(std=std))
+    return nn.Parameter(torch.empty_like(weight[:rows], dtype=torch.float32).normal_(std=std))
 
 
 def lora_targets(backbone: Backbone) -> list[str]:

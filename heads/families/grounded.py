@@ -89,10 +89,10 @@ class Heads(RepresentationHeads):
             GroundedMLP(k, width, hidden_width, config.num_hidden_layers, config.dropout)
             for k in range(1, config.num_heads + 1)
         )
-        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
+        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone, config.draft_vocabulary)
 
     def projection(self, k: int) -> Projection:
-        return self.unembeddings.projection(k, self.backbone)
+        return self.scored(self.unembeddings.projection(k, self.backbone))
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
         return self.bodies[k - 1](torch.cat([tap_RD, self.read(tokens_Rk, tap_RD.dtype).flatten(1)], dim=1))

@@ -56,14 +56,14 @@ class Heads(RepresentationHeads):
         super().__init__(config, backbone)
         self.cell = starting_cell(backbone.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
+        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone, config.draft_vocabulary)
 
     @property
     def max_depth(self) -> int:
         return self.num_heads if self.config.unembedding == "own" else MAX_HEADS
 
     def projection(self, k: int) -> Projection:
-        return self.unembeddings.projection(k, self.backbone)
+        return self.scored(self.unembeddings.projection(k, self.backbone))
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
         """The plain form: the cell over a path's tokens."""

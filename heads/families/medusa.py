@@ -49,10 +49,10 @@ class Heads(PositionWiseHeads):
         self.bodies = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(width) for _ in range(config.num_blocks))) for _ in range(config.num_heads)
         )
-        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone)
+        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone, config.draft_vocabulary)
 
     def projection(self, k: int) -> Projection:
-        return self.unembeddings.projection(k, self.backbone)
+        return self.scored(self.unembeddings.projection(k, self.backbone))
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
         return self.bodies[k - 1](tap_RD)

@@ -158,8 +158,9 @@ def ranks_along(
     for k in range(1, token_heads.num_heads + 1):
         hidden_BD, level = token_heads.step(k, level, tokens_B, rows_B)
         logits_BV, tokens_B = projections[k - 1](hidden_BD), ahead_BK[:, k - 1].clamp(min=0)
-        better_B = (logits_BV > logits_BV.gather(1, tokens_B[:, None])).sum(dim=1)
-        ranks.append(better_B.clamp(max=RANKS).masked_fill(ahead_BK[:, k - 1] < 0, RANKS))
+        entries_B, scored_B = projections[k - 1].find(tokens_B)
+        better_B = (logits_BV > logits_BV.gather(1, entries_B[:, None])).sum(dim=1)
+        ranks.append(better_B.clamp(max=RANKS).masked_fill(~scored_B | (ahead_BK[:, k - 1] < 0), RANKS))
     return torch.stack(ranks, dim=1)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from heads.backbone import CommitPlan
-from heads.decoding.drafting import best_candidates
+from heads.decoding.drafting import best_tokens
 from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.generate import generate
 from heads.decoding.tree import Tree, grow_tree
@@ -151,7 +151,7 @@ class Bench:
         self.token_heads, self.backbone = token_heads, token_heads.backbone
         self.tokens_BS, self.clock, self.settings = tokens_BS, clock, settings
         self.projections = [token_heads.projection(k) for k in range(1, token_heads.num_heads + 1)]
-        self.static = grow_tree(min(REFERENCE_NODES, 1 + self.backbone.vocab_size), token_heads.num_heads)
+        self.static = grow_tree(min(REFERENCE_NODES, 1 + token_heads.num_scored), token_heads.num_heads)
         width = WIDTHS[2] if token_heads.grounded else 1
         self.dynamic = DynamicTree(nodes=REFERENCE_NODES, depth=token_heads.num_heads, width=width)
         valid_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
@@ -212,7 +212,7 @@ class Bench:
 
         def run() -> None:
             hidden_MD, _ = heads.step(k, at, *inputs)
-            best_candidates(self.projections[k - 1](hidden_MD), CANDIDATES)
+            best_tokens(self.projections[k - 1], hidden_MD, CANDIDATES)
 
         return self.timed(run)
 

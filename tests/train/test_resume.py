@@ -36,6 +36,7 @@ RUNS = {
     "dynamo": {"family": "dynamo", "rates": TRAINED},
     "lora-dropout": {"family": "dynamo", "rates": TRAINED, "lora": {"rank": 2, "dropout": 0.3}},
     "lookahead": {"family": None, "heads": None, "rates": ALONE, "label_shift": 2, "lookahead": 0.5},
+    "draft vocabulary": {"family": "medusa", "heads": {"num_heads": 2, "draft_vocabulary": 6}},
     "streamed": {"data": {"streaming": True, "max_eval_blocks": 4}},
 }
 

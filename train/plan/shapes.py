@@ -17,7 +17,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 
 from heads.backbone import Backbone
 from heads.checkpoint import DESCRIPTION, read_description
-from heads.families import create
+from heads.families import create_unchosen
 from heads.interface import TokenHeads
 from heads.loading import BackboneConfig, explained, resolve_dtype
 from heads.trained_backbone import add_adapter
@@ -106,7 +106,10 @@ def heads_on_meta(config: TrainConfig, backbone: Backbone) -> TokenHeads | None:
     fields = config.heads
     if config.init_from is not None and not fields and (Path(config.init_from) / DESCRIPTION).is_file():
         fields = read_description(config.init_from)["config"]
-    return create(config.family, backbone, **fields).float()
+    token_heads = create_unchosen(config.family, backbone, **fields).float()
+    if token_heads.draft_tokens_S is not None:
+        token_heads.choose_draft_tokens(range(token_heads.num_scored))  # a plan asks how many, not which
+    return token_heads
 
 
 def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> Part:

@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody kno
 
 import train.losses
 import train.model
+from heads.draft_vocabulary import DraftVocabulary
 from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
 from train.losses import plain_cross_entropy, rows_of_a_chunk
 from train.model import TrainedModel
@@ -228,13 +229,16 @@ def chunks_of(device_type: str) -> Any:
 
 @contextlib.contextmanager
 def all_supervised() -> Iterator[None]:
-    """Rows as they are where every position is a target: which rows are is what a tensor without memory cannot say."""
+    """Rows where every position is a scored target: which are is what a tensor without memory cannot say."""
 
     def rows(loss_mask_BT: Tensor, document_ids_BT: Tensor, shift: int) -> Tensor:
         batch, length = loss_mask_BT.shape
         return torch.arange(batch * max(0, length - shift), device=loss_mask_BT.device)
 
-    with patch.object(train.model, "supervised_rows", rows):
+    def scored(labels_R: Tensor, _: DraftVocabulary) -> tuple[Tensor, Tensor]:
+        return torch.arange(len(labels_R), device=labels_R.device), torch.zeros_like(labels_R)
+
+    with patch.object(train.model, "supervised_rows", rows), patch.object(train.model, "scored_rows", scored):
         yield
 
 

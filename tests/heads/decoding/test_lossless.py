@@ -37,6 +37,7 @@ from heads.decoding.request import Request, Row
 from heads.decoding.rules import ExactRule, Nodes, RejectionRule, Rule
 from heads.decoding.sampled_drafting import draw_without_replacement
 from heads.decoding.tree import Shape
+from heads.draft_vocabulary import DraftVocabulary
 
 EXACT = 1e-12
 
@@ -130,6 +131,32 @@ def test_the_enumeration_fails_a_rule_without_the_residual(num_drafts, monkeypat
     monkeypatch.setattr(acceptance, "residual", without_residual)
     p_V, q_V = CASES["random"]
     assert total_variation(law_of_the_token(p_V, q_V, num_drafts), p_V) > 0.05
+
+
+SOME = DraftVocabulary(tokens_S=torch.tensor([1, 2, 5]), size=6)
+"""What heads with a draft vocabulary score."""
+
+
+def law_of_scored_drafts(p_V: Tensor, q_S: Tensor, num_drafts: int, stated_V: Tensor) -> Tensor:
+    """As `law_of_the_token`, with drafts from a distribution over `SOME` tokens, and the q that the rule is told."""
+    law_V = torch.zeros_like(p_V)
+    for probability, entries in draws_without_replacement(q_S.tolist(), num_drafts):
+        drafts = SOME.ids(torch.tensor(entries)).tolist()
+        accept_C, rest_V = reject_in_turn(p_V, stated_V, drafts)
+        for x, accepted in zip(drafts, accept_C.tolist(), strict=True):
+            law_V[x] += probability * accepted
+            probability *= 1 - accepted
+        law_V += probability * rest_V
+    return law_V
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+def test_the_tokens_law_is_the_backbones_where_heads_score_some_tokens(num_drafts):
+    """q is 0 outside of the draft vocabulary, and a distribution inside: p's other tokens come from what is left."""
+    p_V, q_S = random_distribution(6, seed=1), random_distribution(3, seed=2)
+    assert total_variation(law_of_scored_drafts(p_V, q_S, num_drafts, SOME.spread(q_S, 0.0)), p_V) <= EXACT
+    misplaced_V = torch.cat([q_S, torch.zeros(3, dtype=torch.float64)])  # entries taken for ids
+    assert total_variation(law_of_scored_drafts(p_V, q_S, num_drafts, misplaced_V), p_V) > 0.02
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2])
@@ -384,9 +411,11 @@ def p_value(found: Tensor, law: Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2), torch.tensor(statistic / 2)))
 
 
-def sampled_pairs(sampling: str, rule: str, family: str, lookup: int, *, seed: int = 5) -> tuple[Tensor, Any]:
+def sampled_pairs(
+    sampling: str, rule: str, family: str, lookup: int, *, seed: int = 5, draft_tokens: Sequence[int] | None = None
+) -> tuple[Tensor, Any]:
     """How often each (x_2, x_3) came out: both can come of the one tree pass after the prompt's."""
-    token_heads = make_heads(family, Backbone(five_tokens()), num_heads=2)
+    token_heads = make_heads(family, Backbone(five_tokens()), num_heads=2, draft_tokens=draft_tokens)
     generator = torch.Generator().manual_seed(seed)
     decoding = heads.TreeDecoding(token_heads, TREE_5, generator=generator, lookup=lookup, rule=rule)
     out = five_tokens().generate(
@@ -421,6 +450,14 @@ def test_sampled_pairs_follow_the_backbones_distribution(sampling, family, looku
     found, stats = sampled_pairs(sampling, "rejection", family, lookup)
     assert min(stats.accepted_per_depth[:2]) > DRAWS / 50, "both depths were accepted at times"
     assert stats.accepted_per_depth[0] < stats.row_passes - DRAWS, "and rejected at times"
+    assert p_value(found, law_of_pairs(sampling)) > RIGHT
+
+
+@pytest.mark.parametrize(("sampling", "family"), [("temperature", "medusa"), ("several", "own_output")])
+def test_sampled_pairs_of_heads_with_a_draft_vocabulary_follow_it_too(sampling, family):
+    """Three of five tokens are scored; as many nodes stand below the root."""
+    found, stats = sampled_pairs(sampling, "rejection", family, 0, draft_tokens=[0, 2, 3])
+    assert min(stats.accepted_per_depth[:2]) > DRAWS / 50
     assert p_value(found, law_of_pairs(sampling)) > RIGHT
 
 

@@ -30,6 +30,7 @@ from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
 from heads.decoding.tuned import read_tree_file
 from heads.families import create
+from heads.projection import Projection
 from heads.tuning import acceptance, beside_lookup, search, timing
 from heads.tuning import tune as tuning_steps
 from heads.tuning.acceptance import RankCounts, accepted, best_nodes, count_passes, places_of, tokens_per_pass
@@ -424,10 +425,11 @@ def test_heads_whose_drafts_are_never_accepted_are_tuned_to_plain(monkeypatch, t
     written_tokens = texts.tokens_BL.unique()
     projections = {k: token_heads.projection(k) for k in (1, 2, 3)}
 
-    def never_right(k: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda hidden_MD: projections[k](hidden_MD).index_fill(-1, written_tokens, -1e9)
+    class NeverRight(Projection):
+        def __call__(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+            return super().__call__(hidden_ND).index_fill(-1, written_tokens, -1e9)
 
-    monkeypatch.setattr(token_heads, "projection", never_right)
+    monkeypatch.setattr(token_heads, "projection", lambda k: NeverRight(**vars(projections[k])))
     tuning = tune(token_heads, prompts, TuneConfig(new_tokens=24, repeats=1), clock=counting_clock())
     assert (tuning.finalists, tuning.kind) == ({}, "plain")
     assert "no drafted token is accepted on these prompts" in verdict(tuning)
