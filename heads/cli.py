@@ -202,7 +202,7 @@ def benchmark(
     judge: Annotated[
         Literal["float32"] | None,
         typer.Option(
-            help="Let a float32 copy of a bfloat16 or float16 backbone rule on texts that differ from plain's."
+            help="Let a float32 copy of a bfloat16 or float16 backbone decide where texts may differ from plain's."
         ),
     ] = None,
     dtype: DtypeOption = "auto",
@@ -340,14 +340,15 @@ def build_speaker(
 
 
 def say_rulings(rows: list[Row], tokenizer: Any) -> None:
-    """A line for each text that parts from plain generate's."""
+    """A line for each place where a text parts from plain generate's; "same text" counts those within rounding."""
     for row in rows:
         for ruling in row.rulings:
             typer.echo(f"{row.name}, {ruling.describe(tokenizer)}")
     rulings = [ruling for row in rows for ruling in row.rulings]
     ours = sum(ruling.preferred == "other" for ruling in rulings)
     typer.echo(
-        f"{len(rulings)} texts part from plain generate's; float32 prefers plain's token {len(rulings) - ours} times."
+        f"Texts part from plain generate's at {len(rulings)} places, {sum(r.within_rounding for r in rulings)} of them "
+        f"within rounding; float32 prefers plain's token {len(rulings) - ours} times."
     )
 
 
