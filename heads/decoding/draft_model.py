@@ -120,6 +120,8 @@ class ModelDrafter:
         self.k = 0
         self.draft_seconds = 0.0
         self.proposed_at = 0.0
+        self.rows: list[Row] = []  # of the last proposal, and how many tokens they had then
+        self.lengths: list[int] = []
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         if self.num_read:  # the prompt is long, and this is not its first pass
@@ -131,6 +133,7 @@ class ModelDrafter:
     def propose(self, rows: list[Row]) -> Proposal:
         """A chain of K tokens below each row's root; shorter where no row has room for K + 1 more."""
         start = time.perf_counter()
+        self.rows, self.lengths = rows, [len(row.tokens) for row in rows]
         room = self.request.max_length - min(len(row.tokens) for row in rows)
         self.k = min(self.length.choose(len(rows)), room - 1)
         tokens_BN, q = self.draw_chain(rows)
@@ -196,7 +199,8 @@ class ModelDrafter:
         kept = [unread + min(count, self.k - 1) for unread, count in zip(self.unread, accepted, strict=True)]
         self.reader.keep(self.first, kept)
         self.num_read = [read + more for read, more in zip(self.num_read, kept, strict=True)]
-        self.length.observe(batch=rows, k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted)
+        emitted = [len(row.tokens) - before for row, before in zip(self.rows, self.lengths, strict=True)]
+        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted, emitted=emitted)
 
     def keep_rows(self, rows_R: Tensor) -> None:
         self.reader.keep_rows(rows_R)

@@ -442,7 +442,7 @@ def test_the_best_length_by_hand():
         for k in PROBES:
             assert length.choose(2) == k
             length.judged, length.accepted = 1e9, 5e8
-            length.observe(batch=2, k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0])
+            length.observe(k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0], emitted=[1, 1])
         length.judged, length.accepted = 1e9, 5e8
         assert length.choose(2) == best
         assert length.choose(1) == PROBES[0], "another batch size has times of its own"
@@ -451,10 +451,24 @@ def test_the_best_length_by_hand():
 def test_alpha_counts_what_was_judged():
     """Behind a rejected token none is judged; a whole chain has no rejected one. Earlier counts fade by 2 %."""
     length = AdaptiveLength(judged=0.0, accepted=0.0)
-    length.observe(batch=3, k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4])
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4], emitted=[1, 3, 5])
     assert (length.accepted, length.judged) == (0 + 2 + 4, 1 + 3 + 4)
-    length.observe(batch=3, k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0])
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0], emitted=[1, 1, 1])
     assert length.alpha == pytest.approx(0.98 * 6 / (0.98 * 8 + 3), rel=1e-12)
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[2], emitted=[2])  # its row ended with the second draft
+    assert length.alpha == pytest.approx((0.98**2 * 6 + 2) / (0.98 * (0.98 * 8 + 3) + 2), rel=1e-12)
+
+
+def test_a_row_that_ends_inside_an_accepted_chain_judged_none_behind_its_end():
+    """The draft model is the backbone, so no draft is ever rejected: judged and accepted grow by the same numbers."""
+    greedy = shared("llama").generate(PROMPT, max_new_tokens=24, do_sample=False, **NO_EOS)[0, PROMPT.shape[1] :]
+    end = next(t for i, t in enumerate(greedy.tolist()) if i >= 3 and t not in greedy[:i].tolist())
+    decoding = heads.DraftModelDecoding(shared("llama"), k="adaptive")
+    length = decoding.length
+    length.judged = length.accepted = 1.0
+    _, ours = both(shared("llama"), decoding, eos_token_id=end)
+    assert ours.stats.drafted[0][-1], "the row is to end with a drafted token"
+    assert length.judged == length.accepted > 1
 
 
 def test_seconds_are_a_line_and_noise_never_makes_longer_passes_cheaper():
