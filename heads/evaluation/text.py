@@ -2,7 +2,7 @@
 
 A difference is excused only where plain generation itself stands between two tokens: the scores of both lie within
 rounding of the best, by their dtype's or as a float32 judge measures it (heads/evaluation/float32_judge.py). From there
-on the text is held against plain generation from the other's own prefix, so that one excuse does not cover what follows.
+on the text is held against plain generation from the other's own prefix: one excuse does not cover what follows it.
 """
 # V vocabulary
 

@@ -41,8 +41,8 @@ class Row:
     Attributes:
         ratio: tokens per second over those of the first method; `ratio_low`, `ratio_high` over single repeats.
         repeated_4grams: share of the new tokens' 4-grams that had come before in the same text, mean over prompts.
-        same_text: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or "no: prompt i, token j", both counted
-            from 1, against the first method; "lossy" for methods that do not promise it.
+        same_text: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or "no: prompt i, token j", both
+            counted from 1, against the first method; "lossy" for methods that do not promise it.
         rulings: what a float32 judge says about each place where a text parts from the first method's, where one was
             asked.
         milliseconds: of one pass, by phase and over all runs, "other" included; empty where a method does not say.
@@ -220,11 +220,10 @@ class SameText:
             return new_tokens(longer, prompt_1T)
 
         rulings: list[Ruling] = []
-        excuse = (
-            excuse_ties(scores_at, self.model.dtype)
-            if self.float32 is None
-            else self.float32.excuse(prompt_1T, rulings)
-        )
+        if self.float32 is None:
+            excuse = excuse_ties(scores_at, self.model.dtype)
+        else:
+            excuse = self.float32.excuse(prompt_1T, rulings)
         found = judge(plain_tokens, tokens, excuse, continue_from)
         return replace(found, rulings=tuple(rulings))
 
