@@ -539,6 +539,42 @@ def test_another_tokenizer_is_refused_where_it_is_known(tmp_path):
     assert torch.equal(ours.sequences, plain)
 
 
+def with_tokenizer(model: Any, folder: Any, letters: str) -> Any:
+    """A copy of the model that says that it was loaded from a folder with a tokenizer of these letters."""
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab, []))).save_pretrained(folder)
+    model = copy.deepcopy(model)
+    model.config._name_or_path = str(folder)
+    return model
+
+
+@pytest.mark.parametrize("embeddings", [TOY - 1, TOY + 3])
+def test_one_tokenizer_behind_padded_embeddings_is_exact(embeddings, tmp_path):
+    """The backbone itself emits ids that the smaller draft model has no embedding for."""
+    model = with_tokenizer(shared("llama", TOY), tmp_path / "one", "abcde")
+    draft_model = with_tokenizer(shared("qwen3", embeddings), tmp_path / "two", "abcde")
+    prompt = torch.tensor([TOY_PROMPT, [5, 5, 1, 4]])
+    for penalty in (1.0, 1.6):
+        decoding = heads.DraftModelDecoding(draft_model, k=3)
+        plain, ours = both(model, decoding, prompt, repetition_penalty=penalty)
+        assert torch.equal(ours.sequences, plain)
+    options = SETTINGS["repetition_penalty"]
+    out = model.generate(
+        torch.tensor([TOY_PROMPT]).expand(1000, -1),
+        custom_generate=heads.DraftModelDecoding(draft_model, k=2, generator=torch.Generator().manual_seed(3)),
+        max_new_tokens=3,
+        do_sample=True,
+        **NO_EOS,
+        **options,
+    )
+    found = collections.Counter(map(tuple, out[:, 4:].tolist()))
+    statistic, degrees = chi_square(found, joint(model, options))
+    assert statistic < limit(degrees)
+    other = with_tokenizer(shared("qwen3", embeddings), tmp_path / "three", "abced")
+    with pytest.raises(ValueError, match=rf"vocabulary of {embeddings} tokens and the backbone one of 6"):
+        both(model, heads.DraftModelDecoding(other), prompt)
+
+
 class Recorder(TextStreamer):
     """Keeps what it is given."""
 
