@@ -12,134 +12,28 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heads.cache import TreeCache
 from heads.gradient_gate import gate
-from heads.masks import FULL, SLIDING, causal, read_mask_style
+from heads.masks import FULL, causal, read_mask_style
+from heads.passes import BackboneState, CommitPlan, Pass, Tap, Taps
 from heads.projection import Projection, read_projection
+from heads.wrapping import (
+    check_projection_record,
+    find_final_norm,
+    find_layers,
+    read_layer_type,
+    refuse_offloaded_weights,
+    refuse_what_cannot_roll_back,
+)
 
-Tap = int | Literal["final"]
-"""A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer
-n layers before the end, before the final norm: 0 the last, 1 the one before it, …; the number of layers: embeddings."""
-
-Taps = dict[Tap, Tensor]
+__all__ = ["Backbone", "BackboneState", "CommitPlan", "Pass", "Tap", "Taps", "read_layer_type"]
 
 PREFILL_TOKENS = 1024
 """Of a prompt read in one pass at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommitPlan:
-    """Which slots of one pass stay. The backbone's cache and every family's state follow the same plan.
-
-    >>> plan = CommitPlan.from_paths([[0, 2], [0]], device="cpu")   # a ragged batch of two
-    >>> plan.slots_BA, plan.valid_BA.int(), plan.last_B
-    (tensor([[0, 2],
-            [0, 0]]), tensor([[1, 1],
-            [1, 0]], dtype=torch.int32), tensor([1, 0]))
-
-    Attributes:
-        slots_BA: slots of the pass in the order in which they are kept; where a row keeps fewer, slot 0 fills up.
-        valid_BA: False for what only fills up (a masked hole from then on) and for padding.
-        last_B: index into A of each row's last kept slot.
-        in_place: the kept slots are the first slots of the pass, in order, in every row; nothing has to move.
-    """
-
-    slots_BA: Tensor
-    valid_BA: Tensor
-    last_B: Tensor
-    in_place: bool
-
-    @classmethod
-    def from_paths(cls, paths: Sequence[Sequence[int]], device: torch.device | str) -> CommitPlan:
-        """A plan from the accepted slots of each row; a row that keeps nothing has an empty path."""
-        longest = max(1, *(len(path) for path in paths))
-        slots = [[*path, *[0] * (longest - len(path))] for path in paths]
-        valid = [[i < len(path) for i in range(longest)] for path in paths]
-        return cls(
-            slots_BA=torch.tensor(slots, device=device),
-            valid_BA=torch.tensor(valid, device=device),
-            last_B=torch.tensor([max(0, len(path) - 1) for path in paths], device=device),
-            in_place=all(row == list(range(longest)) for row in slots),
-        )
-
-    @classmethod
-    def whole(cls, valid_BT: Tensor) -> CommitPlan:
-        """Keep every slot, as after a prefill; padding on the left becomes holes."""
-        batch, length = valid_BT.shape
-        slots_BT = torch.arange(length, device=valid_BT.device).expand(batch, length)
-        last_B = torch.full((batch,), length - 1, device=valid_BT.device)
-        return cls(slots_BA=slots_BT, valid_BA=valid_BT, last_B=last_B, in_place=True)
-
-    def select(self, x_BN: Tensor) -> Tensor:
-        """The kept slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
-        if self.in_place:
-            return x_BN[:, : self.slots_BA.shape[1]]
-        rows_B1 = torch.arange(x_BN.shape[0], device=x_BN.device)[:, None]
-        return x_BN[rows_B1, self.slots_BA]
-
-    def last(self, x_BA: Tensor) -> Tensor:
-        """Each row's last kept entry: (B, A, …) to (B, …)."""
-        return x_BA[torch.arange(x_BA.shape[0], device=x_BA.device), self.last_B]
-
-
-@dataclass(kw_only=True)
-class BackboneState:
-    """What is committed: one cache slot for each kept token, holes masked."""
-
-    cache: TreeCache
-    valid_BS: Tensor
-    positions_BS: Tensor
-    next_position_B: Tensor
-
-    @classmethod
-    def empty(cls, batch: int, device: torch.device, num_slots: int) -> BackboneState:
-        """Nothing is committed; `num_slots` are known to come, and the cache makes room for them at once."""
-        nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
-        return cls(
-            cache=TreeCache(room=num_slots),
-            valid_BS=nothing_B0.bool(),
-            positions_BS=nothing_B0,
-            next_position_B=torch.zeros(batch, dtype=torch.long, device=device),
-        )
-
-    def keep_rows(self, rows_R: Tensor) -> BackboneState:
-        """The state of some rows; the cache lets go of the others, and of slots that are holes in all that stay."""
-        valid_RS = self.valid_BS[rows_R]
-        slots_S = valid_RS.any(dim=0).nonzero().flatten()
-        self.cache.keep_rows(rows_R, slots_S)
-        return BackboneState(
-            cache=self.cache,
-            valid_BS=valid_RS[:, slots_S],
-            positions_BS=self.positions_BS[rows_R][:, slots_S],
-            next_position_B=self.next_position_B[rows_R],
-        )
-
-    def keep_slots(self, num_slots: int) -> BackboneState:
-        """The state as it was when the first `num_slots` slots were committed."""
-        self.cache.keep_slots(num_slots)
-        valid_BS = self.valid_BS[:, :num_slots]
-        return BackboneState(
-            cache=self.cache,
-            valid_BS=valid_BS,
-            positions_BS=self.positions_BS[:, :num_slots],
-            next_position_B=valid_BS.sum(dim=1),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """One forward over new slots: the tokens, their positions, and the hidden states that were asked for."""
-
-    tokens_BN: Tensor
-    positions_BN: Tensor
-    taps: Taps
-    final_BND: Tensor
 
 
 class Backbone:
@@ -374,89 +268,3 @@ def in_dtype_of(hidden_BTD: Tensor, mask: Any) -> Any:
     if mask is None or not mask.is_floating_point() or torch.is_autocast_enabled(mask.device.type):
         return mask
     return mask.to(hidden_BTD.dtype)
-
-
-def refuse_what_cannot_roll_back(model: Any) -> None:
-    """Recurrent and hybrid caches keep a running state, which rejected tokens have already changed."""
-    name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"{name} keeps a recurrent state that cannot be rolled back when drafted tokens are rejected; "
-            f"choose a backbone whose layers are all attention layers."
-        )
-    accepted = inspect.signature(model.get_decoder().forward).parameters
-    if model.config.is_encoder_decoder or not {"past_key_values", "position_ids", "attention_mask"} <= set(accepted):
-        raise ValueError(
-            f"{name} is not a decoder-only model with a key-value cache and positions that can be given; "
-            f"choose an AutoModelForCausalLM whose decoder takes attention_mask, position_ids and past_key_values."
-        )
-    config = model.config.get_text_config()
-    if getattr(config, "alibi", False) or "local" in (getattr(config, "attention_layers", None) or []):
-        raise ValueError(
-            f"{name} counts distances in cache slots (alibi or local attention), which are no positions in a tree; "
-            f"choose a backbone with position ids and full or sliding attention."
-        )
-
-
-def refuse_offloaded_weights(model: Any) -> None:
-    """Weights that a device_map keeps elsewhere are on the meta device between calls, and heads read some directly."""
-    spread = getattr(model, "hf_device_map", None) or {}
-    if "disk" in spread.values() or (spread and any(p.is_meta for p in model.parameters())):
-        away = [name for name in spread if any(p.is_meta for p in model.get_submodule(name).parameters())]
-        raise ValueError(
-            f"The device_map of {type(model).__name__} offloads {', '.join(away)} to disk or host memory, where each "
-            f"pass loads the weights anew; give a device_map that spreads the layers over accelerators, or one device."
-        )
-
-
-def read_layer_type(layer: nn.Module) -> str:
-    """Full or sliding, of a layer in a model that mixes them; layers or their attention modules say it.
-
-    Raises:
-        ValueError: nothing in the layer says which of the model's masks it takes.
-    """
-    for module in layer.modules():
-        for name in ("layer_type", "attention_type"):
-            if (layer_type := getattr(module, name, None)) in (FULL, SLIDING):
-                return str(layer_type)
-    for module in layer.modules():
-        if hasattr(module, "sliding_window"):
-            return FULL if module.sliding_window is None else SLIDING
-    raise ValueError(
-        f"{type(layer).__name__} does not say whether it has full or sliding attention, so it cannot be run on its own."
-    )
-
-
-def find_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and len(child) >= num_layers:
-            return child
-    raise ValueError(f"{type(decoder).__name__} has no list of {num_layers} decoder layers that heads could tap.")
-
-
-def find_final_norm(decoder: nn.Module) -> nn.Module:
-    for name in ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f"):
-        if isinstance(norm := getattr(decoder, name, None), nn.Module):
-            return norm
-    raise ValueError(f"{type(decoder).__name__} has no final norm under a known name; heads cannot project its states.")
-
-
-@torch.no_grad()
-def check_projection_record(backbone: Backbone) -> None:
-    """Compare `projection` on the last layer's output with the model's own logits; refuse where they differ."""
-    was_training = backbone.model.training
-    backbone.model.eval()
-    tokens_BT = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
-    try:
-        expected = backbone.model(input_ids=tokens_BT, use_cache=False).logits.float()
-        _, taps = backbone.forward(tokens_BT, taps=[0], use_cache=False)
-        found = backbone.projection(taps[0]).float()
-    finally:
-        backbone.model.train(was_training)
-    # The same operations in the same dtype: rounding differs only by kernel choice.
-    tolerance = 20 * torch.finfo(backbone.dtype).eps * expected.abs().max().clamp(min=1.0)
-    if expected.shape != found.shape or not bool(((expected - found).abs() <= tolerance).all()):
-        raise ValueError(
-            f"{type(backbone.model).__name__} computes its logits in a way that norm, weight, bias, scale and soft cap "
-            f"do not describe; heads on it would be trained against wrong logits, so it is refused."
-        )

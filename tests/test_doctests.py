@@ -43,5 +43,5 @@ def test_examples(name):
 
 
 def test_the_core_has_examples():
-    core = {"heads.backbone", "heads.masks", "heads.decoding.tree", "heads.families", "train.targets", "train.losses"}
+    core = {"heads.passes", "heads.masks", "heads.decoding.tree", "heads.families", "train.targets", "train.losses"}
     assert core <= set(modules_with_examples())

@@ -78,14 +78,14 @@ def choose_by_lot(generator: torch.Generator | None) -> Choose:
     return choose
 
 
-def best_at_nodes(logits_BNV: Tensor) -> list[list[int]]:
-    """The greedy choice at every node at once, for requests without processors: one synchronisation a pass.
+def best_at_nodes(logits_BNV: Tensor) -> Tensor:
+    """(B, N): the greedy choice at every node at once, for requests without processors.
 
     Logits are judged in float32 at most, as `generate` judges them; float16 and bfloat16 keep their order.
     """
     if logits_BNV.dtype == torch.float64:
         logits_BNV = logits_BNV.float()
-    return logits_BNV.argmax(dim=-1).tolist()
+    return logits_BNV.argmax(dim=-1)
 
 
 def residual(r_V: Tensor, q_V: Tensor) -> Tensor:

@@ -4,12 +4,14 @@ A plain pass grows by a few slots each time, so no two passes have one shape. He
 a bucket (256 slots, then twice as many, …), every pass attends to the whole bucket under a mask, its keys and values
 are written at a position that is a tensor, and its nodes are filled up to a multiple of 4. One graph then serves every
 pass of one bucket and one number of nodes: the decoder, its taps and its masks, by `torch.compile`, on CUDA with CUDA
-graphs. Each batch size has graphs of its own, so a batch whose rows end one by one compiles once more for each size.
+graphs. Graphs are made for the batch that a text begins with: where rows end, dead rows that repeat the last one take
+their places, until all have ended or a smaller graph that was made for another batch holds those that are left.
 
 The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
 operations in another order (tests/heads/decoding/test_compiled.py compares them).
 """
-# B batch, N tree node, P node with those that fill up, C slot of a bucket, S committed slot, D model width
+# B batch, X row of a graph with dead ones, N tree node, P node with those that fill up, C slot of a bucket,
+# S committed slot, D model width
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,7 +54,8 @@ class CompiledBackbone(Backbone):
         vars(self).update(vars(backbone))
         self.compile_seconds: dict[tuple[Any, ...], float] = {}
         self._graphs: dict[tuple[Any, ...], Graph] = {}
-        self._free: dict[tuple[int, int], list[list[tuple[Tensor, Tensor]]]] = {}
+        self._free: dict[tuple[int, int], list[Buffers]] = {}
+        self._loans: weakref.WeakKeyDictionary[TreeCache, Loan] = weakref.WeakKeyDictionary()
 
     def verify(
         self, state: BackboneState, tokens_BN: Tensor, depth_N: Tensor, sees_NN: Tensor, taps: Sequence[Tap] = ()
@@ -61,7 +65,8 @@ class CompiledBackbone(Backbone):
         padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()
         capacity = bucket_for(committed + padded)
-        self.fit(state.cache, batch, capacity)
+        rows = self.rows_for(state.cache, batch, (tuple(taps), padded, capacity))
+        buffers = self.fit(state.cache, batch, rows, capacity)
         inputs = (
             fill_up(tokens_BN, padded),
             fill_up(depth_N.expand(batch, nodes), padded),
@@ -69,43 +74,78 @@ class CompiledBackbone(Backbone):
             state.next_position_B,
             fill_up(state.valid_BS, capacity),
             fill_up(state.positions_BS, capacity),
-            torch.full((1,), committed, device=tokens_BN.device),
         )
-        final_BPD, positions_BP, recorded = self.run(state.cache, (tuple(taps), batch, padded, capacity), inputs)
+        start_1 = torch.full((1,), committed, device=tokens_BN.device)
+        final_XPD, positions_XP, recorded = self.run(
+            buffers, (tuple(taps), rows, padded, capacity), (*(repeat_last(x, rows) for x in inputs), start_1)
+        )
         for layer in state.cache.layers:
             layer.pending = padded
         return Pass(
             tokens_BN=tokens_BN,
-            positions_BN=positions_BP[:, :nodes],
-            taps={tap: x_BPD[:, :nodes] for tap, x_BPD in zip(taps, recorded, strict=True)},
-            final_BND=final_BPD[:, :nodes],
+            positions_BN=positions_XP[:batch, :nodes],
+            taps={tap: x_XPD[:batch, :nodes] for tap, x_XPD in zip(taps, recorded, strict=True)},
+            final_BND=final_XPD[:batch, :nodes],
         )
 
-    def run(self, cache: TreeCache, key: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
+    def run(self, buffers: Buffers, key: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
         """The key's graph on these inputs; its first call compiles it, and the seconds are kept."""
         if key in self._graphs:
-            return self._graphs[key](cache, inputs)
+            return self._graphs[key](buffers, inputs)
         start = time.perf_counter()
         self._graphs[key] = Graph(self, key[0])
-        output = self._graphs[key](cache, inputs)
+        output = self._graphs[key](buffers, inputs)
         self.compile_seconds[key] = time.perf_counter() - start
         return output
 
-    def fit(self, cache: TreeCache, batch: int, capacity: int) -> None:
-        """Give the cache buffers of a bucket's size; what is committed is copied once a bucket.
+    def rows_for(self, cache: TreeCache, batch: int, shape: tuple[Any, ...]) -> int:
+        """Rows of the graph that a batch runs in: those that it began with, or fewer where there is such a graph."""
+        began_with = self._loans[cache].began_with if cache in self._loans else batch
+        known = {rows for taps, rows, *rest in self._graphs if (taps, *rest) == shape and batch <= rows <= began_with}
+        return min(known, default=began_with)
 
-        Graphs of CUDA remember addresses, so buffers are used again as soon as no cache holds them.
+    def fit(self, cache: TreeCache, batch: int, rows: int, capacity: int) -> Buffers:
+        """Buffers of a graph's size, of whose first rows the cache's are views from then on.
+
+        What is committed is copied once a bucket and once whenever rows leave. Graphs of CUDA remember addresses, so
+        buffers are used again: by their own cache while their size fits it, and by others once it is gone.
         """
-        if cache.layers[0].keys.shape[-2] == capacity:
-            return
-        free = self._free.setdefault((batch, capacity), [])
-        buffers = free.pop() if free else [make_buffers(layer, capacity) for layer in cache.layers]
-        for layer, (keys, values) in zip(cache.layers, buffers, strict=True):
-            keys[..., : layer.length, :] = layer.keys[..., : layer.length, :]
-            values[..., : layer.length, :] = layer.values[..., : layer.length, :]
-            layer.keys, layer.values = keys, values
-        if self.device.type == "cuda":
-            weakref.finalize(cache, free.append, buffers)
+        loan = self._loans.get(cache)
+        if loan is None:
+            loan = self._loans[cache] = Loan(began_with=batch)
+            weakref.finalize(cache, give_back, self._free, loan)
+        if loan.size != (rows, capacity):
+            give_back(self._free, loan)
+            free = self._free.get((rows, capacity))
+            loan.buffers = free.pop() if free else [make_buffers(layer, rows, capacity) for layer in cache.layers]
+            loan.size = (rows, capacity)
+        for layer, (keys, values) in zip(cache.layers, loan.buffers, strict=True):
+            if layer.keys.data_ptr() == keys.data_ptr():
+                continue  # lent before, and neither rows left nor did it grow elsewhere since
+            keys[:batch, :, : layer.length] = layer.keys[:, :, : layer.length]
+            values[:batch, :, : layer.length] = layer.values[:, :, : layer.length]
+            layer.keys, layer.values = keys[:batch], values[:batch]
+        return loan.buffers
+
+
+Buffers = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, each (rows, key-value heads, slots, head width)."""
+
+
+@dataclass(kw_only=True)
+class Loan:
+    """What a cache was lent: buffers of `size` (rows, slots); and the rows that its first compiled pass had."""
+
+    began_with: int
+    size: tuple[int, int] = (0, 0)
+    buffers: Buffers = field(default_factory=list)
+
+
+def give_back(free: dict[tuple[int, int], list[Buffers]], loan: Loan) -> None:
+    """Those of CUDA wait for the next cache of their size; others are freed."""
+    if loan.buffers and loan.buffers[0][0].is_cuda:
+        free.setdefault(loan.size, []).append(loan.buffers)
+    loan.buffers = []
 
 
 _COMPILED: weakref.WeakKeyDictionary[Backbone, CompiledBackbone] = weakref.WeakKeyDictionary()
@@ -137,9 +177,9 @@ class Graph:
         self.on_cuda = backbone.device.type == "cuda"
         self.run_pass = compile_apart(run_pass, self.on_cuda)
 
-    def __call__(self, cache: TreeCache, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        for mine, theirs in zip(self.cache.layers, cache.layers, strict=True):
-            mine.keys, mine.values = theirs.keys, theirs.values
+    def __call__(self, buffers: Buffers, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        for mine, (keys, values) in zip(self.cache.layers, buffers, strict=True):
+            mine.keys, mine.values = keys, values
         if self.on_cuda:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
@@ -257,13 +297,21 @@ def bucket_for(slots: int) -> int:
     return bucket
 
 
-def make_buffers(layer: Any, capacity: int) -> tuple[Tensor, Tensor]:
+def make_buffers(layer: Any, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
     """Zeros: what a mask hides must still be finite."""
-    made = [buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)]
+    made = [
+        buffer.new_zeros(rows, buffer.shape[1], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)
+    ]
     for buffer in made:
         if buffer.is_cuda:
             torch._dynamo.mark_static_address(buffer)
     return made[0], made[1]
+
+
+def repeat_last(x_BN: Tensor, rows: int) -> Tensor:
+    """(B, …) to (rows, …): dead rows see what the last one sees, since a row that sees nothing is NaN."""
+    batch = x_BN.shape[0]
+    return x_BN if batch == rows else torch.cat([x_BN, x_BN[-1:].expand(rows - batch, *x_BN.shape[1:])])
 
 
 def fill_up(x_BN: Tensor, length: int) -> Tensor:

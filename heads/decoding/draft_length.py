@@ -8,7 +8,7 @@ A chain of K drafted tokens, each accepted with probability α given those befor
 `AdaptiveLength` takes the K from 1 to 16 with the greatest E(K) / S(K). This is theorem 3.8 of Leviathan, Kalman and
 Matias (2023), who take c_verify for constant; here it is a line in K, since a pass over more nodes takes longer, on a
 CPU and in large batches much longer. α is the share of accepted tokens among those that were judged (behind a rejected
-one none is), the seconds are kept for each batch size, and both forget slowly.
+one none is, and none behind one that ended its row), the seconds are kept for each batch size, and both forget slowly.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Length(Protocol):
         """K for the next pass over `batch` rows."""
         ...
 
-    def observe(self, *, batch: int, k: int, draft: float, verify: float, accepted: Sequence[int]) -> None:
-        """What a pass took, in seconds, and how many drafted tokens each row accepted."""
+    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+        """What a pass took, in seconds; of each row how many drafted tokens it accepted, how many tokens it emitted."""
         ...
 
 
@@ -96,7 +96,7 @@ class FixedLength:
     def choose(self, batch: int) -> int:
         return self.longest
 
-    def observe(self, *, batch: int, k: int, draft: float, verify: float, accepted: Sequence[int]) -> None:
+    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
         """Nothing is adapted."""
 
 
@@ -106,7 +106,7 @@ class AdaptiveLength:
 
     >>> length = AdaptiveLength()
     >>> for k in [7, 7, 3]:                              # a drafted token takes 1 s, a pass 30 s whatever its length
-    ...     length.observe(batch=1, k=k, draft=1.0 * k, verify=30.0, accepted=[k])
+    ...     length.observe(k=k, draft=1.0 * k, verify=30.0, accepted=[k], emitted=[k + 1])
     >>> length.choose(batch=1)                           # α is 0.855 now: E(K) / (K + 30) is greatest at 12
     12
     """
@@ -127,10 +127,11 @@ class AdaptiveLength:
             return PROBES[seconds.passes % len(PROBES)]
         return max(range(1, MAX_K + 1), key=lambda k: expected_tokens(self.alpha, k) / seconds(k))
 
-    def observe(self, *, batch: int, k: int, draft: float, verify: float, accepted: Sequence[int]) -> None:
-        self.judged = FORGETTING * self.judged + sum(min(count + 1, k) for count in accepted)
+    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+        # Each emitted token judged the draft at its place, where there was one.
+        self.judged = FORGETTING * self.judged + sum(min(count, k) for count in emitted)
         self.accepted = FORGETTING * self.accepted + sum(accepted)
-        seconds = self.seconds.setdefault(batch, Seconds())
+        seconds = self.seconds.setdefault(len(accepted), Seconds())
         seconds.passes += 1
         if seconds.passes > 1:
             seconds.observe(k=k, draft=draft, verify=verify)

@@ -6,7 +6,7 @@ are emitted, the last one the backbone's own; both caches drop what was rejected
 `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's distribution after all logits
 processors, by modified rejection sampling (heads/decoding/acceptance.py).
 """
-# B row, T prompt position, N node, I token drafted so far, V vocabulary
+# B row, T prompt position, N node, U token yet unread, I token drafted so far, V vocabulary, W the draft model's own
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from heads.decoding.draft_reader import DraftReader
 from heads.decoding.loop import Proposal, Run
 from heads.decoding.request import Request, Row, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.rules import RejectionRule
-from heads.decoding.same_tokens import check_same_tokens
+from heads.decoding.same_tokens import as_known_to, check_same_tokens, fit_vocabulary
 from heads.decoding.stats import DecodingOutput
 from heads.decoding.tree import Shape
 from heads.loading import max_positions
@@ -35,7 +35,8 @@ class DraftModelDecoding:
     """Hand it to `generate`: `model.generate(**inputs, custom_generate=heads.DraftModelDecoding(draft_model))`.
 
     Args:
-        draft_model: a small causal LM with the backbone's vocabulary, of any architecture and dtype.
+        draft_model: a small causal LM with the backbone's tokenizer, of any architecture and dtype. Where the two have
+            different numbers of embeddings behind one tokenizer, ids that either lacks are never proposed.
         k: tokens proposed for each pass, 1 to 16; or "adaptive", which takes the number that pays best by what was
             accepted and how long passes took so far, for each batch size (heads/decoding/draft_length.py). Greedy text
             does not depend on it. Sampled text follows the same distribution, but with "adaptive" the same seed gives
@@ -84,7 +85,7 @@ class DraftModelDecoding:
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
         check_positions(model_kwargs.get("position_ids"), valid_BT)
         check_room(self.draft, request, valid_BT)
-        drafter = ModelDrafter(self.draft, self.length, request, self.generator)
+        drafter = ModelDrafter(self.draft, self.length, request, backbone.vocab_size, self.generator)
         rule = RejectionRule(self.generator)
         return Run(backbone, drafter, rule, request, streamer, self.length.longest).decode(input_ids, valid_BT)
 
@@ -102,17 +103,27 @@ class DraftModelDecoding:
 
 
 class ModelDrafter:
-    """A draft model's chain for each row, for one `generate` call."""
+    """A draft model's chain for each row, for one `generate` call.
+
+    Args:
+        vocab_size: of the backbone, whose ids are proposed.
+    """
 
     taps: Sequence[Tap] = ()
     reader: DraftReader
 
     def __init__(
-        self, draft: Backbone, length: Length, request: Request, generator: torch.Generator | None = None
+        self,
+        draft: Backbone,
+        length: Length,
+        request: Request,
+        vocab_size: int,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.draft = draft
         self.length = length
         self.request = request
+        self.vocab_size = vocab_size
         self.generator = generator
         self.num_read: list[int] = []  # of each row's tokens, those that the draft model has kept
         self.first: list[int] = []  # where in the last chain each row's own slots begin
@@ -120,17 +131,21 @@ class ModelDrafter:
         self.k = 0
         self.draft_seconds = 0.0
         self.proposed_at = 0.0
+        self.rows: list[Row] = []  # of the last proposal, and how many tokens they had then
+        self.lengths: list[int] = []
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
+        tokens_BN = as_known_to(self.draft, output.tokens_BN)
         if self.num_read:  # the prompt is long, and this is not its first pass
-            self.reader.read_on(output.tokens_BN, plan.valid_BA)
+            self.reader.read_on(tokens_BN, plan.valid_BA)
         else:
-            self.reader = DraftReader(self.draft, output.tokens_BN, plan.valid_BA)
+            self.reader = DraftReader(self.draft, tokens_BN, plan.valid_BA)
         self.num_read = [len(row.tokens) for row in rows]
 
     def propose(self, rows: list[Row]) -> Proposal:
         """A chain of K tokens below each row's root; shorter where no row has room for K + 1 more."""
         start = time.perf_counter()
+        self.rows, self.lengths = rows, [len(row.tokens) for row in rows]
         room = self.request.max_length - min(len(row.tokens) for row in rows)
         self.k = min(self.length.choose(len(rows)), room - 1)
         tokens_BN, q = self.draw_chain(rows)
@@ -153,10 +168,12 @@ class ModelDrafter:
         self.first = [longest - len(tokens) for tokens in unread]
         filled = [[0] * fill + tokens for fill, tokens in zip(self.first, unread, strict=True)]
         tokens_BU = torch.tensor(filled, device=rows[0].device)
+        known_BU = as_known_to(self.draft, tokens_BU)
         drawn, q = [tokens_BU[:, -1:]], []
         for i in range(self.k):
-            logits_BV = self.reader.read(drawn[-1]) if i else self.reader.read(tokens_BU, self.first)
-            token_B1, q_BV = self.draw(logits_BV.to(tokens_BU.device), rows, drawn[1:])
+            logits_BW = self.reader.read(drawn[-1]) if i else self.reader.read(known_BU, self.first)
+            logits_BV = fit_vocabulary(logits_BW.to(tokens_BU.device), self.vocab_size)
+            token_B1, q_BV = self.draw(logits_BV, rows, drawn[1:])
             drawn.append(token_B1)
             if q_BV is not None:
                 q.append(q_BV)
@@ -196,7 +213,8 @@ class ModelDrafter:
         kept = [unread + min(count, self.k - 1) for unread, count in zip(self.unread, accepted, strict=True)]
         self.reader.keep(self.first, kept)
         self.num_read = [read + more for read, more in zip(self.num_read, kept, strict=True)]
-        self.length.observe(batch=rows, k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted)
+        emitted = [len(row.tokens) - before for row, before in zip(self.rows, self.lengths, strict=True)]
+        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted, emitted=emitted)
 
     def keep_rows(self, rows_R: Tensor) -> None:
         self.reader.keep_rows(rows_R)

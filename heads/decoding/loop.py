@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from heads.backbone import Backbone, BackboneState, CommitPlan, Pass, Tap
+from heads.decoding import at_once
 from heads.decoding.acceptance import best_at_nodes
 from heads.decoding.kept import Kept, KeptCaches
 from heads.decoding.request import Request, Row
@@ -168,6 +169,9 @@ class Run:
         return kept.state, len(kept.tokens)
 
     def verify(self, state: BackboneState, running: list[Row], proposal: Proposal) -> tuple[Pass, Tensor]:
+        if self.request.processors:
+            for row in running:  # what they read goes to the device before the pass: behind it, it would wait for it
+                row.prefix()
         depth = self.within_text(running, proposal)
         output = self.backbone.verify(state, proposal.tokens_BN, depth, proposal.sees, self.drafter.taps)
         return output, self.backbone.logits(output.final_BND)
@@ -185,23 +189,44 @@ class Run:
     def accept(self, running: list[Row], proposal: Proposal, logits_BNV: Tensor) -> list[list[int]]:
         """Walk each row's nodes and emit what the rule chooses; the nodes that stay."""
         self.stats.count_pass(len(running))
-        tokens = proposal.tokens_BN.tolist()
-        at_once = self.rule.takes_best and self.request.judges_all_nodes_at_once
-        best = best_at_nodes(logits_BNV) if at_once else [None] * len(running)
+        randomness = at_once.Randomness(self.request.generator)
+        tokens, chosen = self.choose(running, proposal, logits_BNV, randomness)
         paths = []
         for b, row in enumerate(running):
             nodes = Nodes(
                 shape=proposal.shapes[b],
                 tokens=tokens[b],
                 logits_NV=logits_BNV[b],
-                best=best[b],
+                chosen=chosen[b],
                 q_NV=None if proposal.q_BNV is None else proposal.q_BNV[b],
                 drawn_from=proposal.drawn_from,
             )
             before = len(row.tokens)
             paths.append(self.rule.accept(row, nodes))
             self.record(row, num_tokens=len(row.tokens) - before, num_drafted=len(paths[-1]) - 1)
+        if randomness.states and len(running) == 1:
+            randomness.give_back(used=len(running[0].tokens) - before)
         return paths
+
+    def choose(
+        self, running: list[Row], proposal: Proposal, logits_BNV: Tensor, randomness: at_once.Randomness
+    ) -> tuple[list[list[int]], list[list[int] | None]]:
+        """The nodes' tokens on the host and, where all nodes are judged at once, what was chosen behind each."""
+        tokens_BN, request = proposal.tokens_BN, self.request
+        follows = self.rule.takes_best if request.greedy else self.rule.takes_draws
+        pays = request.judges_all_nodes_at_once or at_once.pays(logits_BNV.device)
+        if not (follows and pays and at_once.can_choose(request)):
+            return tokens_BN.tolist(), [None] * len(running)
+        if request.judges_all_nodes_at_once:
+            chosen_BN = best_at_nodes(logits_BNV)
+        else:
+            batch, nodes = tokens_BN.shape
+            depth_BN, sees_BNN = proposal.depth.expand(batch, nodes), proposal.sees.expand(batch, nodes, nodes)
+            depths = 1 + max(shape.depth for shape in proposal.shapes)
+            chosen_BN = at_once.choose_at_nodes(running, tokens_BN, depth_BN, sees_BNN, logits_BNV, depths, randomness)
+        both_2BN = torch.stack([tokens_BN.to(chosen_BN.device), chosen_BN])
+        tokens, chosen = both_2BN.tolist()  # the one place where the host waits for the pass
+        return tokens, chosen
 
     def commit(self, state: BackboneState, output: Pass, paths: list[list[int]]) -> BackboneState:
         """Keep the accepted paths in the backbone's cache and in the drafter's state."""

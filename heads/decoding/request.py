@@ -59,6 +59,7 @@ class Request:
         keep_scores: return the processed scores of each emitted token.
         keep_logits: return the raw logits of each emitted token.
         as_dict: return an output object with statistics.
+        generator: source of randomness for sampling; None is torch's global one.
     """
 
     processors: LogitsProcessorList
@@ -71,6 +72,7 @@ class Request:
     keep_logits: bool
     as_dict: bool
     greedy: bool
+    generator: torch.Generator | None = None
 
     @property
     def judges_all_nodes_at_once(self) -> bool:
@@ -124,6 +126,7 @@ def read_request(
         keep_scores=bool(config.output_scores and config.return_dict_in_generate),
         keep_logits=bool(config.output_logits and config.return_dict_in_generate),
         as_dict=bool(config.return_dict_in_generate),
+        generator=generator,
     )
 
 

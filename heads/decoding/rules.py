@@ -26,7 +26,7 @@ class Nodes:
 
     Attributes:
         logits_NV: the backbone's raw logits after each node.
-        best: the greedy choice after each node, where it was judged for all nodes at once.
+        chosen: the token after each node, as plain generation chooses it, where all nodes were judged at once.
         q_NV: what drafts were drawn from, where they were drawn by lot; see `Proposal`.
         drawn_from: the row of `q_NV` that each node was drawn from, -1 where it was not; None: its parent's.
     """
@@ -34,7 +34,7 @@ class Nodes:
     shape: Shape
     tokens: Sequence[int]
     logits_NV: Tensor
-    best: Sequence[int] | None
+    chosen: Sequence[int] | None
     q_NV: Tensor | None
     drawn_from: Sequence[int] | None = None
 
@@ -50,7 +50,12 @@ class Rule(Protocol):
 
     @property
     def takes_best(self) -> bool:
-        """A greedy request without processors needs no more than the argmax at each node."""
+        """A greedy request needs no more than the argmax of the processed scores at each node."""
+        ...
+
+    @property
+    def takes_draws(self) -> bool:
+        """Where a request samples, one draw from the processed distribution at each node is all that is needed."""
         ...
 
     @property
@@ -67,11 +72,12 @@ class ExactRule:
     """Lossless: a token is chosen at each node as plain generation chooses it, and the walk follows it."""
 
     takes_best = True
+    takes_draws = True
     draws_drafts = False
 
     def accept(self, row: Row, nodes: Nodes) -> list[int]:
         def choose_at(node: int) -> int:
-            token = nodes.best[node] if nodes.best is not None else row.choose(nodes.logits_NV[node])
+            token = nodes.chosen[node] if nodes.chosen is not None else row.choose(nodes.logits_NV[node])
             row.emit(token)
             return token
 
@@ -90,6 +96,7 @@ class RejectionRule(ExactRule):
     """
 
     takes_best = True
+    takes_draws = False
     draws_drafts = True
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -144,6 +151,7 @@ class TypicalRule:
     """
 
     takes_best = True
+    takes_draws = False
     draws_drafts = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:

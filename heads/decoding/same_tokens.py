@@ -1,8 +1,11 @@
 """Do two models mean the same by a token id? A draft model's tokens are read by the backbone as they stand.
 
-Sizes are always compared. A model does not carry its tokenizer, but the folder or hub name that it was loaded from
-does: where both tokenizer.json files are on this machine, their tokens are compared too, and nothing is downloaded.
+A model does not carry its tokenizer, but the folder or hub name that it was loaded from does: where both tokenizer.json
+files are on this machine, their tokens are compared, and nothing is downloaded. Embeddings may have more rows than a
+tokenizer has tokens (padding for faster kernels), and models of one family differ in it: other sizes are fine where
+both tokenizers are at hand and are the same.
 """
+# B row, N new slot, V the backbone's vocabulary, W the draft model's
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from heads.backbone import Backbone
@@ -18,20 +23,39 @@ from heads.backbone import Backbone
 def check_same_tokens(backbone: Backbone, draft: Backbone) -> None:
     """
     Raises:
-        ValueError: the vocabularies differ in size, or a token id stands for different text.
+        ValueError: a token id stands for different text, or the vocabularies differ in size and not in padding alone.
     """
-    if backbone.vocab_size != draft.vocab_size:
+    known, drafted = read_tokens(backbone), read_tokens(draft)
+    if backbone.vocab_size != draft.vocab_size and not (known and known == drafted):
         raise ValueError(
             f"The draft model has a vocabulary of {draft.vocab_size} tokens and the backbone one of "
-            f"{backbone.vocab_size}; choose a draft model that was trained with the backbone's tokenizer."
+            f"{backbone.vocab_size}, and that both have one tokenizer.json cannot be seen here; choose a draft model "
+            f"that was trained with the backbone's tokenizer."
         )
-    known, drafted = read_tokens(backbone), read_tokens(draft)
     for token in sorted(known.keys() & drafted.keys()):
         if known[token] != drafted[token]:
             raise ValueError(
                 f"Token {token} is {known[token]!r} to the backbone and {drafted[token]!r} to the draft model; choose "
                 f"a draft model that was trained with the backbone's tokenizer."
             )
+
+
+def as_known_to(draft: Backbone, tokens_BN: Tensor) -> Tensor:
+    """Tokens that the draft model can read: a backbone's id beyond its embeddings, which no text has, is its last one.
+
+    It decides what is proposed then, and never what is emitted.
+    """
+    return tokens_BN.clamp(max=draft.vocab_size - 1)
+
+
+def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
+    """(B, V): logits of the backbone's ids; those that one of the two models does not have are never proposed.
+
+    >>> fit_vocabulary(torch.tensor([[1.0, 2.0, 3.0]]), 2), fit_vocabulary(torch.tensor([[1.0]]), 2)
+    (tensor([[1., 2.]]), tensor([[1., -inf]]))
+    """
+    missing = vocab_size - logits_BW.shape[-1]
+    return nn.functional.pad(logits_BW, (0, missing), value=-torch.inf) if missing else logits_BW
 
 
 def read_tokens(backbone: Backbone) -> dict[int, str]:

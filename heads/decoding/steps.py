@@ -56,7 +56,7 @@ def accept_greedy(shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> tuple[
         tokens_BN: the nodes' tokens, as drafted.
         logits_BNV: the backbone's logits behind each node.
     """
-    best = best_at_nodes(logits_BNV)
+    best = best_at_nodes(logits_BNV).tolist()
     paths = [
         walk(shape, tokens, chosen.__getitem__, lambda: False)
         for tokens, chosen in zip(tokens_BN.tolist(), best, strict=True)

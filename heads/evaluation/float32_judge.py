@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from heads.evaluation.methods import Request
-from heads.evaluation.text import first_difference
+from heads.evaluation.text import Excuse, first_difference
 
 LOW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
-    """The first place at which a text parts from plain generation's.
+    """A place at which a text parts from plain generation's.
 
     >>> Ruling(position=4, plain=7, other=9, gap=0.02, rounding=0.015).within_rounding
     True
@@ -108,6 +108,18 @@ class Float32Judge:
             gap=float(high_V[plain[at]] - high_V[other[at]]),
             rounding=float((low_V - high_V)[finite_V].abs().max()),
         )
+
+    def excuse(self, prompt_1T: Tensor, rulings: list[Ruling]) -> Excuse:
+        """Texts behind a prompt may part within rounding; each ruling is left in the list."""
+
+        def excuse(plain: list[int], other: list[int]) -> bool:
+            ruling = self(prompt_1T, plain, other)
+            if ruling is None:
+                return True
+            rulings.append(ruling)
+            return ruling.within_rounding
+
+        return excuse
 
     def _scores(self, model: Any, prompt_1T: Tensor, new: list[int]) -> Tensor:
         """Plain generation's processed scores (V,) for the token behind a prompt and new tokens."""

@@ -1,8 +1,8 @@
 """What is said about generated text: how much it repeats itself, and whether it is plain generation's text.
 
 A difference is excused only where plain generation itself stands between two tokens: the scores of both lie within
-rounding of the best. From there on the text is held against plain generation from the other's own prefix, so that one
-tie does not excuse what follows it.
+rounding of the best, by their dtype's or as a float32 judge measures it (heads/evaluation/float32_judge.py). From there
+on the text is held against plain generation from the other's own prefix: one excuse does not cover what follows it.
 """
 # V vocabulary
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ScoresAt = Callable[[list[int]], Tensor]
 """Plain generation's processed scores (V,) for the token after these new tokens."""
+
+Excuse = Callable[[list[int], list[int]], bool]
+"""May these two texts part at the first place where they do?"""
 
 ContinueFrom = Callable[[list[int]], list[int]]
 """Plain generation's new tokens, starting with these ones."""
@@ -59,31 +62,40 @@ class Verdict:
     Attributes:
         differs_at: index of the first new token with no excuse; None for the same text.
         ties: positions at which both texts went on from two tokens within rounding of each other.
-        ruling: what a float32 judge says about the first difference, where one was asked.
+        rulings: what a float32 judge says about each place at which the texts part, where one was asked.
     """
 
     differs_at: int | None = None
     ties: int = 0
-    ruling: Ruling | None = None
+    rulings: tuple[Ruling, ...] = ()
 
 
-def judge(
-    plain: list[int], other: list[int], scores_at: ScoresAt, continue_from: ContinueFrom, dtype: torch.dtype
-) -> Verdict:
+def judge(plain: list[int], other: list[int], excuse: Excuse, continue_from: ContinueFrom) -> Verdict:
     """Hold a method's new tokens against plain generation's.
 
     Args:
-        scores_at: asked only where the texts part.
-        continue_from: asked only after a tie.
-        dtype: of the model, which decides what is within rounding.
+        excuse: asked only where the texts part.
+        continue_from: asked only after an excuse.
     """
     ties = 0
     while (at := first_difference(plain, other)) is not None:
-        if at >= min(len(plain), len(other)) or not tied(scores_at(other[:at]), plain[at], other[at], dtype):
+        if not excuse(plain, other):
             return Verdict(differs_at=at, ties=ties)
         ties += 1
         plain = continue_from(other[: at + 1])
     return Verdict(ties=ties)
+
+
+def excuse_ties(scores_at: ScoresAt, dtype: torch.dtype) -> Excuse:
+    """Texts may part where plain generation's own scores of both tokens are tied; never where one of them ended."""
+
+    def excuse(plain: list[int], other: list[int]) -> bool:
+        at = first_difference(plain, other)
+        if at is None or at >= min(len(plain), len(other)):
+            return False
+        return tied(scores_at(other[:at]), plain[at], other[at], dtype)
+
+    return excuse
 
 
 def tied(scores_V: Tensor, token: int, other: int, dtype: torch.dtype) -> bool:

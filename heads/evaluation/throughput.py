@@ -19,7 +19,7 @@ from torch import Tensor
 
 from heads.evaluation.float32_judge import Float32Judge, Ruling
 from heads.evaluation.methods import Method, Outcome, Request, new_tokens
-from heads.evaluation.text import Verdict, judge, repeated_ngrams
+from heads.evaluation.text import Verdict, excuse_ties, judge, repeated_ngrams
 
 Item = TypeVar("Item")
 
@@ -41,9 +41,10 @@ class Row:
     Attributes:
         ratio: tokens per second over those of the first method; `ratio_low`, `ratio_high` over single repeats.
         repeated_4grams: share of the new tokens' 4-grams that had come before in the same text, mean over prompts.
-        same_text: "yes", "yes (n ties)" or "no: prompt i, token j", both counted from 1, against the first method;
-            "lossy" for methods that do not promise it.
-        rulings: what a float32 judge says about each text that parts from the first method's, where one was asked.
+        same_text: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or "no: prompt i, token j", both
+            counted from 1, against the first method; "lossy" for methods that do not promise it.
+        rulings: what a float32 judge says about each place where a text parts from the first method's, where one was
+            asked.
         milliseconds: of one pass, by phase and over all runs, "other" included; empty where a method does not say.
     """
 
@@ -146,7 +147,7 @@ def summarise(
         tokens_per_pass=tokens / sum(record.passes for record in records),
         repeated_4grams=statistics.mean(repeated_ngrams(record.outcome.tokens) for record in records),
         same_text="lossy" if method.lossy else describe_verdicts(verdicts),
-        rulings=tuple(replace(v.ruling, prompt=n) for n, v in enumerate(verdicts, start=1) if v.ruling is not None),
+        rulings=tuple(replace(ruling, prompt=n) for n, v in enumerate(verdicts, start=1) for ruling in v.rulings),
         milliseconds=milliseconds_per_pass(records),
     )
 
@@ -178,11 +179,19 @@ def speed_in(records: Sequence[Record], repeat: int) -> float:
 
 
 def describe_verdicts(verdicts: Sequence[Verdict]) -> str:
+    """Every difference that is left is told; those that were excused are counted, by the name of what excused them.
+
+    >>> describe_verdicts([Verdict(ties=2), Verdict()]), describe_verdicts([Verdict(), Verdict(differs_at=4)])
+    ('yes (2 ties)', 'no: prompt 2, token 5')
+    """
     for number, found in enumerate(verdicts, start=1):
         if found.differs_at is not None:
             return f"no: prompt {number}, token {found.differs_at + 1}"
     ties = sum(found.ties for found in verdicts)
-    return f"yes ({ties} tie{'s' * (ties > 1)})" if ties else "yes"
+    if not ties:
+        return "yes"
+    judged = any(found.rulings for found in verdicts)
+    return f"yes ({ties} excused)" if judged else f"yes ({ties} tie{'s' * (ties > 1)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +199,7 @@ class SameText:
     """Judges a method's text against plain generation's, on the model; heads/evaluation/text.py has the rule.
 
     Attributes:
-        float32: rules besides on the first difference of each text.
+        float32: decides what is excused, in place of a fixed number of the dtype's own roundings.
     """
 
     model: Any
@@ -210,9 +219,13 @@ class SameText:
             longer = self.request.generate(self.model, extended(prompt_1T, new), max_new_tokens=left)
             return new_tokens(longer, prompt_1T)
 
-        found = judge(plain_tokens, tokens, scores_at, continue_from, self.model.dtype)
-        ruling = None if self.float32 is None else self.float32(prompt_1T, plain_tokens, tokens)
-        return replace(found, ruling=ruling)
+        rulings: list[Ruling] = []
+        if self.float32 is None:
+            excuse = excuse_ties(scores_at, self.model.dtype)
+        else:
+            excuse = self.float32.excuse(prompt_1T, rulings)
+        found = judge(plain_tokens, tokens, excuse, continue_from)
+        return replace(found, rulings=tuple(rulings))
 
 
 def extended(prompt_1T: Tensor, new: list[int]) -> Tensor:

@@ -92,14 +92,14 @@ def test_greedy_at_all_nodes_judges_in_float32_as_generate_does():
     """Two logits that float64 tells apart and float32 does not: `generate` takes the first, so must we."""
     logits_BNV = torch.tensor([[[1.0, 2.0, 2.0 + 1e-12], [5.0, 4.0, 3.0]]], dtype=torch.float64)
     assert int(logits_BNV[0, 0].argmax()) == 2
-    assert best_at_nodes(logits_BNV) == [[1, 0]]
+    assert best_at_nodes(logits_BNV).tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_greedy_at_all_nodes_equals_greedy_at_each(dtype):
     logits_BNV = torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     one_by_one = [[choose_best(logits_NV[n : n + 1].float()) for n in range(5)] for logits_NV in logits_BNV]
-    assert best_at_nodes(logits_BNV) == one_by_one
+    assert best_at_nodes(logits_BNV).tolist() == one_by_one
 
 
 def test_a_draw_is_the_draw_of_generate():

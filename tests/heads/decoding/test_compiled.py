@@ -111,6 +111,46 @@ def test_prompts_compile_nothing(captured):
     assert torch.equal(model.generate(tokens, custom_generate=once, **asked), model.generate(tokens, **asked))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_dead_rows_change_nothing_in_those_that_are_left(name, captured, monkeypatch):
+    """Rows leave one by one, over a bucket's border: one graph a bucket, and the plain backbone's states."""
+    monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
+    plain = Backbone(tiny_model(name, attn="sdpa"))
+    fast = CompiledBackbone(plain)
+    prompt, taps = random_tokens(4, 6), ("final", 1)
+    states = [backbone.prefill(prompt, torch.ones_like(prompt).bool(), taps)[0] for backbone in (fast, plain)]
+    for stays in ([0, 1, 2, 3], [0, 2, 3], [1, 2], [1], [0]):
+        tokens = random_tokens(len(stays), SHAPE.num_nodes, seed=len(stays))
+        paths = [[[0, 3, 5], [0, 1], [0], [0, 3]][row] for row in range(len(stays))]
+        found = []
+        for i, backbone in enumerate((fast, plain)):
+            if len(stays) < len(states[i].next_position_B):
+                states[i] = states[i].keep_rows(torch.tensor(stays))
+            output = backbone.verify(states[i], tokens, SHAPE.depth_tensor("cpu"), SHAPE.sees_NN(), taps)
+            found.append([backbone.logits(output.final_BND), *(output.taps[tap] for tap in taps)])
+            states[i] = backbone.commit(states[i], output, CommitPlan.from_paths(paths, "cpu"))
+        check_close(*found)
+    assert sorted(key[1:] for key in fast.compile_seconds) == [(4, 8, 16), (4, 8, 32)]
+
+
+def test_a_batch_whose_rows_end_one_by_one_keeps_its_graphs(captured):
+    """Texts of four rows that end at four places; then a smaller batch gets graphs of its own, which the first uses."""
+    token_heads = fitted_heads("grounded", "llama")
+    model = token_heads.backbone.model
+    decoding = heads.TreeDecoding(token_heads, 6, lookup=0, compile=True)
+    prompt = random_tokens(4, 5, seed=23)
+    free = model.generate(prompt, max_new_tokens=30, **ROOM)[:, 5:].tolist()
+    ends = [row[place] for row, place in zip(free, (3, 9, 15, 29), strict=True)]
+    asked = {**ROOM, "max_new_tokens": 30, "eos_token_id": ends}
+    plain = model.generate(prompt, **asked)
+    assert len({(row == PAD).sum().item() for row in plain}) > 2, "rows are to end at different places"
+    for rows, graphs in ((4, {4}), (2, {2, 4}), (4, {2, 4})):
+        ours = model.generate(prompt[:rows], custom_generate=decoding, **asked)
+        assert torch.equal(ours, model.generate(prompt[:rows], **asked))
+        assert {key[1] for key in decoding.backbone.compile_seconds} == graphs
+
+
 @pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler is here for torch.compile")
 def test_inductor_gives_the_same_logits():
     model = tiny_model("mistral_windowed", attn="sdpa", dtype=torch.float32)

@@ -442,7 +442,7 @@ def test_the_best_length_by_hand():
         for k in PROBES:
             assert length.choose(2) == k
             length.judged, length.accepted = 1e9, 5e8
-            length.observe(batch=2, k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0])
+            length.observe(k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0], emitted=[1, 1])
         length.judged, length.accepted = 1e9, 5e8
         assert length.choose(2) == best
         assert length.choose(1) == PROBES[0], "another batch size has times of its own"
@@ -451,10 +451,24 @@ def test_the_best_length_by_hand():
 def test_alpha_counts_what_was_judged():
     """Behind a rejected token none is judged; a whole chain has no rejected one. Earlier counts fade by 2 %."""
     length = AdaptiveLength(judged=0.0, accepted=0.0)
-    length.observe(batch=3, k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4])
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4], emitted=[1, 3, 5])
     assert (length.accepted, length.judged) == (0 + 2 + 4, 1 + 3 + 4)
-    length.observe(batch=3, k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0])
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0], emitted=[1, 1, 1])
     assert length.alpha == pytest.approx(0.98 * 6 / (0.98 * 8 + 3), rel=1e-12)
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[2], emitted=[2])  # its row ended with the second draft
+    assert length.alpha == pytest.approx((0.98**2 * 6 + 2) / (0.98 * (0.98 * 8 + 3) + 2), rel=1e-12)
+
+
+def test_a_row_that_ends_inside_an_accepted_chain_judged_none_behind_its_end():
+    """The draft model is the backbone, so no draft is ever rejected: judged and accepted grow by the same numbers."""
+    greedy = shared("llama").generate(PROMPT, max_new_tokens=24, do_sample=False, **NO_EOS)[0, PROMPT.shape[1] :]
+    end = next(t for i, t in enumerate(greedy.tolist()) if i >= 3 and t not in greedy[:i].tolist())
+    decoding = heads.DraftModelDecoding(shared("llama"), k="adaptive")
+    length = decoding.length
+    length.judged = length.accepted = 1.0
+    _, ours = both(shared("llama"), decoding, eos_token_id=end)
+    assert ours.stats.drafted[0][-1], "the row is to end with a drafted token"
+    assert length.judged == length.accepted > 1
 
 
 def test_seconds_are_a_line_and_noise_never_makes_longer_passes_cheaper():
@@ -523,6 +537,42 @@ def test_another_tokenizer_is_refused_where_it_is_known(tmp_path):
         both(backbone, heads.DraftModelDecoding(draft_model))
     plain, ours = both(backbone, heads.DraftModelDecoding(backbone))
     assert torch.equal(ours.sequences, plain)
+
+
+def with_tokenizer(model: Any, folder: Any, letters: str) -> Any:
+    """A copy of the model that says that it was loaded from a folder with a tokenizer of these letters."""
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab, []))).save_pretrained(folder)
+    model = copy.deepcopy(model)
+    model.config._name_or_path = str(folder)
+    return model
+
+
+@pytest.mark.parametrize("embeddings", [TOY - 1, TOY + 3])
+def test_one_tokenizer_behind_padded_embeddings_is_exact(embeddings, tmp_path):
+    """The backbone itself emits ids that the smaller draft model has no embedding for."""
+    model = with_tokenizer(shared("llama", TOY), tmp_path / "one", "abcde")
+    draft_model = with_tokenizer(shared("qwen3", embeddings), tmp_path / "two", "abcde")
+    prompt = torch.tensor([TOY_PROMPT, [5, 5, 1, 4]])
+    for penalty in (1.0, 1.6):
+        decoding = heads.DraftModelDecoding(draft_model, k=3)
+        plain, ours = both(model, decoding, prompt, repetition_penalty=penalty)
+        assert torch.equal(ours.sequences, plain)
+    options = SETTINGS["repetition_penalty"]
+    out = model.generate(
+        torch.tensor([TOY_PROMPT]).expand(1000, -1),
+        custom_generate=heads.DraftModelDecoding(draft_model, k=2, generator=torch.Generator().manual_seed(3)),
+        max_new_tokens=3,
+        do_sample=True,
+        **NO_EOS,
+        **options,
+    )
+    found = collections.Counter(map(tuple, out[:, 4:].tolist()))
+    statistic, degrees = chi_square(found, joint(model, options))
+    assert statistic < limit(degrees)
+    other = with_tokenizer(shared("qwen3", embeddings), tmp_path / "three", "abced")
+    with pytest.raises(ValueError, match=rf"vocabulary of {embeddings} tokens and the backbone one of 6"):
+        both(model, heads.DraftModelDecoding(other), prompt)
 
 
 class Recorder(TextStreamer):

@@ -260,7 +260,7 @@ class ToyPass:
             shape=self.shape,
             tokens=tokens,
             logits_NV=torch.stack([toy_logits("backbone", text) for text in texts]),
-            best=None,
+            chosen=None,
             q_NV=torch.stack([q_after(text) for text in texts]) if self.rule.draws_drafts else None,
             drawn_from=[*self.tree.parents, *[-1] * len(self.chain)],
         )

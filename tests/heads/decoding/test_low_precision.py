@@ -20,7 +20,7 @@ from heads.backbone import Backbone
 from heads.decoding.tree import Tree
 from heads.evaluation.float32_judge import Float32Judge
 from heads.evaluation.methods import Request
-from heads.evaluation.throughput import SameText
+from heads.evaluation.throughput import SameText, describe_verdicts
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
@@ -130,13 +130,35 @@ def test_a_float32_model_is_its_own_judge():
         Float32Judge(model=shared_model("llama", "sdpa", torch.float32), request=REQUEST)
 
 
-def test_verdicts_of_a_comparison_carry_the_ruling():
+def judged(model: Any) -> SameText:
+    return SameText(model=model, request=REQUEST, float32=Float32Judge(model=model, request=REQUEST))
+
+
+def test_the_judge_decides_against_a_wrong_token():
     model = model_of("llama", torch.bfloat16)
-    verdict = SameText(model=model, request=REQUEST, float32=Float32Judge(model=model, request=REQUEST))
     plain, _ = texts(model, None, PROMPTS[1])
     wrong = [*plain[:3], (plain[3] + 1) % 29, *plain[4:]]
-    found = verdict(PROMPTS[1], plain, wrong)
+    found = judged(model)(PROMPTS[1], plain, wrong)
     assert found.differs_at == 3
-    assert found.ruling is not None
-    assert found.ruling.position == 3
-    assert verdict(PROMPTS[1], plain, plain).ruling is None
+    assert [ruling.within_rounding for ruling in found.rulings] == [False]
+    assert describe_verdicts([found]) == "no: prompt 1, token 4"
+
+
+@LOW
+def test_the_judge_excuses_what_plain_itself_stands_between(dtype):
+    """Every token has a twin whose logit is its own: the twin's text is excused, and what follows it is plain's."""
+    model = tiny_model("llama", attn="sdpa", dtype=dtype)
+    weight, half = model.lm_head.weight.data, VOCAB // 2
+    weight[half : 2 * half] = weight[:half]
+    weight[2 * half :] = 0
+    plain, _ = texts(model, None, PROMPTS[0])
+    at = next(i for i, token in enumerate(plain) if i and token < half)
+    other = [*plain[:at], plain[at] + half]
+    asked = {"max_new_tokens": REQUEST.new_tokens - len(other), "eos_token_id": None, "pad_token_id": PAD}
+    text = torch.cat([PROMPTS[0], torch.tensor([other])], dim=1)
+    other = REQUEST.generate(model, text, **asked)[0, PROMPTS[0].shape[1] :].tolist()
+    found = judged(model)(PROMPTS[0], plain, other)
+    assert [ruling.within_rounding for ruling in found.rulings] == [True]
+    assert describe_verdicts([found]) == "yes (1 excused)"
+    worse = [*other[:-1], (other[-1] + 1) % half]  # one excuse does not cover what follows it
+    assert describe_verdicts([judged(model)(PROMPTS[0], plain, worse)]) == f"no: prompt 1, token {len(other)}"

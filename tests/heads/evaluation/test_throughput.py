@@ -9,6 +9,7 @@ import torch
 from tiny import random_tokens, shared_model
 from torch import Tensor
 
+from heads.evaluation.float32_judge import Ruling
 from heads.evaluation.methods import Method, Outcome, Request, counted_forwards, plain, prompt_lookup, tree
 from heads.evaluation.text import Verdict, first_difference
 from heads.evaluation.throughput import SameText, compare, count_runs, describe_verdicts
@@ -101,6 +102,11 @@ def test_verdicts_in_words() -> None:
     assert describe_verdicts([Verdict(), Verdict()]) == "yes"
     assert describe_verdicts([Verdict(ties=1), Verdict()]) == "yes (1 tie)"
     assert describe_verdicts([Verdict(ties=1), Verdict(ties=2)]) == "yes (3 ties)"
+    excused = Ruling(position=1, plain=3, other=4, gap=0.01, rounding=0.1)
+    wrong = Ruling(position=7, plain=3, other=4, gap=0.5, rounding=0.1)
+    assert describe_verdicts([Verdict(ties=1, rulings=(excused,)), Verdict()]) == "yes (1 excused)"
+    parted = Verdict(ties=1, differs_at=7, rulings=(excused, wrong))
+    assert describe_verdicts([Verdict(), parted]) == "no: prompt 2, token 8"
 
 
 def test_nothing_to_measure_is_an_error() -> None:

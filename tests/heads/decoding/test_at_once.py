@@ -1,0 +1,149 @@
+"""All nodes judged at once against the walk: the same text, the same draws for a seed, one synchronisation a pass."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from throwaway_families import fitted_heads
+from tiny import PAD, left_padded, random_tokens
+from torch.overrides import TorchFunctionMode
+from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+import heads
+from heads.decoding import at_once
+from heads.decoding.at_once import Randomness, score_nodes
+from heads.decoding.request import Row
+from heads.decoding.tree import Tree
+
+TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
+ROOM: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD, "max_new_tokens": 30}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy, penalty": {"do_sample": False, "repetition_penalty": 1.3},
+    "temperature": {"do_sample": True, "temperature": 1.3, "top_k": 0},
+    "top_k, penalty": {"do_sample": True, "top_k": 8, "repetition_penalty": 1.2},
+    "top_p": {"do_sample": True, "top_p": 0.8, "top_k": 0},
+    "min_p": {"do_sample": True, "min_p": 0.05, "top_k": 0},
+}
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    monkeypatch.setattr(at_once, "pays", lambda device: True)
+
+
+class Waits(TorchFunctionMode):
+    """Counts what an accelerator would be waited for."""
+
+    NAMES = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+def decode(token_heads: Any, prompt: torch.Tensor, seed: int = 3, tree: Any = TREE, **asked: Any) -> Any:
+    decoding = heads.TreeDecoding(token_heads, tree, lookup=4)
+    torch.manual_seed(seed)
+    return token_heads.backbone.model.generate(
+        prompt, custom_generate=decoding, return_dict_in_generate=True, **(ROOM | asked)
+    )
+
+
+@pytest.mark.parametrize("tree", [TREE, heads.DynamicTree(nodes=6)], ids=["static", "dynamic"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_text_is_generates_for_the_same_seed(setting, tree, everywhere):
+    """Draws that are not used go back: after the call the generator stands where plain generation leaves it."""
+    token_heads, asked = fitted_heads("grounded", "llama"), SETTINGS[setting]
+    prompt = random_tokens(1, 5, seed=11)
+    torch.manual_seed(3)
+    plain = token_heads.backbone.model.generate(prompt, **ROOM, **asked)
+    after = torch.rand(1)
+    out = decode(token_heads, prompt, tree=tree, **asked)
+    assert torch.equal(out.sequences, plain)
+    assert torch.equal(torch.rand(1), after)
+    assert out.stats.tokens_per_pass > 1.05, "drafts are to be accepted now and then"
+
+
+def test_a_padded_batch_with_a_penalty_is_generates(everywhere):
+    token_heads = fitted_heads("medusa", "llama")
+    tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 6, 5)])
+    asked = {"attention_mask": mask, "do_sample": False, "repetition_penalty": 1.3}
+    plain = token_heads.backbone.model.generate(tokens, **ROOM, **asked)
+    assert torch.equal(decode(token_heads, tokens, **asked).sequences, plain)
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"),
+    [({"do_sample": False}, 1), *((asked, 1) for asked in SETTINGS.values())],
+    ids=["greedy", *SETTINGS],
+)
+def test_a_pass_waits_once(asked, waits, everywhere):
+    """Counted over whole calls of different length: what further passes add is once each."""
+    token_heads = fitted_heads("grounded", "llama")
+    prompt = random_tokens(1, 5, seed=11)
+    seen = []
+    for new_tokens in (6, 30):
+        with Waits() as waiting:
+            out = decode(token_heads, prompt, **asked | {"max_new_tokens": new_tokens})
+        seen.append((out.stats.passes, waiting.count))
+    (few, before), (many, after) = seen
+    assert many > few
+    assert after - before == waits * (many - few)
+
+
+class Odd(LogitsProcessor):
+    """One of the caller's own, which may keep state."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert scores.shape[0] == 1, "it is called for emitted tokens alone"
+        return scores + (torch.arange(scores.shape[1]) % 3 == input_ids.shape[1] % 3)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"logits_processor": LogitsProcessorList([Odd()])}, {"no_repeat_ngram_size": 2}], ids=["own", "ngrams"]
+)
+def test_other_processors_are_walked(asked, everywhere, monkeypatch):
+    monkeypatch.setattr(at_once, "choose_at_nodes", None)
+    token_heads = fitted_heads("grounded", "llama")
+    prompt = random_tokens(1, 5, seed=11)
+    plain = token_heads.backbone.model.generate(prompt, do_sample=False, **ROOM, **asked)
+    assert torch.equal(decode(token_heads, prompt, do_sample=False, **asked).sequences, plain)
+
+
+def test_each_node_is_penalised_by_its_own_prefix():
+    """Siblings do not count; a prefix that is shorter than others is filled up with what it holds."""
+    tree = Tree([[0], [0, 0], [1]])
+    tokens_N, logits_NV = torch.tensor([2, 5, 6, 7]), random_tokens(4, 10).float()[:, :1] + torch.arange(1.0, 11.0)
+
+    class Asked:
+        processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(2.0)])
+        max_length = 20
+
+        def processors_of(self, row: int) -> LogitsProcessorList:
+            return self.processors
+
+    row = Row(request=Asked(), tokens=[1, 2], device=torch.device("cpu"))  # type: ignore[arg-type]
+    found_NV = score_nodes(row, tokens_N, tree.sees_NN(), logits_NV)
+    for node, held in enumerate(([1, 2], [1, 2, 5], [1, 2, 5, 6], [1, 2, 7])):
+        expected_V = logits_NV[node].clone()
+        expected_V[held] /= 2
+        assert torch.equal(found_NV[node], expected_V)
+
+
+def test_randomness_goes_back_to_where_the_walk_stands():
+    generator = torch.Generator().manual_seed(1)
+    plain = copy.copy(generator.get_state())
+    randomness = Randomness(generator)
+    drawn_DV = randomness.draw(torch.zeros(5), depths=4)
+    randomness.give_back(used=2)
+    again = torch.Generator().manual_seed(1)
+    again.set_state(plain)
+    assert torch.equal(drawn_DV[1], [torch.zeros(5).exponential_(generator=again) for _ in range(2)][1])
+    assert torch.equal(generator.get_state(), again.get_state())
