@@ -175,6 +175,7 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
         lookahead=config.lookahead,
         attend_across_documents=config.data.attend_across_documents,
         head_decay=config.head_decay,
+        loss=config.loss,
     )
 
 
