@@ -176,6 +176,8 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
         attend_across_documents=config.data.attend_across_documents,
         head_decay=config.head_decay,
         loss=config.loss,
+        noise=config.noise,
+        drafted_tokens=config.drafted_tokens,
     )
 
 
