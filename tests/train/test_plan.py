@@ -25,7 +25,7 @@ from train.plan.command import plan
 from train.plan.costs import Throughput, count_steps, disk, hours
 from train.plan.fit import parse_bytes, warnings
 from train.plan.live_tensors import BACKBONE, FROZEN, GRADIENTS, INPUTS, LOSS
-from train.plan.live_tensors import LOSS, TRAINED as TRAINED_WEIGHTS
+from train.plan.live_tensors import TRAINED as TRAINED_WEIGHTS
 from train.plan.memory import ENGINES, Sizes, fewest_processes, launched_engines, memory_of
 from train.plan.plan import make_plan
 from train.plan.shapes import build_on_meta, count_backbone, count_heads
