@@ -50,7 +50,7 @@ SET_BY_HEADWAY = {
 NOT_HERE = {
     "optim": "the optimizer is AdamW with the fields of `optimizer`",
     "optim_args": "the optimizer is AdamW with the fields of `optimizer`",
-    "label_smoothing_factor": "the loss has hard labels",
+    "label_smoothing_factor": "soft labels are the backbone's own: see loss",
     "label_names": "labels are made from tokens and masks",
     "gradient_checkpointing": "set backbone.gradient_checkpointing",
     "gradient_checkpointing_kwargs": "set backbone.gradient_checkpointing",
