@@ -20,6 +20,7 @@ from heads.interface import HeadsConfig
 from heads.loading import BackboneConfig
 from train.__main__ import dispatch
 from train.config import RatesConfig, TrainConfig
+from train.loss_config import LossConfig
 from train.model import TrainedModel
 from train.plan.command import plan
 from train.plan.costs import Throughput, count_steps, disk, hours
@@ -255,7 +256,7 @@ def test_a_backbone_whose_states_are_stored_runs_once_per_block(folder):
 
 
 def test_a_teacher_costs_a_pass_through_the_unembedding_and_a_chunk_of_logits(folder):
-    hard, soft = (make_plan(config(folder, loss=loss), tokens=160) for loss in ({}, {"soft": 1.0}))
+    hard, soft = (make_plan(config(folder, loss=loss), tokens=160) for loss in (LossConfig(), LossConfig(soft=1.0)))
     assert soft.step_flops > hard.step_flops
     peaks = [max(moment.get(LOSS, 0) for moment in plan.sizes.training) for plan in (hard, soft)]
     assert peaks[1] > peaks[0]
