@@ -5,13 +5,13 @@ too. A frozen backbone runs without autograd and stays in eval mode. A trained o
 and what flows back from heads passes the gradient gate (heads/gradient_gate.py): at the taps, at the embeddings that
 heads read, and at the projection that they share.
 """
-# B batch, T position, K trained objective, R supervised row of one objective
+# B batch, T position, K trained objective, M logged sum, R supervised row of one objective
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +22,11 @@ from heads.gradient_gate import gate
 from heads.interface import TeacherForcing, TokenHeads
 from heads.masks import positions_within_documents, within_documents
 from heads.projection import Projection
+from train.drafted_tokens import DraftedTokens
 from train.lookahead import first_layer_sees_ahead
-from train.losses import Part, weighted_loss
+from train.loss_config import LossConfig
+from train.losses import Part, Teacher, weighted_loss
+from train.noise import add_noise
 from train.targets import count_supervised, labels_at, scored_rows, supervised_rows
 
 
@@ -38,6 +41,8 @@ class Objective:
         gates: a factor on the gradient of each of the projection's tensors.
         shared: the unembedding is the backbone's.
         all_BTD: hidden states at every position; of the backbone's own objective only.
+        backbone_BTD: the backbone's final hidden states at every position, without gradient; None where it did not run
+            and they are not stored.
     """
 
     head: int
@@ -48,16 +53,28 @@ class Objective:
     gates: list[float]
     shared: bool
     all_BTD: Tensor | None = None
+    backbone_BTD: Tensor | None = None
+
+    def backbone_states(self) -> Tensor:
+        """(R, D): the backbone's final ones where it predicts the same tokens, shift - 1 places ahead of the rows."""
+        assert self.backbone_BTD is not None, "stored taps hold the final states where the loss reads them"
+        return self.backbone_BTD.flatten(0, 1)[self.rows_R + self.shift - 1]
+
+    def at_scored_rows(self, tokens_BT: Tensor) -> Objective:
+        """Without the rows whose label the projection has no row for."""
+        if self.projection.vocabulary is None:
+            return self
+        rows, _ = scored_rows(labels_at(tokens_BT, self.rows_R, self.shift), self.projection.vocabulary)
+        return replace(self, rows_R=self.rows_R[rows], hidden_RD=self.hidden_RD[rows])
 
     def part(self, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
-        """What the loss reads of it; `factor` is what the sum over its rows counts."""
-        hidden_RD, labels_R = self.hidden_RD, labels_at(tokens_BT, self.rows_R, self.shift)
+        """What the loss reads of it; `factor` is what the sum over its rows counts. All labels are scored."""
+        labels_R = labels_at(tokens_BT, self.rows_R, self.shift)
         if self.projection.vocabulary is not None:
-            rows, labels_R = scored_rows(labels_R, self.projection.vocabulary)
-            hidden_RD = hidden_RD[rows]
+            labels_R = self.projection.vocabulary.find(labels_R)[0]
         return Part(
             projection=self.projection,
-            hidden_RD=hidden_RD,
+            hidden_RD=self.hidden_RD,
             labels_R=labels_R,
             factor=factor,
             gates=self.gates,
@@ -65,7 +82,7 @@ class Objective:
         )
 
     def loss_sum(self, tokens_BT: Tensor) -> Tensor:
-        return weighted_loss([self.part(tokens_BT)])[0]
+        return weighted_loss([self.at_scored_rows(tokens_BT).part(tokens_BT)])[0]
 
 
 class TrainedModel(nn.Module):
@@ -80,6 +97,12 @@ class TrainedModel(nn.Module):
         lookahead: share of positions whose first layer sees one token ahead while a backbone is trained alone.
         attend_across_documents: let attention cross the documents of a packed block (labels never do).
         head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
+        loss: what heads are trained on; true tokens where it is not given.
+        noise: size of the noise on the states that heads read in training (train/noise.py).
+        drafted_tokens: share of drafted tokens that grounded heads read at the end of training.
+
+    Raises:
+        ValueError: drafted tokens for heads that read none.
     """
 
     weights_K: Tensor
@@ -95,6 +118,9 @@ class TrainedModel(nn.Module):
         lookahead: float = 0.0,
         attend_across_documents: bool = False,
         head_decay: float = 1.0,
+        loss: LossConfig | None = None,
+        noise: float = 0.0,
+        drafted_tokens: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = backbone.model
@@ -107,7 +133,15 @@ class TrainedModel(nn.Module):
         self.label_shift = label_shift
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
-        weights = [1.0] * self.trains_backbone + [head_decay**k for k in range(self.num_heads)]
+        self.loss = loss or LossConfig()
+        self.noise = noise
+        self.drafted_tokens = drafted_tokens
+        if drafted_tokens and not (token_heads and token_heads.grounded):
+            raise ValueError(
+                f"drafted_tokens={drafted_tokens} was given for heads that read no drafted tokens; set it to 0, or "
+                f"train grounded heads."
+            )
+        weights = [1.0] * self.trains_backbone + self.loss.weights(self.num_heads, head_decay)
         self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(self.trains_backbone and is_trained(name, self.model))
@@ -123,7 +157,15 @@ class TrainedModel(nn.Module):
 
     @property
     def loss_names(self) -> list[str]:
-        return ["backbone_loss"] * self.trains_backbone + [f"head{k}_loss" for k in range(1, self.num_heads + 1)]
+        """Of the logged sums: a cross-entropy for each objective, then what else the heads are trained on."""
+        kinds = ["loss"] + ["soft"] * (self.loss.soft > 0) + ["regression"] * (self.loss.regression > 0)
+        names = [f"head{k}_{kind}" for kind in kinds for k in range(1, self.num_heads + 1)]
+        return ["backbone_loss"] * self.trains_backbone + names
+
+    def counts_of_logged(self, counts_K: Tensor) -> Tensor:
+        """(M,): for each logged sum how many labels it is over."""
+        further = (len(self.loss_names) - len(counts_K)) // max(1, self.num_heads)
+        return torch.cat([counts_K, *[counts_K[self.trains_backbone :]] * further])
 
     def train(self, mode: bool = True) -> TrainedModel:
         super().train(mode)
@@ -138,6 +180,7 @@ class TrainedModel(nn.Module):
         counts_K: Tensor | None = None,
         hidden_states: Tensor | None = None,
         *,
+        progress: float = 1.0,
         inside: Callable[[], Any] | None = None,
     ) -> Any:
         """The loss of one micro-batch; or, with every weight gathered as for that, what `inside` returns.
@@ -149,12 +192,14 @@ class TrainedModel(nn.Module):
             counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
                 micro-batch's own where it is not given.
             hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
+            progress: share of the run's steps that were made, which drafted tokens grow with.
             inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
                 process has to make the same calls.
 
         Returns:
-            loss: the weighted sum over objectives of (sum of their cross-entropies / their count).
-            loss_sums_K: each objective's sum over this micro-batch, detached.
+            loss: the weighted sum over objectives of (sum of their losses / their count).
+            loss_sums_K: each objective's sum of cross-entropies over this micro-batch, detached.
+            logged_sums_M: these and the heads' other sums, in the order of `loss_names`.
         """
         if inside is not None:
             return inside()
@@ -165,11 +210,44 @@ class TrainedModel(nn.Module):
             counts_K = self.count_labels(input_ids, loss_mask, document_ids)
         factors_K = self.weights_K / counts_K.to(self.weights_K.device).clamp(min=1)
         objectives = self.objectives(
-            input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone, states_BNTD=hidden_states
+            input_ids,
+            loss_mask,
+            document_ids,
+            with_backbone=self.trains_backbone,
+            states_BNTD=hidden_states,
+            drafted_share=self.drafted_tokens * progress,
         )
-        parts = (objective.part(input_ids, factors_K[i]) for i, objective in enumerate(objectives))
-        loss, sums_K = weighted_loss(parts)
-        return {"loss": loss, "loss_sums_K": sums_K}
+        parts = (self.part(objective, input_ids, factors_K[i]) for i, objective in enumerate(objectives))
+        loss, sums = weighted_loss(parts)
+        further = [sums.soft] * (self.loss.soft > 0) + [sums.regression] * (self.loss.regression > 0)
+        logged_M = torch.cat([sums.hard, *(sums_K[self.trains_backbone :] for sums_K in further)])
+        return {"loss": loss, "loss_sums_K": sums.hard, "logged_sums_M": logged_M}
+
+    def part(self, objective: Objective, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
+        """What the loss reads of an objective: the backbone's own has true tokens, heads have what the config says."""
+        objective = objective.at_scored_rows(tokens_BT)
+        part = objective.part(tokens_BT, factor)
+        if objective.head == 0:
+            return part
+        loss, states_RD = self.loss, objective.backbone_states() if self.loss.reads_final_states else None
+        teacher = None
+        if loss.soft and states_RD is not None:
+            teacher = Teacher(
+                hidden_RD=states_RD,
+                projection=self.teaching_projection,
+                weight=loss.soft,
+                temperature=loss.temperature,
+                top_n=loss.top_n,
+                divergence=loss.divergence,
+            )
+        target_RD = states_RD if loss.regression else None
+        return replace(part, hard=loss.hard, teacher=teacher, target_RD=target_RD, regression=loss.regression)
+
+    @property
+    def teaching_projection(self) -> Projection:
+        """The backbone's own; over the tokens that the heads score, where these are not all."""
+        projection = self.backbone.projection.without_norm()
+        return projection if self.token_heads is None else self.token_heads.scored(projection)
 
     def count_labels(self, tokens_BT: Tensor, loss_mask_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(K,): labels of each trained objective in a batch; heads count those that they score."""
@@ -194,6 +272,7 @@ class TrainedModel(nn.Module):
         with_backbone: bool,
         lookahead: float | None = None,
         states_BNTD: Tensor | None = None,
+        drafted_share: float = 0.0,
     ) -> Iterator[Objective]:
         """One at a time: a stack of K hidden states would be gigabytes.
 
@@ -201,6 +280,7 @@ class TrainedModel(nn.Module):
             with_backbone: begin with the backbone's own, trained or not.
             lookahead: in place of the model's own.
             states_BNTD: the taps of a backbone that ran before.
+            drafted_share: of the tokens that heads read.
         """
         batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, states_BNTD)
         if with_backbone:
@@ -216,10 +296,20 @@ class TrainedModel(nn.Module):
                 gates=[1.0] * len(unembedding.parameters()),
                 shared=True,
                 all_BTD=final_BTD,
+                backbone_BTD=final_BTD.detach(),
             )
         if self.token_heads is None:
             return
+        drafted = None
+        if drafted_share:
+            assert final_BTD is not None, "stored taps hold the final states where drafts are made of them"
+            drafted = DraftedTokens(tokens_BT, drafted_share)
+            batch = replace(batch, drafted=drafted)
+            rows_R, unembedding = batch.rows[0], self.backbone.projection.without_norm()
+            drafted.put(1, rows_R, unembedding, final_BTD.flatten(0, 1)[rows_R])
         for k, hidden_RD in enumerate(self.token_heads.teacher_forced(batch), start=1):
+            if drafted is not None:
+                drafted.refuse_unread(k, self.token_heads.family)
             projection = self.token_heads.projection(k)
             yield Objective(
                 head=k,
@@ -229,7 +319,10 @@ class TrainedModel(nn.Module):
                 projection=projection,
                 gates=self._gates(projection),
                 shared=projection.weight is self.backbone.projection.weight,
+                backbone_BTD=None if final_BTD is None else final_BTD.detach(),
             )
+            if drafted is not None and k < self.num_heads:
+                drafted.put(k + 1, batch.rows[k - 1], projection, hidden_RD)
 
     def teacher_forcing(
         self,
@@ -241,18 +334,21 @@ class TrainedModel(nn.Module):
     ) -> tuple[TeacherForcing, Tensor | None]:
         """Run the backbone over the packed block: what heads see, behind the gate, and the final hidden states.
 
-        Where the taps were stored, the backbone does not run and there are no final states.
+        Where the taps were stored, the backbone does not run, and the final states are there if they are among them.
         """
         attended, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
         if states_BNTD is not None:
-            final_BTD, recorded = None, dict(zip(self._taps, states_BNTD.unbind(1), strict=True))
+            recorded = dict(zip(self.stored_taps, states_BNTD.unbind(1), strict=True))
+            final_BTD = recorded.get("final")
         else:
             with self._autograd(), self._lookahead(attended, may_attend_BTT, positions_BT, lookahead):
                 final_BTD, recorded = self.backbone.forward(
                     tokens_BT, taps=self._taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
                 )
-        gated = {tap: gate(hidden, self.backbone.gradient_scale) for tap, hidden in recorded.items()}
+        gated = {tap: gate(recorded[tap], self.backbone.gradient_scale) for tap in self._taps}
+        if self.noise and self.training:
+            gated = {tap: add_noise(hidden_BTD, self.noise) for tap, hidden_BTD in gated.items()}
         if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
             dtype = next(self.token_heads.parameters()).dtype
             gated = {tap: hidden.to(dtype) for tap, hidden in gated.items()}
@@ -261,14 +357,19 @@ class TrainedModel(nn.Module):
         return batch, final_BTD
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
-        """(B, taps, T, D): what heads read of the backbone, to be stored; the final states where there are none."""
+        """(B, taps, T, D): what heads and their loss read of the backbone, to be stored; `stored_taps` names them."""
         _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
-        taps = self._taps or ("final",)
         _, recorded = self.backbone.forward(
-            tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+            tokens_BT, taps=self.stored_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
-        return torch.stack([recorded[tap] for tap in taps], dim=1)
+        return torch.stack([recorded[tap] for tap in self.stored_taps], dim=1)
+
+    @property
+    def stored_taps(self) -> tuple[Tap, ...]:
+        """The taps of the heads, and the final states where the loss or drafts read them, or heads read none."""
+        taps, reads_final = self._taps, self.loss.reads_final_states or self.drafted_tokens
+        return taps if taps and ("final" in taps or not reads_final) else (*taps, "final")
 
     @property
     def _taps(self) -> tuple[Tap, ...]:

@@ -178,6 +178,9 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
         lookahead=config.lookahead,
         attend_across_documents=config.data.attend_across_documents,
         head_decay=config.head_decay,
+        loss=config.loss,
+        noise=config.noise,
+        drafted_tokens=config.drafted_tokens,
     )
 
 

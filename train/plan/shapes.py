@@ -73,6 +73,9 @@ def build_on_meta(config: TrainConfig, device_type: str) -> TrainedModel:
             lookahead=config.lookahead,
             attend_across_documents=config.data.attend_across_documents,
             head_decay=config.head_decay,
+            loss=config.loss,
+            noise=config.noise,
+            drafted_tokens=config.drafted_tokens,
         )
 
 
