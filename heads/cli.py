@@ -34,6 +34,7 @@ from heads.evaluation.tables import measure, speed_table, write_json
 from heads.evaluation.throughput import Row
 from heads.info import accuracy_table, describe, facts_table
 from heads.loading import Dtype
+from heads.merge_command import merge_command
 from heads.opening import Opened, open_draft_model, open_heads
 from heads.speaking import Decoding, Sampling, Speaker
 from heads.tune_command import tune_tree_command
@@ -254,6 +255,7 @@ def info(
 
 app.command("count-ngrams")(count_ngrams_command)
 app.command("evaluate")(evaluate_command)
+app.command("merge")(merge_command)
 app.command("tune-tree")(tune_tree_command)
 
 

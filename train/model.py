@@ -24,6 +24,7 @@ from heads.masks import positions_within_documents, within_documents
 from heads.projection import Projection
 from train.lookahead import first_layer_sees_ahead
 from train.losses import Part, weighted_loss
+from train.original import Original
 from train.targets import count_supervised, labels_at, supervised_rows
 
 
@@ -38,6 +39,7 @@ class Objective:
         gates: a factor on the gradient of each of the projection's tensors.
         shared: the unembedding is the backbone's.
         all_BTD: hidden states at every position; of the backbone's own objective only.
+        original_RD: the original's hidden states at the rows, where it is kept; of the backbone's own objective only.
     """
 
     head: int
@@ -48,6 +50,7 @@ class Objective:
     gates: list[float]
     shared: bool
     all_BTD: Tensor | None = None
+    original_RD: Tensor | None = None
 
     def part(self, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
         """What the loss reads of it; `factor` is what the sum over its rows counts."""
@@ -74,6 +77,7 @@ class TrainedModel(nn.Module):
         gradient_scale: LR_MB / LR_B, the gate between heads and a trained backbone.
         label_shift: of a backbone that is trained alone: its label at t is x_{t+label_shift}.
         lookahead: share of positions whose first layer sees one token ahead while a backbone is trained alone.
+        keeps_original: keep the backbone as it is now beside the one that is trained.
         attend_across_documents: let attention cross the documents of a packed block (labels never do).
         head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
     """
@@ -89,6 +93,7 @@ class TrainedModel(nn.Module):
         gradient_scale: float = 1.0,
         label_shift: int = 1,
         lookahead: float = 0.0,
+        keeps_original: bool = False,
         attend_across_documents: bool = False,
         head_decay: float = 1.0,
     ) -> None:
@@ -96,6 +101,7 @@ class TrainedModel(nn.Module):
         self.model = backbone.model
         self.token_heads = token_heads
         self.backbone = backbone
+        self.original = Original(backbone) if keeps_original else None
         self.trains_backbone = trains_backbone or token_heads is None
         if token_heads is not None and trains_backbone:
             token_heads.backbone_was_trained = True
@@ -134,6 +140,7 @@ class TrainedModel(nn.Module):
         counts_K: Tensor | None = None,
         hidden_states: Tensor | None = None,
         *,
+        heads_weight: float = 1.0,
         inside: Callable[[], Any] | None = None,
     ) -> Any:
         """The loss of one micro-batch; or, with every weight gathered as for that, what `inside` returns.
@@ -145,6 +152,7 @@ class TrainedModel(nn.Module):
             counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
                 micro-batch's own where it is not given.
             hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
+            heads_weight: what the heads' losses count beside the backbone's own, at this step (train/warm_in.py).
             inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
                 process has to make the same calls.
 
@@ -160,6 +168,7 @@ class TrainedModel(nn.Module):
         if counts_K is None:
             counts_K = count_supervised(loss_mask, document_ids, self.shifts)
         factors_K = self.weights_K / counts_K.to(self.weights_K.device).clamp(min=1)
+        factors_K[int(self.trains_backbone) :] *= heads_weight
         objectives = self.objectives(
             input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone, states_BNTD=hidden_states
         )
@@ -184,6 +193,7 @@ class TrainedModel(nn.Module):
             lookahead: in place of the model's own.
             states_BNTD: the taps of a backbone that ran before.
         """
+        original_BTD = self._original_states(tokens_BT, document_ids_BT) if with_backbone else None
         batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, states_BNTD)
         if with_backbone:
             assert final_BTD is not None, "stored taps serve heads alone"
@@ -198,6 +208,7 @@ class TrainedModel(nn.Module):
                 gates=[1.0] * len(unembedding.parameters()),
                 shared=True,
                 all_BTD=final_BTD,
+                original_RD=None if original_BTD is None else original_BTD.flatten(0, 1)[rows_R],
             )
         if self.token_heads is None:
             return
@@ -241,6 +252,13 @@ class TrainedModel(nn.Module):
         rows = [supervised_rows(loss_mask_BT, document_ids_BT, k + 1) for k in range(1, self.num_heads + 1)]
         batch = TeacherForcing(tokens_BT=tokens_BT, taps=gated, positions_BT=positions_BT, mask=mask, rows=rows)
         return batch, final_BTD
+
+    def _original_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor | None:
+        """Before the trained backbone runs: engines that shard weights count on the last pass being the one to undo."""
+        if self.original is None:
+            return None
+        _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
+        return self.original.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, taps, T, D): what heads read of the backbone, to be stored; the final states where there are none."""
