@@ -27,6 +27,7 @@ from heads.decoding.tree import MAX_NODES
 from heads.families import build_config
 from heads.loading import BackboneConfig
 from heads.trained_backbone import LoraSettings
+from train.loss_config import LossConfig
 from train.self_distillation import SelfDistillationConfig
 from train.warm_in import WarmInConfig
 
@@ -185,6 +186,7 @@ class TrainConfig:
         label_shift: with `family: null`, the label at t is x_{t+label_shift} (DynaMo's T1-L2 has 2).
         lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
+        loss: what heads are trained on; true tokens where it is not given.
         compile: torch.compile for decoder layers: auto turns it on where the run is long enough to repay it.
         cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk from then
             on; for runs of several epochs, or several runs on the same blocks.
@@ -217,6 +219,7 @@ class TrainConfig:
     label_shift: int = 1
     lookahead: float = 0.0
     head_decay: float = 1.0
+    loss: LossConfig = field(default_factory=LossConfig)
     compile: Literal["auto"] | bool = "auto"
     cache_hidden_states: bool = False
     hidden_states_dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -257,6 +260,7 @@ class TrainConfig:
             )
         if self.head_decay <= 0:
             raise ValueError(f"head_decay={self.head_decay} was given; it must be above 0 (1 weights all heads alike).")
+        self.loss.check(num_heads=self.num_heads, head_decay=self.head_decay)
         for name in self.report_to:
             known = ("jsonl", "tensorboard", "wandb")
             if name not in known:

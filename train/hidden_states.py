@@ -159,7 +159,7 @@ def cache_hidden_states(
 
 def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Layout:
     assert model.token_heads is not None, "the config's check refuses this"
-    taps = model.token_heads.taps
+    taps = model.stored_taps
     kind = model.backbone.device.type
     autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
     settings = (

@@ -1,12 +1,16 @@
-"""Cross-entropy from hidden states: a plain reference, and a fast path that never holds (rows, vocabulary) at once.
+"""The loss from hidden states: a plain reference, and a fast path that never holds (rows, vocabulary) at once.
+
+    loss of a row = hard · cross-entropy with the true token
+                  + weight · T² · divergence from a teacher          (train/soft_targets.py)
+                  + regression · SmoothL1 between its hidden state and the teacher's   (Hydra, EAGLE)
 
 The fast path goes over chunks of rows and takes each chunk's gradients by hand while its logits exist, in forward:
 logits are computed once, turned into their own gradient in place and never stored, so memory is one chunk's logits
-however many rows, heads or tokens there are. Objectives that share an unembedding go through it together: there is one
-gradient of its size, and chunks are full. It works through any `Projection` (norm, bias, scale, soft cap), which
-torch's own linear_cross_entropy does not.
+(with a teacher a second one) however many rows, heads or tokens there are. Objectives that share an unembedding go
+through it together: there is one gradient of its size, and chunks are full. It works through any `Projection` (norm,
+bias, scale, soft cap), which torch's own linear_cross_entropy does not.
 """
-# R rows, C rows of one chunk, K objective, D model width, V vocabulary
+# R rows, C rows of one chunk, K objective, P part of one pass, D model width, V vocabulary
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody kno
 
 from heads.gradient_gate import gate
 from heads.projection import Projection
+from train.soft_targets import SoftTargets, Teacher, hard_loss, mixed_loss, plain_divergence
+from train.unembedding_passes import Passes, widen
 
 CHUNK_ELEMENTS = {"cpu": 2**23}
 """Logits of one chunk, in elements: 32 MiB in float32; `benchmarks/training.py` prints others beside it."""
@@ -38,6 +44,28 @@ def plain_cross_entropy(projection: Projection, hidden_RD: Tensor, labels_R: Ten
     """
     logits_RV = projection(hidden_RD.to(projection.weight.dtype))
     return F.cross_entropy(widen(logits_RV), labels_R, reduction="sum")
+
+
+def plain_loss(part: Part) -> Tensor:
+    """A part's loss without its factor, whatever is in it. The reference; `plain_cross_entropy` is its first term."""
+    loss = part.hard * plain_cross_entropy(part.projection, part.hidden_RD, part.labels_R)
+    if part.teacher is not None:
+        logits_RV = part.projection(part.hidden_RD.to(part.projection.weight.dtype))
+        loss = loss + part.teacher.factor * plain_divergence(part.teacher, logits_RV).sum()
+    if part.target_RD is not None:
+        norm = part.projection.norm
+        hidden_RD = part.hidden_RD if norm is None else norm(part.hidden_RD.to(part.projection.weight.dtype))
+        loss = loss + part.regression * smooth_l1(hidden_RD, part.target_RD)
+    return loss
+
+
+def smooth_l1(hidden_RD: Tensor, target_RD: Tensor) -> Tensor:
+    """The sum over rows of the mean over a row of SmoothL1: d²/2 up to a distance d of 1, d - 1/2 beyond.
+
+    >>> smooth_l1(torch.tensor([[0.0, 3.0]]), torch.tensor([[1.0, 0.0]]))     # (0.5 + 2.5) / 2
+    tensor(1.5000)
+    """
+    return F.smooth_l1_loss(widen(hidden_RD), widen(target_RD).detach(), reduction="sum") / max(1, hidden_RD.shape[1])
 
 
 def chunked_cross_entropy(
@@ -61,6 +89,10 @@ class Part:
         factor: () what the sum over these rows is multiplied with in the loss; 1 where not given.
         gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
         shared: others may read the same unembedding, so these rows wait for theirs.
+        hard: weight of the cross-entropy with the labels.
+        teacher: whose distribution they are to follow as well, or instead.
+        target_RD: hidden states that theirs, after the projection's norm, are to come near; no gradient.
+        regression: weight of that distance.
     """
 
     projection: Projection
@@ -69,6 +101,18 @@ class Part:
     factor: Tensor | None = None
     gates: Sequence[float] | None = None
     shared: bool = False
+    hard: float = 1.0
+    teacher: Teacher | None = None
+    target_RD: Tensor | None = None
+    regression: float = 0.0
+
+    @property
+    def company(self) -> tuple[object, ...]:
+        """Parts that share an unembedding and have this in common take one pass together.
+
+        Those that give the unembedding no gradient need one product less; those with a teacher have another loss.
+        """
+        return (self.unembedding_gate == 0, *(() if self.teacher is None else (self.hard, *self.teacher.kind)))
 
     @property
     def unembedding_gate(self) -> float:
@@ -76,24 +120,46 @@ class Part:
         return 1.0 if self.gates is None else self.gates[0]
 
 
-def weighted_loss(parts: Iterable[Part]) -> tuple[Tensor, Tensor]:
-    """Σ factor · (sum of a part's cross-entropies), and the plain sums (K,), detached.
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Plain sums over rows, without weights, each (K,) and detached; 0 where a part has no such loss.
+
+    Attributes:
+        hard: cross-entropies with the labels, also where they weigh nothing.
+        soft: divergences from the teacher, without T².
+        regression: distances from the target.
+    """
+
+    hard: Tensor
+    soft: Tensor
+    regression: Tensor
+
+
+def weighted_loss(parts: Iterable[Part]) -> tuple[Tensor, Sums]:
+    """Σ factor · (a part's loss), and the plain sums.
 
     Parts are taken one at a time. Those with an unembedding of their own are done at once; shared ones are kept, as
-    (R, D) hidden states, until the last is there; those that give the unembedding no gradient go apart, as they need
-    one product less.
+    (R, D) hidden states, until the last is there.
     """
     losses: list[Tensor] = []
-    sums: dict[int, Tensor] = {}
-    waiting: dict[bool, list[tuple[int, Part]]] = {}
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+    distances: list[Tensor] = []
+    waiting: dict[tuple[object, ...], list[tuple[int, Part]]] = {}
     for index, part in enumerate(parts):
         part = after_norm(part)
+        distance = part.hidden_RD.new_zeros(())
+        if part.target_RD is not None:
+            distance = smooth_l1(part.hidden_RD, part.target_RD)
+            weighted = part.regression * distance
+            losses.append(weighted if part.factor is None else weighted * part.factor)
+        distances.append(widen(distance.detach()))
         if part.shared:
-            waiting.setdefault(part.unembedding_gate == 0, []).append((index, part))
+            waiting.setdefault(part.company, []).append((index, part))
         else:
             losses.append(one_pass([(index, part)], sums))
     losses += [one_pass(together, sums) for together in waiting.values()]
-    return torch.stack(losses).sum(), torch.stack([sums[index] for index in range(len(sums))])
+    hard, soft = (torch.stack([sums[index][i] for index in range(len(sums))]) for i in range(2))
+    return torch.stack(losses).sum(), Sums(hard=hard, soft=soft, regression=torch.stack(distances))
 
 
 def after_norm(part: Part) -> Part:
@@ -111,13 +177,18 @@ def after_norm(part: Part) -> Part:
     return replace(part, projection=part.projection.without_norm(), hidden_RD=hidden_RD)
 
 
-def one_pass(parts: list[tuple[int, Part]], sums: dict[int, Tensor]) -> Tensor:
+def one_pass(parts: list[tuple[int, Part]], sums: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
     """The weighted loss of parts that share one unembedding; notes their plain sums under their indices."""
-    projection = parts[0][1].projection
+    projection, teacher, hard = parts[0][1].projection, joined_teacher([part for _, part in parts]), parts[0][1].hard
     sizes = [len(part.labels_R) for _, part in parts]
     hidden_RD = torch.cat([part.hidden_RD for _, part in parts]) if len(parts) > 1 else parts[0][1].hidden_RD
     labels_R = torch.cat([part.labels_R for _, part in parts])
     factors = [torch.ones(()) if part.factor is None else part.factor for _, part in parts]
+    if teacher is None:  # with one kind of loss its weight is part of the factor
+        factors, hard = (
+            [f if part.hard == 1 else f * part.hard for f, (_, part) in zip(factors, parts, strict=True)],
+            1.0,
+        )
     gates = [part.unembedding_gate for _, part in parts]
 
     def for_each_row(values_P: Tensor) -> Tensor:
@@ -129,22 +200,40 @@ def one_pass(parts: list[tuple[int, Part]], sums: dict[int, Tensor]) -> Tensor:
     weight, bias = projection.weight, projection.bias
     if not any(gates):
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-    loss, losses_R = _ChunkedCrossEntropy.apply(hidden_RD, labels_R, factors_R, gates_R, projection, weight, bias)
-    for (index, _), rows_R in zip(parts, losses_R.split(sizes), strict=True):
-        sums[index] = rows_R.sum()
+    mix = Mix(projection=projection, hard=hard, teacher=teacher)
+    loss, hard_R, soft_R = _ChunkedLoss.apply(hidden_RD, labels_R, factors_R, gates_R, mix, weight, bias)
+    for (index, _), hard_P, soft_P in zip(parts, hard_R.split(sizes), soft_R.split(sizes), strict=True):
+        sums[index] = hard_P.sum(), soft_P.sum()
     return loss
 
 
-def widen(logits_RV: Tensor) -> Tensor:
-    """float32 at least: a sum over a vocabulary loses its small terms in half precision."""
-    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+def joined_teacher(parts: list[Part]) -> Teacher | None:
+    """One teacher for the rows of all; they are of one kind."""
+    teachers = [part.teacher for part in parts if part.teacher is not None]
+    if not teachers:
+        return None
+    if len(teachers) == 1:
+        return teachers[0]
+    return replace(teachers[0], hidden_RD=torch.cat([teacher.hidden_RD for teacher in teachers]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """What the rows of one pass have in common."""
+
+    projection: Projection
+    hard: float
+    teacher: Teacher | None
+
+    def weigh(self, hard_R: Tensor, soft_R: Tensor) -> Tensor:
+        return hard_R if self.teacher is None else self.hard * hard_R + self.teacher.factor * soft_R
 
 
 def rows_of_a_chunk(vocab: int, device: torch.device) -> int:
     return max(LEAST_ROWS, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE) // vocab)
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     """Gradients are made in forward and handed out by backward, once."""
 
     @staticmethod
@@ -154,12 +243,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels_R: Tensor,
         factors_R: Tensor,
         gates_R: Tensor | None,
-        projection: Projection,
+        mix: Mix,
         weight: Tensor,
         bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         needs_hidden, needs_weight, needs_bias = (ctx.needs_input_grad[i] for i in (0, 5, 6))
-        passes = _Passes(projection, hidden_RD.device)
+        passes = Passes(mix.projection, hidden_RD.device)
+        targets = None if mix.teacher is None else SoftTargets(mix.teacher, passes)
         # Factors are 1 / labels of a batch; times that, small gradients would be lost in float16 before backward brings
         # the loss scale. So the largest factor waits for backward too.
         unit = factors_R.abs().amax() if len(factors_R) else factors_R.new_ones(())
@@ -167,16 +257,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_grad_RD = torch.empty_like(hidden_RD, dtype=passes.wide) if needs_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=passes.wide) if needs_weight else None  # chunks add up in it
         bias_grad = torch.zeros_like(bias, dtype=passes.wide) if needs_bias and bias is not None else None
-        losses_R = torch.empty(len(hidden_RD), dtype=passes.wide, device=hidden_RD.device)
+        hard_R = torch.empty(len(hidden_RD), dtype=passes.wide, device=hidden_RD.device)
+        soft_R = torch.zeros_like(hard_R)
         chunk_rows = rows_of_a_chunk(len(weight), hidden_RD.device)
         for start in range(0, len(hidden_RD), chunk_rows):
             rows = slice(start, start + chunk_rows)
             hidden_CD = hidden_RD[rows].to(passes.dtype)
-            losses_R[rows], probs_CV = passes.forward(hidden_CD, labels_R[rows])
+            if mix.teacher is None or targets is None:
+                hard_R[rows], gradient_CV = hard_loss(passes.logits(hidden_CD), labels_R[rows])
+            else:
+                target = targets.of(rows)  # first: it may use the memory of the logits
+                hard_R[rows], soft_R[rows], gradient_CV = mixed_loss(
+                    passes.logits(hidden_CD), labels_R[rows], target, mix.teacher, mix.hard
+                )
             if not (needs_hidden or needs_weight or needs_bias):
                 continue
             scale_C1 = factors_R[rows, None] / unit
-            gradient_CV = passes.gradient(probs_CV, labels_R[rows])
+            gradient_CV = passes.through_finish(gradient_CV)
             if hidden_grad_RD is not None:
                 hidden_grad_RD[rows] = passes.into_hidden(gradient_CV) * scale_C1
             if gates_R is not None:
@@ -187,8 +284,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 bias_grad += (gradient_CV.t() @ scale_C1.to(passes.dtype)).squeeze(1)
         ctx.found, ctx.unit = [hidden_grad_RD, weight_grad, bias_grad], unit
         ctx.dtypes = [hidden_RD.dtype, weight.dtype, None if bias is None else bias.dtype]
-        ctx.mark_non_differentiable(losses_R)
-        return (losses_R * factors_R).sum(), losses_R
+        ctx.mark_non_differentiable(hard_R, soft_R)
+        return (mix.weigh(hard_R, soft_R) * factors_R).sum(), hard_R, soft_R
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -200,54 +297,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if g is None else g.mul_(scale).to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True)
         )
         return hidden_grad_RD, None, None, None, None, weight_grad, bias_grad
-
-
-class _Passes:
-    """The products of one chunk with the unembedding, through one buffer of logits."""
-
-    def __init__(self, projection: Projection, device: torch.device) -> None:
-        weight = projection.weight
-        autocast = torch.is_autocast_enabled(device.type) and weight.dtype == torch.float32
-        self.dtype = torch.get_autocast_dtype(device.type) if autocast else weight.dtype
-        self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.weight = weight.detach().to(self.dtype)  # once, not once a chunk
-        self.bias = None if projection.bias is None else projection.bias.detach().to(self.dtype)
-        self.projection = projection
-        self._buffer: Tensor | None = None  # memory that is new to a process costs more than writing to it
-
-    def forward(self, hidden_CD: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses (C,) and probabilities (C, V); keeps what the soft cap needs.
-
-        One kernel makes the probabilities, and the sum that it divided by comes back from the largest of them, which
-        is 1 / sum: -log p(label) itself would be infinite where p(label) is below the smallest number.
-        """
-        logits_CV = widen(self.projection.finish(self._logits(hidden_CD)))
-        cap = self.projection.soft_cap
-        self._slope_CV = None if cap is None else 1 - (logits_CV / cap).square()
-        picked_C1 = logits_CV.gather(1, labels_C[:, None])
-        maxima_C1, best_C1 = logits_CV.max(1, keepdim=True)
-        in_place = logits_CV if logits_CV.device.type == "cpu" else None  # reads a row before it writes it; tested
-        probs_CV = torch.softmax(logits_CV, dim=1, out=in_place)
-        losses_C1 = maxima_C1 - probs_CV.gather(1, best_C1).log() - picked_C1
-        return losses_C1.squeeze(1), probs_CV
-
-    def gradient(self, probs_CV: Tensor, labels_C: Tensor) -> Tensor:
-        """The loss's gradient at `hidden @ weightᵀ + bias`: p - onehot, in place of the probabilities."""
-        probs_CV.scatter_add_(1, labels_C[:, None], probs_CV.new_full((len(labels_C), 1), -1.0))
-        if self._slope_CV is not None:
-            probs_CV.mul_(self._slope_CV)
-        if self.projection.scale != 1.0:
-            probs_CV.mul_(self.projection.scale)
-        return probs_CV.to(self.dtype)
-
-    def into_hidden(self, gradient_CV: Tensor) -> Tensor:
-        return torch.mm(gradient_CV, self.weight)
-
-    def _logits(self, hidden_CD: Tensor) -> Tensor:
-        if self._buffer is None:
-            self._buffer = hidden_CD.new_empty(len(hidden_CD), len(self.weight))
-        out_CV = torch.mm(hidden_CD, self.weight.t(), out=self._buffer[: len(hidden_CD)])
-        return out_CV if self.bias is None else out_CV.add_(self.bias)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -5,13 +5,13 @@ too. A frozen backbone runs without autograd and stays in eval mode. A trained o
 and what flows back from heads passes the gradient gate (heads/gradient_gate.py): at the taps, at the embeddings that
 heads read, and at the projection that they share.
 """
-# B batch, T position, K trained objective, R supervised row of one objective
+# B batch, T position, K trained objective, M logged sum, R supervised row of one objective
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from heads.interface import TeacherForcing, TokenHeads
 from heads.masks import positions_within_documents, within_documents
 from heads.projection import Projection
 from train.lookahead import first_layer_sees_ahead
-from train.losses import Part, weighted_loss
+from train.loss_config import LossConfig
+from train.losses import Part, Teacher, weighted_loss
 from train.original import Original
+from train.self_distillation import SelfDistillationConfig
 from train.targets import count_supervised, labels_at, supervised_rows
 
 
@@ -40,6 +42,8 @@ class Objective:
         shared: the unembedding is the backbone's.
         all_BTD: hidden states at every position; of the backbone's own objective only.
         original_RD: the original's hidden states at the rows, where it is kept; of the backbone's own objective only.
+        backbone_BTD: the backbone's final hidden states at every position, without gradient; None where it did not run
+            and they are not stored.
     """
 
     head: int
@@ -51,6 +55,12 @@ class Objective:
     shared: bool
     all_BTD: Tensor | None = None
     original_RD: Tensor | None = None
+    backbone_BTD: Tensor | None = None
+
+    def backbone_states(self) -> Tensor:
+        """(R, D): the backbone's final ones where it predicts the same tokens, shift - 1 places ahead of the rows."""
+        assert self.backbone_BTD is not None, "stored taps hold the final states where the loss reads them"
+        return self.backbone_BTD.flatten(0, 1)[self.rows_R + self.shift - 1]
 
     def part(self, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
         """What the loss reads of it; `factor` is what the sum over its rows counts."""
@@ -77,9 +87,10 @@ class TrainedModel(nn.Module):
         gradient_scale: LR_MB / LR_B, the gate between heads and a trained backbone.
         label_shift: of a backbone that is trained alone: its label at t is x_{t+label_shift}.
         lookahead: share of positions whose first layer sees one token ahead while a backbone is trained alone.
-        keeps_original: keep the backbone as it is now beside the one that is trained.
         attend_across_documents: let attention cross the documents of a packed block (labels never do).
         head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
+        loss: what heads are trained on; true tokens where it is not given.
+        self_distillation: the backbone as it is now, before training, teaches the trained one.
     """
 
     weights_K: Tensor
@@ -93,15 +104,17 @@ class TrainedModel(nn.Module):
         gradient_scale: float = 1.0,
         label_shift: int = 1,
         lookahead: float = 0.0,
-        keeps_original: bool = False,
         attend_across_documents: bool = False,
         head_decay: float = 1.0,
+        loss: LossConfig | None = None,
+        self_distillation: SelfDistillationConfig | None = None,
     ) -> None:
         super().__init__()
         self.model = backbone.model
         self.token_heads = token_heads
         self.backbone = backbone
-        self.original = Original(backbone) if keeps_original else None
+        self.self_distillation = self_distillation or SelfDistillationConfig()
+        self.original = Original(backbone) if self.self_distillation.weight else None
         self.trains_backbone = trains_backbone or token_heads is None
         if token_heads is not None and trains_backbone:
             token_heads.backbone_was_trained = True
@@ -109,7 +122,8 @@ class TrainedModel(nn.Module):
         self.label_shift = label_shift
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
-        weights = [1.0] * self.trains_backbone + [head_decay**k for k in range(self.num_heads)]
+        self.loss = loss or LossConfig()
+        weights = [1.0] * self.trains_backbone + self.loss.weights(self.num_heads, head_decay)
         self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(self.trains_backbone and is_trained(name, self.model))
@@ -125,7 +139,16 @@ class TrainedModel(nn.Module):
 
     @property
     def loss_names(self) -> list[str]:
-        return ["backbone_loss"] * self.trains_backbone + [f"head{k}_loss" for k in range(1, self.num_heads + 1)]
+        """Of the logged sums: a cross-entropy for each objective, then what else the heads are trained on."""
+        kinds = ["loss"] + ["soft"] * (self.loss.soft > 0) + ["regression"] * (self.loss.regression > 0)
+        names = [f"head{k}_{kind}" for kind in kinds for k in range(1, self.num_heads + 1)]
+        return ["backbone_loss"] * self.trains_backbone + names + ["backbone_kl"] * (self.original is not None)
+
+    def counts_of_logged(self, counts_K: Tensor) -> Tensor:
+        """(M,): for each logged sum how many labels it is over."""
+        further = (self.loss.soft > 0) + (self.loss.regression > 0)
+        own = [] if self.original is None else [counts_K[:1]]
+        return torch.cat([counts_K, *[counts_K[self.trains_backbone :]] * further, *own])
 
     def train(self, mode: bool = True) -> TrainedModel:
         super().train(mode)
@@ -157,8 +180,9 @@ class TrainedModel(nn.Module):
                 process has to make the same calls.
 
         Returns:
-            loss: the weighted sum over objectives of (sum of their cross-entropies / their count).
-            loss_sums_K: each objective's sum over this micro-batch, detached.
+            loss: the weighted sum over objectives of (sum of their losses / their count).
+            loss_sums_K: each objective's sum of cross-entropies over this micro-batch, detached.
+            logged_sums_M: these, the heads' other sums and the divergence from the original, as `loss_names` has them.
         """
         if inside is not None:
             return inside()
@@ -172,9 +196,44 @@ class TrainedModel(nn.Module):
         objectives = self.objectives(
             input_ids, loss_mask, document_ids, with_backbone=self.trains_backbone, states_BNTD=hidden_states
         )
-        parts = (objective.part(input_ids, factors_K[i]) for i, objective in enumerate(objectives))
-        loss, sums_K = weighted_loss(parts)
-        return {"loss": loss, "loss_sums_K": sums_K}
+        parts = (self.part(objective, input_ids, factors_K[i]) for i, objective in enumerate(objectives))
+        loss, sums = weighted_loss(parts)
+        further = [sums.soft] * (self.loss.soft > 0) + [sums.regression] * (self.loss.regression > 0)
+        own = [] if self.original is None else [sums.soft[:1]]
+        logged_M = torch.cat([sums.hard, *(sums_K[self.trains_backbone :] for sums_K in further), *own])
+        return {"loss": loss, "loss_sums_K": sums.hard, "logged_sums_M": logged_M}
+
+    def part(self, objective: Objective, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
+        """What the loss reads of an objective: the backbone's own has tokens and the original, heads have `loss`."""
+        part = objective.part(tokens_BT, factor)
+        if objective.head == 0:
+            return part if self.original is None else self._beside_original(part, objective)
+        loss, states_RD = self.loss, objective.backbone_states() if self.loss.reads_final_states else None
+        teacher = None
+        if loss.soft and states_RD is not None:
+            teacher = Teacher(
+                hidden_RD=states_RD,
+                projection=self.backbone.projection.without_norm(),
+                weight=loss.soft,
+                temperature=loss.temperature,
+                top_n=loss.top_n,
+                divergence=loss.divergence,
+            )
+        target_RD = states_RD if loss.regression else None
+        return replace(part, hard=loss.hard, teacher=teacher, target_RD=target_RD, regression=loss.regression)
+
+    def _beside_original(self, part: Part, objective: Objective) -> Part:
+        assert self.original is not None
+        assert objective.original_RD is not None
+        share, temperature = self.self_distillation.weight, self.self_distillation.temperature
+        teacher = Teacher(
+            hidden_RD=objective.original_RD,
+            projection=self.original.projection,
+            weight=share,
+            temperature=temperature,
+            divergence="kl",
+        )
+        return replace(part, hard=1 - share, teacher=teacher)
 
     def objectives(
         self,
@@ -209,6 +268,7 @@ class TrainedModel(nn.Module):
                 shared=True,
                 all_BTD=final_BTD,
                 original_RD=None if original_BTD is None else original_BTD.flatten(0, 1)[rows_R],
+                backbone_BTD=final_BTD.detach(),
             )
         if self.token_heads is None:
             return
@@ -222,6 +282,7 @@ class TrainedModel(nn.Module):
                 projection=projection,
                 gates=self._gates(projection),
                 shared=projection.weight is self.backbone.projection.weight,
+                backbone_BTD=None if final_BTD is None else final_BTD.detach(),
             )
 
     def teacher_forcing(
@@ -234,18 +295,19 @@ class TrainedModel(nn.Module):
     ) -> tuple[TeacherForcing, Tensor | None]:
         """Run the backbone over the packed block: what heads see, behind the gate, and the final hidden states.
 
-        Where the taps were stored, the backbone does not run and there are no final states.
+        Where the taps were stored, the backbone does not run, and the final states are there if they are among them.
         """
         attended, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
         if states_BNTD is not None:
-            final_BTD, recorded = None, dict(zip(self._taps, states_BNTD.unbind(1), strict=True))
+            recorded = dict(zip(self.stored_taps, states_BNTD.unbind(1), strict=True))
+            final_BTD = recorded.get("final")
         else:
             with self._autograd(), self._lookahead(attended, may_attend_BTT, positions_BT, lookahead):
                 final_BTD, recorded = self.backbone.forward(
                     tokens_BT, taps=self._taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
                 )
-        gated = {tap: gate(hidden, self.backbone.gradient_scale) for tap, hidden in recorded.items()}
+        gated = {tap: gate(recorded[tap], self.backbone.gradient_scale) for tap in self._taps}
         if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
             dtype = next(self.token_heads.parameters()).dtype
             gated = {tap: hidden.to(dtype) for tap, hidden in gated.items()}
@@ -261,14 +323,19 @@ class TrainedModel(nn.Module):
         return self.original.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
-        """(B, taps, T, D): what heads read of the backbone, to be stored; the final states where there are none."""
+        """(B, taps, T, D): what heads and their loss read of the backbone, to be stored; `stored_taps` names them."""
         _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
-        taps = self._taps or ("final",)
         _, recorded = self.backbone.forward(
-            tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+            tokens_BT, taps=self.stored_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
-        return torch.stack([recorded[tap] for tap in taps], dim=1)
+        return torch.stack([recorded[tap] for tap in self.stored_taps], dim=1)
+
+    @property
+    def stored_taps(self) -> tuple[Tap, ...]:
+        """The taps of the heads, and the final states where the loss reads them or heads read none."""
+        taps = self._taps
+        return taps if taps and ("final" in taps or not self.loss.reads_final_states) else (*taps, "final")
 
     @property
     def _taps(self) -> tuple[Tap, ...]:

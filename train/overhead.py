@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from train.losses import weighted_loss
 from train.model import TrainedModel
 
 REPEATS = 3
@@ -33,7 +34,8 @@ def measure_heads_overhead(model: TrainedModel, batch: dict[str, Tensor], *, rep
 def time_step(model: TrainedModel, batch: dict[str, Tensor], *, with_heads: bool) -> float:
     tokens_BT = batch["input_ids"]
     start = read_clock(tokens_BT.device)
-    losses = [objective.loss_sum(tokens_BT) for objective in trained_objectives(model, batch, with_heads)]
+    objectives = trained_objectives(model, batch, with_heads)
+    losses = [weighted_loss([model.part(objective, tokens_BT)])[0] for objective in objectives]
     torch.stack(losses).sum().backward()
     seconds = read_clock(tokens_BT.device) - start
     model.zero_grad(set_to_none=True)

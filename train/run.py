@@ -181,9 +181,10 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
         gradient_scale=config.rates.gradient_scale,
         label_shift=config.label_shift,
         lookahead=config.lookahead,
-        keeps_original=config.self_distillation.weight > 0,
         attend_across_documents=config.data.attend_across_documents,
         head_decay=config.head_decay,
+        loss=config.loss,
+        self_distillation=config.self_distillation,
     )
 
 

@@ -169,7 +169,7 @@ class HeadsTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
         outputs = model(**inputs, counts_K=num_items_in_batch, heads_weight=self.heads_weight)
-        self._remember(outputs["loss_sums_K"], num_items_in_batch)
+        self._remember(outputs["logged_sums_M"], num_items_in_batch)
         # DDP averages gradients over processes; each process holds its share of one sum.
         loss = self.guard.watch(outputs["loss"] * self.accelerator.num_processes)
         return (loss, outputs) if return_outputs else loss
@@ -179,9 +179,12 @@ class HeadsTrainer(Trainer):
         """What the heads' losses count beside the backbone's own in the step under way."""
         return self.config.warm_in.weight(self.state.global_step, self.state.max_steps)
 
-    def _remember(self, sums_K: Tensor, counts_K: Tensor | None) -> None:
-        counts_K = torch.ones_like(sums_K) if counts_K is None else counts_K / self.current_gradient_accumulation_steps
-        self.running_losses.add(sums_K, counts_K)
+    def _remember(self, sums_M: Tensor, counts_K: Tensor | None) -> None:
+        if counts_K is None:
+            counts_M = torch.ones_like(sums_M)
+        else:
+            counts_M = self.model.counts_of_logged(counts_K) / self.current_gradient_accumulation_steps
+        self.running_losses.add(sums_M, counts_M)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The last look before the optimizer's step: is the gradient finite, was the run asked to stop?"""

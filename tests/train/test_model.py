@@ -7,6 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from heads.backbone import Backbone
 from heads.families import create
+from train.loss_config import LossConfig
 from train.model import TrainedModel
 from train.optimizer_groups import optimizer_groups
 from train.targets import count_supervised
@@ -124,6 +125,81 @@ def test_decay_weights_later_heads_less():
     counts = count_supervised(a_batch()["loss_mask"], a_batch()["document_ids"], [2, 3])
     means = (full["loss_sums_K"] / counts).tolist()
     assert decayed["loss"].item() == pytest.approx(means[0] + 0.5 * means[1], rel=1e-6)
+
+
+def test_head_weights_stand_in_place_of_decay():
+    with torch.no_grad():
+        full, weighted = build()(**a_batch()), build(loss=LossConfig(head_weights=[3.0, 0.25]))(**a_batch())
+    counts = count_supervised(a_batch()["loss_mask"], a_batch()["document_ids"], [2, 3])
+    means = (full["loss_sums_K"] / counts).tolist()
+    assert weighted["loss"].item() == pytest.approx(3 * means[0] + 0.25 * means[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["grounded", "dynamo"])
+def test_teachers_and_targets_lie_k_places_ahead(family, architecture):
+    """Each document alone through the model's own forward, each head's loss position by position."""
+    settings = LossConfig(hard=0.5, soft=2.0, divergence="kl", temperature=1.5, regression=0.7)
+    model = build(family, architecture, loss=settings)
+    batch = a_batch()
+    found = heads_losses_by_hand(model, batch, settings)
+    with torch.no_grad():
+        out = model(**batch)
+    assert model.loss_names == [f"head{k}_{kind}" for kind in ("loss", "soft", "regression") for k in (1, 2)]
+    assert out["logged_sums_M"].tolist() == pytest.approx(
+        [found[k][i] for i in range(3) for k in (0, 1)], rel=1e-6
+    )  # float32 running sums
+    counts = count_supervised(batch["loss_mask"], batch["document_ids"], [2, 3])
+    assert model.counts_of_logged(counts).tolist() == counts.tolist() * 3
+    weighted = [0.5 * hard + 2.0 * 1.5**2 * soft + 0.7 * distance for hard, soft, distance in found]
+    total = sum(one / count for one, count in zip(weighted, counts.tolist(), strict=True))
+    assert out["loss"].item() == pytest.approx(total, rel=1e-6)
+
+
+def heads_losses_by_hand(model, batch, settings):
+    """Of each head its sums of cross-entropies, of divergences, of distances."""
+    hf, sums = model.model, [[0.0, 0.0, 0.0] for _ in range(2)]
+    states = {
+        head: (rows, hidden.detach())
+        for head, rows, hidden in (
+            (o.head, o.rows_R.tolist(), o.hidden_RD)
+            for o in model.objectives(*batch.values(), with_backbone=False)
+        )
+    }  # fmt: skip
+    for row in range(3):
+        for document in (0, 1):
+            inside = (batch["document_ids"][row] == document).nonzero().flatten().tolist()
+            text = batch["input_ids"][row, inside][None]
+            final = hf.get_decoder()(input_ids=text).last_hidden_state[0].detach()
+            teacher = hf(input_ids=text).logits[0].detach() / settings.temperature
+            for k in (1, 2):
+                projection = model.token_heads.projection(k)
+                for t in range(len(inside) - 1 - k):
+                    if not batch["loss_mask"][row, inside[t + 1 + k]]:
+                        continue
+                    rows, hidden_RD = states[k]
+                    hidden = hidden_RD[rows.index(row * 12 + inside[t])]
+                    logits = projection(hidden[None])[0].detach()
+                    normed = hidden if projection.norm is None else projection.norm(hidden).detach()
+                    p, log_q = teacher[t + k].softmax(0), (logits / settings.temperature).log_softmax(0)
+                    sums[k - 1][0] += F.cross_entropy(logits, text[0, t + 1 + k]).item()
+                    sums[k - 1][1] += (p * (p.log() - log_q)).sum().item()
+                    sums[k - 1][2] += F.smooth_l1_loss(normed, final[t + k]).item()
+    return sums
+
+
+def test_a_trained_backbone_has_true_tokens_and_is_no_part_of_its_heads_teacher():
+    """What heads learn from it gives its unembedding no gradient of its own as a teacher."""
+    settings = {"trains_backbone": True, "gradient_scale": 0.0}
+    grads = []
+    for loss in (LossConfig(), LossConfig(hard=0.0, soft=1.0, regression=1.0)):
+        model = build("medusa", loss=loss, **settings)
+        model(**a_batch())["loss"].backward()
+        grads.append([p.grad for p in model.model.parameters()])
+    assert model.loss_names[0] == "backbone_loss"
+    assert len(model.counts_of_logged(torch.tensor([9, 8, 7]))) == len(model.loss_names)
+    for hard, soft in zip(*grads, strict=True):
+        torch.testing.assert_close(hard, soft, rtol=1e-9, atol=1e-12)  # cut off from heads, it learns the same
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

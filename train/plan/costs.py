@@ -124,7 +124,7 @@ def cached_states(config: TrainConfig, model: TrainedModel, blocks: int) -> int:
     heads: TokenHeads | None = model.token_heads
     if heads is None or model.trains_backbone:
         return 0
-    row = len(heads.taps) * model.backbone.hidden_size * stored_dtype(config, model).itemsize
+    row = len(model.stored_taps) * model.backbone.hidden_size * stored_dtype(config, model).itemsize
     return blocks * config.data.block_size * row
 
 

@@ -170,7 +170,7 @@ def stored_states(model: TrainedModel, shape: StepShape) -> dict[str, Tensor]:
     if shape.stored is None:
         return {}
     assert model.token_heads is not None, "the config's check refuses this"
-    taps, width = len(model.token_heads.taps), model.backbone.hidden_size
+    taps, width = len(model.stored_taps), model.backbone.hidden_size
     size = (shape.micro_batches, shape.batch, taps, shape.block_size, width)
     return {"hidden_states": torch.zeros(size, dtype=shape.stored)}
 
