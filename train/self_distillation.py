@@ -4,7 +4,8 @@
 
 The original (train/original.py) reads the same tokens. Text of another model then trains the heads without teaching the
 backbone its manner of speaking: the paper trains with weight 1, labels left out of the backbone's own loss. Heads have
-no part in it: they draft for the backbone as it becomes, which verifies them, and so follow what `loss` says.
+no part in it: they draft for the backbone as it becomes, which verifies them, and so follow what `loss` says. The
+divergence is taken at the positions that have a label.
 """
 
 from __future__ import annotations

@@ -268,8 +268,12 @@ class HeadsTrainer(Trainer):
         """The backbone alone, before the first step of a run that changes it; an evaluation at step 0 does it too."""
         if not self.measures_quality or self.args.eval_on_start:
             return
+        self.loss_before = self.backbone_loss()
+
+    def backbone_loss(self) -> float:
+        """The backbone's own mean loss on the held-out blocks, as it is now."""
         with torch.compiler.set_stance("force_eager"):
-            self.loss_before = evaluate_backbone(
+            return evaluate_backbone(
                 self.model,
                 self.eval_dataset,
                 collate,

@@ -135,7 +135,11 @@ def test_the_adapter_comes_back_where_the_pass_fails():
 
 @pytest.mark.parametrize("lora", [{"rank": 4, "dropout": 0.1}, {}])
 def test_a_run_goes_on_bit_by_bit_and_says_what_became_of_the_backbone(folder, lora, caplog):  # noqa: F811
-    options = {"trainer": {"max_steps": 6, "gradient_accumulation_steps": 2, "logging_steps": 1}, "lora": lora, "save_every_steps": 3}
+    options = {
+        "trainer": {"max_steps": 6, "gradient_accumulation_steps": 2, "logging_steps": 1},
+        "lora": lora,
+        "save_every_steps": 3,
+    }
     name = f"self-{len(lora)}"
     with caplog.at_level("INFO"):
         whole = train(folder, f"{name}-whole", **options, **SETTINGS)

@@ -128,6 +128,11 @@ def count_heads(model: TrainedModel) -> Part:
     return count(model.token_heads) if model.token_heads is not None else count(nn.Module())
 
 
+def count_original(model: TrainedModel) -> Part:
+    """The frozen copy that self-distillation keeps where all weights are trained; nothing with an adapter."""
+    return count(model.original) if model.original is not None else count(nn.Module())
+
+
 def count(module: nn.Module) -> Part:
     """Parameters and bytes of a module; what is tied counts once, buffers count as frozen bytes.
 
