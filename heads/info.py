@@ -80,6 +80,8 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
         facts["PPL1 of the backbone"] = describe_quality(quality)
     with contextlib.suppress(KeyError, TypeError):
         facts["data"] = ", ".join(source["path"] for source in recipe["config"]["data"]["train"])
+    with contextlib.suppress(KeyError, TypeError):
+        facts["loss"] = describe_loss(recipe["config"])
     if command := recipe.get("command"):
         facts["command"] = " ".join(command)
     facts["commit"] = str(recipe.get("commit") or "not recorded")
@@ -97,6 +99,29 @@ def describe_quality(found: dict[str, Any]) -> str:
     drift = found.get("kl_to_original")
     further = "" if drift is None else f"; KL from the original {drift:.4f}"
     return f"{found['before']:.2f} before, {found['after']:.2f} after (held-out, {found['tokens']:,} tokens{further})"
+
+
+def describe_loss(config: dict[str, Any]) -> str:
+    """What a run's config trains heads on, in words.
+
+    >>> describe_loss({"loss": {"hard": 0.0, "soft": 1.0, "temperature": 2.0}, "noise": 0.1})
+    "1 × the backbone's distribution (cross-entropy, T 2); noise 0.1"
+    """
+    loss = config["loss"]
+    words = [f"{loss['hard']:g} × true tokens"] if loss.get("hard", 1.0) else []
+    if loss.get("soft"):
+        how = ["KL" if loss.get("divergence") == "kl" else "cross-entropy", f"T {loss.get('temperature', 1.0):g}"]
+        how += [f"its {loss['top_n']} best tokens"] if loss.get("top_n") else []
+        words.append(f"{loss['soft']:g} × the backbone's distribution ({', '.join(how)})")
+    if loss.get("regression"):
+        words.append(f"{loss['regression']:g} × distance of hidden states")
+    text = " + ".join(words)
+    if weights := loss.get("head_weights"):
+        text += f"; heads weighted {', '.join(f'{w:g}' for w in weights)}"
+    elif config.get("head_decay", 1.0) != 1.0:
+        text += f"; head k weighted {config['head_decay']:g}^(k - 1)"
+    text += f"; noise {config['noise']:g}" if config.get("noise") else ""
+    return text + (f"; drafted tokens {config['drafted_tokens']:g}" if config.get("drafted_tokens") else "")
 
 
 def accuracy_table(accuracy: Sequence[Sequence[float]]) -> Table:

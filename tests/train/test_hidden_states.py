@@ -21,6 +21,7 @@ from train import hidden_states
 from train.blocks import to_table
 from train.config import read_config
 from train.hidden_states import cache_hidden_states, fingerprint_of_blocks
+from train.loss_config import LossConfig
 from train.model import TrainedModel
 from train.packing import write_blocks
 from train.run import as_arrays, run
@@ -293,3 +294,20 @@ def test_a_run_trains_the_same_heads(base, passes, caplog):
 def test_what_cannot_be_stored_is_refused(base, flags, message):
     with pytest.raises(ValueError, match=message):
         read_config([*write_config(base, "refused"), *flags])
+
+
+@pytest.mark.parametrize("family", ["grounded", "dynamo"])
+def test_a_teachers_states_are_stored_where_heads_do_not_read_them(family, passes):
+    """DynaMo's heads read the penultimate layer: the final states lie beside it, from the same pass."""
+    recipes = [LossConfig(), LossConfig(hard=0.5, soft=1.0, regression=0.3, top_n=5)]
+    hard, taught = (build(family, loss=recipe) for recipe in recipes)
+    blocks = some_blocks()
+    stored = store(taught, blocks)
+    assert sum(passes) == 7  # rows of tokens that the backbone read: each once
+    assert stored.layout.taps == len(hard.stored_taps) + (family == "dynamo")
+    batch = collate([stored[i] for i in range(4)])
+    states = batch.pop("hidden_states")
+    for model in (taught, build(family, loss=recipes[1])):
+        with torch.no_grad():
+            live, read = model(**batch), model(**batch, hidden_states=states)
+        torch.testing.assert_close(read["logged_sums_M"], live["logged_sums_M"], rtol=1e-5, atol=1e-5)  # float32

@@ -25,7 +25,7 @@ from train.model import TrainedModel
 from train.plan.command import plan
 from train.plan.costs import Throughput, count_steps, disk, hours
 from train.plan.fit import parse_bytes, warnings
-from train.plan.live_tensors import BACKBONE, FROZEN, GRADIENTS, INPUTS
+from train.plan.live_tensors import BACKBONE, FROZEN, GRADIENTS, INPUTS, LOSS
 from train.plan.live_tensors import TRAINED as TRAINED_WEIGHTS
 from train.plan.memory import ENGINES, Sizes, fewest_processes, launched_engines, memory_of
 from train.plan.plan import make_plan
@@ -269,6 +269,13 @@ def test_a_backbone_whose_states_are_stored_runs_once_per_block(folder):
     assert live.step_flops - stored.step_flops == 2 * 3 * 2 * stored.storing_flops  # blocks of an update
     assert stored.run_flops == 7 * stored.step_flops + 10 * stored.storing_flops
     assert replace(stored, blocks=None).run_flops is None
+
+
+def test_a_teacher_costs_a_pass_through_the_unembedding_and_a_chunk_of_logits(folder):
+    hard, soft = (make_plan(config(folder, loss=loss), tokens=160) for loss in ({}, {"soft": 1.0}))
+    assert soft.step_flops > hard.step_flops
+    peaks = [max(moment.get(LOSS, 0) for moment in plan.sizes.training) for plan in (hard, soft)]
+    assert peaks[1] > peaks[0]
 
 
 def test_a_step_on_stored_states_has_no_backbone_in_it(folder):

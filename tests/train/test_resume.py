@@ -1,7 +1,7 @@
 """A run that was killed goes on and ends as one that never stopped: weights bit by bit, logs line by line."""
 
 import pytest
-from tiny_run import assert_same_run, prepare, train, write_config
+from tiny_run import assert_same_run, logged, prepare, train, write_config
 
 from train.trainer import HeadsTrainer
 from train.whole_checkpoint import newest_whole
@@ -36,6 +36,8 @@ RUNS = {
     "dynamo": {"family": "dynamo", "rates": TRAINED},
     "lora-dropout": {"family": "dynamo", "rates": TRAINED, "lora": {"rank": 2, "dropout": 0.3}},
     "lookahead": {"family": None, "heads": None, "rates": ALONE, "label_shift": 2, "lookahead": 0.5},
+    "taught": {"loss": {"hard": 0.5, "soft": 1.0, "temperature": 2.0, "regression": 0.3}, "noise": 0.1},
+    "drafted": {"drafted_tokens": 0.5, "cache_hidden_states": True},
     "streamed": {"data": {"streaming": True, "max_eval_blocks": 4}},
 }
 
@@ -58,3 +60,11 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind)
         assert not passed_over
     train(parts, "--resume", "true")
     assert_same_run(whole, folder / "parts")
+    if kind == "taught":
+        names = {f"head{k}_{loss}" for k in (1, 2) for loss in ("loss", "soft", "regression")}
+        steps = [line for line in logged(whole) if "head1_loss" in line]
+        assert all(names <= line.keys() for line in steps)
+        for line in steps:  # the Trainer's sum and the means come by two routes; logs keep four digits
+            of_heads = [0.5 * line[f"head{k}_loss"] + 4 * line[f"head{k}_soft"] for k in (1, 2)]
+            distances = [0.3 * line[f"head{k}_regression"] for k in (1, 2)]
+            assert line["loss"] == pytest.approx(sum(of_heads + distances), rel=1e-3)
