@@ -87,7 +87,7 @@ def test_self_distillation_keeps_a_copy_where_no_adapter_can_be_switched_off(fol
         for more in ({}, {"self_distillation": taught})
     )
     assert alone.original.numel == 0
-    assert (whole.original.frozen, whole.original.frozen_bytes) == (BACKBONE_NUMEL, whole.backbone.trained_bytes)
+    assert (whole.original.frozen, whole.original.frozen_bytes) == (BACKBONE_NUMEL, whole.backbone.nbytes)
     assert whole.sizes.frozen - alone.sizes.frozen >= whole.backbone.trained_bytes
     assert whole.sizes.trained == alone.sizes.trained
     assert whole.step_flops > alone.step_flops
