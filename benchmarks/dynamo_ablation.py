@@ -255,17 +255,17 @@ def claims(rows: dict[str, Row]) -> list[tuple[str, bool]]:
     ]
 
 
-def read_rows(options: argparse.Namespace) -> list[Row]:
+def read_rows(options: argparse.Namespace, kind: type[Any] = Row) -> list[Any]:
     """Rows of an earlier call with the same settings."""
     if not options.json or not Path(options.json).is_file():
         return []
     content = json.loads(Path(options.json).read_text(encoding="utf-8"))
     if content["options"] != settings(options):
         raise ValueError(f"{options.json} holds rows of other settings ({content['options']}); give another file.")
-    return [Row(**row) for row in content["rows"]]
+    return [kind(**row) for row in content["rows"]]
 
 
-def write_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
+def write_rows(rows: Sequence[Any], options: argparse.Namespace) -> None:
     if options.json:
         content = {"options": settings(options), "rows": [dataclasses.asdict(row) for row in rows]}
         Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -74,6 +74,16 @@ CASES = {
         config=DYNAMO | {"heads": {"num_heads": 2, "lora_rank": 4}},
     ),
     "grounded, backbone with LoRA": Case(config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4}}),
+    "medusa, LoRA, self-distillation": Case(
+        config={
+            "family": "medusa",
+            "heads": {"num_heads": 2},
+            "rates": {"heads": 3e-3, "base": 1e-3},
+            "lora": {"rank": 4},
+            "warm_in": {"schedule": "linear", "steps": 2, "coefficient": 0.5},
+            "self_distillation": {"weight": 0.5},
+        }
+    ),
     "grounded, frozen in bfloat16": Case(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
     "dynamo, bf16": Case(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
     "backbone alone": Case(config={"family": None, "rates": {"base": 1e-3}}),

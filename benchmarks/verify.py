@@ -106,6 +106,11 @@ CHECKS = {
         command=("python", "-m", "benchmarks.dynamo_first_token"),
         shows="PPL₁ of the demo backbone trained with heads, and as long without",
     ),
+    "joint training": Check(
+        command=("python", "-m", "benchmarks.joint_training", "--json", "checkpoints/runs/joint_training.json"),
+        shows="tokens per pass and the backbone's PPL₁ before and after: heads alone, with an adapter on the backbone, "
+        "warm-in, self-distillation (Medusa-2); rows that an earlier call finished are kept",
+    ),
     "sinkhorn": Check(
         command=("python", "-m", "benchmarks.sinkhorn"),
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",

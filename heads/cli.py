@@ -21,6 +21,7 @@ from heads.command_options import read_tree_option, use_color
 from heads.counting_command import count_ngrams_command
 from heads.evaluate_command import evaluate_command
 from heads.info import accuracy_table, describe, facts_table
+from heads.merge_command import merge_command
 from heads.prune_command import prune_vocabulary_command
 from heads.speaking_commands import chat_command, generate_command
 from heads.tune_command import tune_tree_command
@@ -76,6 +77,7 @@ def info(
 
 app.command("count-ngrams")(count_ngrams_command)
 app.command("evaluate")(evaluate_command)
+app.command("merge")(merge_command)
 app.command("tune-tree")(tune_tree_command)
 app.command("prune-vocabulary")(prune_vocabulary_command)
 

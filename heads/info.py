@@ -87,6 +87,8 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
     measured = recipe.get("measured") or {}
     if "step" in measured:
         facts["steps"] = str(measured["step"])
+    if quality := measured.get("backbone_ppl"):
+        facts["PPL1 of the backbone"] = describe_quality(quality)
     with contextlib.suppress(KeyError, TypeError):
         facts["data"] = ", ".join(source["path"] for source in recipe["config"]["data"]["train"])
     with contextlib.suppress(KeyError, TypeError):
@@ -97,6 +99,17 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
     if versions := recipe.get("versions"):
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     return facts
+
+
+def describe_quality(found: dict[str, Any]) -> str:
+    """What training with heads did to the backbone's own prediction.
+
+    >>> describe_quality({"before": 9.2166, "after": 9.15, "tokens": 12240, "kl_to_original": 0.0123})
+    '9.22 before, 9.15 after (held-out, 12,240 tokens; KL from the original 0.0123)'
+    """
+    drift = found.get("kl_to_original")
+    further = "" if drift is None else f"; KL from the original {drift:.4f}"
+    return f"{found['before']:.2f} before, {found['after']:.2f} after (held-out, {found['tokens']:,} tokens{further})"
 
 
 def describe_loss(config: dict[str, Any]) -> str:

@@ -133,7 +133,7 @@ def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.devi
         if not trained.get("adapter"):
             return load_backbone(replace(config, name_or_path=str(beside), revision=None), device)
         model = load_backbone(config, device)
-        model.load_adapter(str(beside))
+        put_on_adapter(model, beside)
         return model.eval()
     except ValueError as error:
         if recorded_fields(folder).get("trust_remote_code") is not True:
@@ -142,6 +142,18 @@ def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.devi
             f"{error} The heads were trained with trust_remote_code: if you trust that code, load the backbone in "
             f"Python with BackboneConfig(name_or_path={config.name_or_path!r}, trust_remote_code=True)."
         ) from error
+
+
+def put_on_adapter(model: Any, folder: Path) -> None:
+    """Load an adapter into a model; how the model's own weights are named in its files stays as it was.
+
+    transformers leaves the adapter's names there, under which a model whose adapter was merged would be saved.
+    """
+    before = vars(model).get("_weight_conversions")
+    model.load_adapter(str(folder))
+    vars(model).pop("_weight_conversions", None)
+    if before is not None:
+        model._weight_conversions = before
 
 
 def find_trained(folder: str | Path, name: str) -> Path:

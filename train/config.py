@@ -28,6 +28,8 @@ from heads.families import build_config
 from heads.loading import BackboneConfig
 from heads.trained_backbone import LoraSettings
 from train.loss_config import LossConfig
+from train.self_distillation import SelfDistillationConfig
+from train.warm_in import WarmInConfig
 
 SET_BY_HEADWAY = {
     "output_dir",
@@ -179,6 +181,8 @@ class TrainConfig:
         init_from: folder of heads to continue from, with a new optimizer and schedule.
         rates: peak learning rates; rates.base trains the backbone together with the heads.
         lora: train the backbone through a LoRA adapter in place of all its weights; lora.rank 0 for all.
+        warm_in: how much the heads' loss counts beside the own one of a backbone that is trained with them.
+        self_distillation: the backbone as it was teaches the one that is trained with heads.
         label_shift: with `family: null`, the label at t is x_{t+label_shift} (DynaMo's T1-L2 has 2).
         lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
@@ -214,6 +218,8 @@ class TrainConfig:
     init_from: str | None = None
     rates: RatesConfig = field(default_factory=RatesConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
+    warm_in: WarmInConfig = field(default_factory=WarmInConfig)
+    self_distillation: SelfDistillationConfig = field(default_factory=SelfDistillationConfig)
     label_shift: int = 1
     lookahead: float = 0.0
     head_decay: float = 1.0
@@ -237,6 +243,11 @@ class TrainConfig:
     def num_heads(self) -> int:
         return 0 if self.family is None else build_config(self.family, **self.heads).num_heads
 
+    @property
+    def heads_change_backbone(self) -> bool:
+        """Heads and backbone are trained together, and the heads' gradient reaches it."""
+        return self.family is not None and self.rates.base is not None and self.rates.gradient_scale > 0
+
     def check(self) -> None:
         """Raise ValueError on what cannot train, before anything is loaded."""
         if self.family is not None:
@@ -245,6 +256,8 @@ class TrainConfig:
             raise ValueError("heads or init_from were given with family: null; remove them or name a family.")
         self.rates.check(with_heads=self.family is not None)
         self.check_backbone_training()
+        self.warm_in.check(heads_change_backbone=self.heads_change_backbone)
+        self.self_distillation.check(joint=self.family is not None and self.rates.base is not None)
         self.check_hidden_states()
         if self.num_heads + 2 > self.data.block_size:
             raise ValueError(

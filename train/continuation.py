@@ -1,7 +1,8 @@
 """What a checkpoint keeps beside the Trainer's own state, so that a resumed run logs what an uninterrupted one logs.
 
 That is: losses summed since the last log, skipped steps, the length of metrics.jsonl, the heads' measured accuracy, the
-place in a stream, and an evaluation that was put off because the run had to end.
+backbone's loss before the first step, the place in a stream, and an evaluation that was put off because the run had to
+end.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def write_progress(trainer: HeadsTrainer, folder: Path) -> None:
         "steps_since_log": trainer.guard.steps_since_log,
         "metrics_bytes": metrics.stat().st_size if metrics.is_file() else 0,
         "measured_accuracy": None if trainer.token_heads is None else trainer.token_heads.measured_accuracy,
+        "loss_before": trainer.loss_before,
         "evaluation_put_off": trainer.evaluation_put_off,
         "data_pass": trainer.place.data_pass,
         "compiled": trainer.compiled,
@@ -75,6 +77,7 @@ def restore_progress(trainer: HeadsTrainer, folder: Path) -> None:
         setattr(trainer.guard, name, progress[name])
     if trainer.token_heads is not None:
         trainer.token_heads.measured_accuracy = progress["measured_accuracy"]
+    trainer.loss_before = progress.get("loss_before")  # a checkpoint of an older version has none
     if progress["evaluation_put_off"]:
         trainer.evaluate()
 
@@ -88,6 +91,8 @@ class Continuation(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.resumed_from is not None:
             restore_progress(self.trainer, self.trainer.resumed_from)
+        else:
+            self.trainer.evaluate_before()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A scheduler waits seconds, an evaluation takes minutes: it is put off until the run goes on."""

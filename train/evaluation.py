@@ -13,6 +13,7 @@ from torch import Tensor
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.accuracy import HeadAccuracy, backbone_choices
 from heads.interface import TokenHeads
+from train.backbone_quality import Drift
 from train.config import EvaluationConfig
 from train.model import TrainedModel
 from train.targets import labels_at
@@ -47,15 +48,12 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    run = inside or (lambda function: function())
-    meters = [HeadAccuracy() for _ in range(model.num_heads + 1)]
-    for mine in shares(len(blocks), batch_size, accelerator.process_index, accelerator.num_processes):
-        counted = meters if mine else [HeadAccuracy() for _ in meters]
-        batch = collate([blocks[i] for i in mine or [0]])
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        run(lambda batch=batch, counted=counted: measure(model, batch, counted))  # type: ignore[misc]
-    meters = [add_over_processes(meter, accelerator) for meter in meters]
+    meters, drift = measure_blocks(model, blocks, collate, batch_size, accelerator, inside)
     found = {f"backbone_{name}": getattr(meters[0], name) for name in ("loss", "top1", "top5")}
+    if model.trains_backbone:
+        found["backbone_tokens"] = meters[0].count
+    if model.original is not None:
+        found["backbone_kl"] = drift.mean
     for k, meter in enumerate(meters[1:], start=1):
         found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
     if model.token_heads is not None:
@@ -72,8 +70,49 @@ def evaluate(
     return found
 
 
-def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccuracy]) -> None:
-    """Add one batch: the backbone (index 0) and each head, on its own supervised rows."""
+@torch.no_grad()
+def evaluate_backbone(
+    model: TrainedModel,
+    blocks: Any,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    batch_size: int,
+    accelerator: Any,
+    *,
+    inside: Inside | None = None,
+) -> float:
+    """The backbone's own mean loss on the same blocks; the heads are not run."""
+    was_training = model.training
+    model.eval()
+    meters, _ = measure_blocks(model, blocks, collate, batch_size, accelerator, inside, with_heads=False)
+    model.train(was_training)
+    return meters[0].loss
+
+
+def measure_blocks(
+    model: TrainedModel,
+    blocks: Any,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    batch_size: int,
+    accelerator: Any,
+    inside: Inside | None,
+    *,
+    with_heads: bool = True,
+) -> tuple[list[HeadAccuracy], Drift]:
+    """Over all blocks and processes: the backbone (index 0) and each head, and the backbone's way from the original."""
+    run = inside or (lambda function: function())
+    meters, drift = [HeadAccuracy() for _ in range(model.num_heads * with_heads + 1)], Drift()
+    for mine in shares(len(blocks), batch_size, accelerator.process_index, accelerator.num_processes):
+        counted = (meters, drift) if mine else ([HeadAccuracy() for _ in meters], Drift())
+        batch = collate([blocks[i] for i in mine or [0]])
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        run(lambda batch=batch, counted=counted: measure(model, batch, *counted))  # type: ignore[misc]
+    sums = torch.tensor([drift.count, drift.total], dtype=torch.float64, device=accelerator.device)
+    count, total = accelerator.reduce(sums, reduction="sum").tolist()
+    return [add_over_processes(meter, accelerator) for meter in meters], Drift(count=int(count), total=total)
+
+
+def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccuracy], drift: Drift) -> None:
+    """Add one batch: the backbone (index 0) and as many heads as there are meters, on their own supervised rows."""
     tokens_BT = batch["input_ids"]
     with torch.autocast(tokens_BT.device.type, enabled=False):
         choices_BT: Tensor | None = None
@@ -87,6 +126,11 @@ def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccu
             choices_R = choices_BT.flatten()[found.rows_R + found.shift - 1]
             labels_R = labels_at(tokens_BT, found.rows_R, found.shift)
             meters[found.head].update(found.projection, found.hidden_RD, labels_R, choices_R)
+            if found.original_RD is not None:
+                assert model.original is not None
+                drift.update(model.original.projection, found.original_RD, found.projection, found.hidden_RD)
+            if found.head + 1 == len(meters):
+                return
 
 
 def add_over_processes(meter: HeadAccuracy, accelerator: Any) -> HeadAccuracy:

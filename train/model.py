@@ -27,6 +27,8 @@ from train.lookahead import first_layer_sees_ahead
 from train.loss_config import LossConfig
 from train.losses import Part, Teacher, weighted_loss
 from train.noise import add_noise
+from train.original import Original
+from train.self_distillation import SelfDistillationConfig
 from train.targets import count_supervised, labels_at, scored_rows, supervised_rows
 
 
@@ -41,6 +43,7 @@ class Objective:
         gates: a factor on the gradient of each of the projection's tensors.
         shared: the unembedding is the backbone's.
         all_BTD: hidden states at every position; of the backbone's own objective only.
+        original_RD: the original's hidden states at the rows, where it is kept; of the backbone's own objective only.
         backbone_BTD: the backbone's final hidden states at every position, without gradient; None where it did not run
             and they are not stored.
     """
@@ -53,6 +56,7 @@ class Objective:
     gates: list[float]
     shared: bool
     all_BTD: Tensor | None = None
+    original_RD: Tensor | None = None
     backbone_BTD: Tensor | None = None
 
     def backbone_states(self) -> Tensor:
@@ -98,6 +102,7 @@ class TrainedModel(nn.Module):
         attend_across_documents: let attention cross the documents of a packed block (labels never do).
         head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
         loss: what heads are trained on; true tokens where it is not given.
+        self_distillation: the backbone as it is now, before training, teaches the trained one.
         noise: size of the noise on the states that heads read in training (train/noise.py).
         drafted_tokens: share of drafted tokens that grounded heads read at the end of training.
 
@@ -119,6 +124,7 @@ class TrainedModel(nn.Module):
         attend_across_documents: bool = False,
         head_decay: float = 1.0,
         loss: LossConfig | None = None,
+        self_distillation: SelfDistillationConfig | None = None,
         noise: float = 0.0,
         drafted_tokens: float = 0.0,
     ) -> None:
@@ -126,6 +132,8 @@ class TrainedModel(nn.Module):
         self.model = backbone.model
         self.token_heads = token_heads
         self.backbone = backbone
+        self.self_distillation = self_distillation or SelfDistillationConfig()
+        self.original = Original(backbone) if self.self_distillation.weight else None
         self.trains_backbone = trains_backbone or token_heads is None
         if token_heads is not None and trains_backbone:
             token_heads.backbone_was_trained = True
@@ -160,12 +168,13 @@ class TrainedModel(nn.Module):
         """Of the logged sums: a cross-entropy for each objective, then what else the heads are trained on."""
         kinds = ["loss"] + ["soft"] * (self.loss.soft > 0) + ["regression"] * (self.loss.regression > 0)
         names = [f"head{k}_{kind}" for kind in kinds for k in range(1, self.num_heads + 1)]
-        return ["backbone_loss"] * self.trains_backbone + names
+        return ["backbone_loss"] * self.trains_backbone + names + ["backbone_kl"] * (self.original is not None)
 
     def counts_of_logged(self, counts_K: Tensor) -> Tensor:
         """(M,): for each logged sum how many labels it is over."""
-        further = (len(self.loss_names) - len(counts_K)) // max(1, self.num_heads)
-        return torch.cat([counts_K, *[counts_K[self.trains_backbone :]] * further])
+        further = (self.loss.soft > 0) + (self.loss.regression > 0)
+        own = [] if self.original is None else [counts_K[:1]]
+        return torch.cat([counts_K, *[counts_K[self.trains_backbone :]] * further, *own])
 
     def train(self, mode: bool = True) -> TrainedModel:
         super().train(mode)
@@ -180,6 +189,7 @@ class TrainedModel(nn.Module):
         counts_K: Tensor | None = None,
         hidden_states: Tensor | None = None,
         *,
+        heads_weight: float = 1.0,
         progress: float = 1.0,
         inside: Callable[[], Any] | None = None,
     ) -> Any:
@@ -192,6 +202,7 @@ class TrainedModel(nn.Module):
             counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
                 micro-batch's own where it is not given.
             hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
+            heads_weight: what the heads' losses count beside the backbone's own, at this step (train/warm_in.py).
             progress: share of the run's steps that were made, which drafted tokens grow with.
             inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
                 process has to make the same calls.
@@ -199,7 +210,7 @@ class TrainedModel(nn.Module):
         Returns:
             loss: the weighted sum over objectives of (sum of their losses / their count).
             loss_sums_K: each objective's sum of cross-entropies over this micro-batch, detached.
-            logged_sums_M: these and the heads' other sums, in the order of `loss_names`.
+            logged_sums_M: these, the heads' other sums and the divergence from the original, as `loss_names` has them.
         """
         if inside is not None:
             return inside()
@@ -209,6 +220,7 @@ class TrainedModel(nn.Module):
         if counts_K is None:
             counts_K = self.count_labels(input_ids, loss_mask, document_ids)
         factors_K = self.weights_K / counts_K.to(self.weights_K.device).clamp(min=1)
+        factors_K[int(self.trains_backbone) :] *= heads_weight
         objectives = self.objectives(
             input_ids,
             loss_mask,
@@ -220,15 +232,16 @@ class TrainedModel(nn.Module):
         parts = (self.part(objective, input_ids, factors_K[i]) for i, objective in enumerate(objectives))
         loss, sums = weighted_loss(parts)
         further = [sums.soft] * (self.loss.soft > 0) + [sums.regression] * (self.loss.regression > 0)
-        logged_M = torch.cat([sums.hard, *(sums_K[self.trains_backbone :] for sums_K in further)])
+        own = [] if self.original is None else [sums.soft[:1]]
+        logged_M = torch.cat([sums.hard, *(sums_K[self.trains_backbone :] for sums_K in further), *own])
         return {"loss": loss, "loss_sums_K": sums.hard, "logged_sums_M": logged_M}
 
     def part(self, objective: Objective, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
-        """What the loss reads of an objective: the backbone's own has true tokens, heads have what the config says."""
+        """What the loss reads of an objective: the backbone's own has tokens and the original, heads have `loss`."""
         objective = objective.at_scored_rows(tokens_BT)
         part = objective.part(tokens_BT, factor)
         if objective.head == 0:
-            return part
+            return part if self.original is None else self._beside_original(part, objective)
         loss, states_RD = self.loss, objective.backbone_states() if self.loss.reads_final_states else None
         teacher = None
         if loss.soft and states_RD is not None:
@@ -263,6 +276,19 @@ class TrainedModel(nn.Module):
             ]
         )
 
+    def _beside_original(self, part: Part, objective: Objective) -> Part:
+        assert self.original is not None
+        assert objective.original_RD is not None
+        share, temperature = self.self_distillation.weight, self.self_distillation.temperature
+        teacher = Teacher(
+            hidden_RD=objective.original_RD,
+            projection=self.original.projection,
+            weight=share,
+            temperature=temperature,
+            divergence="kl",
+        )
+        return replace(part, hard=1 - share, teacher=teacher)
+
     def objectives(
         self,
         tokens_BT: Tensor,
@@ -282,6 +308,7 @@ class TrainedModel(nn.Module):
             states_BNTD: the taps of a backbone that ran before.
             drafted_share: of the tokens that heads read.
         """
+        original_BTD = self._original_states(tokens_BT, document_ids_BT) if with_backbone else None
         batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, states_BNTD)
         if with_backbone:
             assert final_BTD is not None, "stored taps serve heads alone"
@@ -296,6 +323,7 @@ class TrainedModel(nn.Module):
                 gates=[1.0] * len(unembedding.parameters()),
                 shared=True,
                 all_BTD=final_BTD,
+                original_RD=None if original_BTD is None else original_BTD.flatten(0, 1)[rows_R],
                 backbone_BTD=final_BTD.detach(),
             )
         if self.token_heads is None:
@@ -355,6 +383,13 @@ class TrainedModel(nn.Module):
         rows = [supervised_rows(loss_mask_BT, document_ids_BT, k + 1) for k in range(1, self.num_heads + 1)]
         batch = TeacherForcing(tokens_BT=tokens_BT, taps=gated, positions_BT=positions_BT, mask=mask, rows=rows)
         return batch, final_BTD
+
+    def _original_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor | None:
+        """Before the trained backbone runs: engines that shard weights count on the last pass being the one to undo."""
+        if self.original is None:
+            return None
+        _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
+        return self.original.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, taps, T, D): what heads and their loss read of the backbone, to be stored; `stored_taps` names them."""

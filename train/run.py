@@ -23,6 +23,7 @@ from heads import checkpoint
 from heads.backbone import Backbone
 from heads.checkpoint import read_description
 from heads.families import build_config, create_unchosen
+from heads.info import describe_quality
 from heads.interface import TokenHeads
 from heads.loading import load_backbone, load_tokenizer
 from heads.opening import load_recorded
@@ -111,12 +112,19 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
 def refuse_what_cannot_be_split(config: TrainConfig, engine: Engine) -> None:
     """
     Raises:
-        ValueError: a quantised backbone under an engine that splits weights.
+        ValueError: a quantised backbone, or a second whole one, under an engine that splits weights.
     """
     if engine.shards_weights and config.backbone.quantization:
         raise ValueError(
             f"backbone.quantization was given with {engine.value}, and quantised weights cannot be split; use "
             f"launch/ddp.yaml, zero1.yaml or zero2.yaml, or load the backbone without it."
+        )
+    if engine.shards_weights and config.self_distillation.weight and not config.lora.rank:
+        raise ValueError(
+            f"self_distillation was given for a backbone of which all weights are trained under {engine.value}: it "
+            f"keeps a second, whole backbone in each process, which is what splitting is there to avoid; train a "
+            f"LoRA adapter (lora.rank), whose original is the same weights, or use launch/ddp.yaml, zero1.yaml or "
+            f"zero2.yaml."
         )
 
 
@@ -179,6 +187,7 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
         attend_across_documents=config.data.attend_across_documents,
         head_decay=config.head_decay,
         loss=config.loss,
+        self_distillation=config.self_distillation,
         noise=config.noise,
         drafted_tokens=config.drafted_tokens,
     )
@@ -373,10 +382,19 @@ def finish(trainer: HeadsTrainer) -> None:
         else:
             save_last(trainer, measured)  # first: what fails in an evaluation does not cost the run
             measured |= trainer.evaluate()
+        measured |= trainer.backbone_quality(measured, "eval_")
+    tell_quality(trainer, measured.get("backbone_ppl"))
     save_last(trainer, measured)
     folder = Path(trainer.args.output_dir)
     best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"
     logger.info(f"saved in {folder / 'last'}{best if trainer.best_tokens_per_pass else ''}")
+
+
+def tell_quality(trainer: HeadsTrainer, found: dict[str, Any] | None) -> None:
+    """What the run did to the backbone: one line, and the same figures as the last line of the metrics."""
+    if found is not None:
+        trainer.log({f"backbone_ppl_{name}": value for name, value in found.items()})
+        logger.info(f"PPL1 of the backbone: {describe_quality(found)}")
 
 
 def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:

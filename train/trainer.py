@@ -23,10 +23,11 @@ from transformers import Trainer
 from heads import checkpoint
 from heads.interface import TokenHeads
 from heads.trained_backbone import read_model, write_model
+from train.backbone_quality import quality
 from train.config import TrainConfig
 from train.continuation import Continuation, Place, read_place
 from train.engine import Engine, check_active
-from train.evaluation import evaluate
+from train.evaluation import evaluate, evaluate_backbone
 from train.gathering import copy_for_decoding, filled, whole_weights
 from train.interruption import Interruption, ShieldedWorker
 from train.model import TrainedModel
@@ -38,6 +39,7 @@ from train.reading import explained_reading
 from train.running_losses import RunningLosses
 from train.saving import save_whole
 from train.sharding import keep_gathered, shard
+from train.warm_in import WarmInConfig
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class HeadsTrainer(Trainer):
         self.keep_checkpoints, self.args.save_total_limit = self.args.save_total_limit, None  # see train/saving.py
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
+        self.loss_before: float | None = None  # the backbone's own, held out, before the first step of the run
         self.best_tokens_per_pass = 0.0 if resumed_from is None else best_so_far(config)
         self.heads_overhead: float | None = None  # told with the first log
         self.running_losses = RunningLosses()
@@ -165,11 +168,16 @@ class HeadsTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
         progress = self.state.global_step / max(1, self.state.max_steps)
-        outputs = model(**inputs, counts_K=num_items_in_batch, progress=progress)
+        outputs = model(**inputs, counts_K=num_items_in_batch, progress=progress, heads_weight=self.heads_weight)
         self._remember(outputs["logged_sums_M"], num_items_in_batch)
         # DDP averages gradients over processes; each process holds its share of one sum.
         loss = self.guard.watch(outputs["loss"] * self.accelerator.num_processes)
         return (loss, outputs) if return_outputs else loss
+
+    @property
+    def heads_weight(self) -> float:
+        """What the heads' losses count beside the backbone's own in the step under way."""
+        return self.config.warm_in.weight(self.state.global_step, self.state.max_steps)
 
     def _remember(self, sums_M: Tensor, counts_K: Tensor | None) -> None:
         if counts_K is None:
@@ -190,6 +198,8 @@ class HeadsTrainer(Trainer):
         if "loss" in logs:
             means = self.running_losses.take_means(self.accelerator)
             logs = self.guard.corrected(logs) | dict(zip(self.model.loss_names, means or [], strict=bool(means)))
+            if self.config.warm_in != WarmInConfig():
+                logs["heads_weight"] = self.config.warm_in.weight(self.state.global_step - 1, self.state.max_steps)
             if self.heads_overhead is not None:
                 logs, self.heads_overhead = {**logs, "heads_overhead": self.heads_overhead}, None
         if "train_loss" in logs:  # of the whole run, not of what came after a resume
@@ -244,13 +254,44 @@ class HeadsTrainer(Trainer):
                 inside=self.inside,
                 decoding_heads=self.decoding_heads,
             )
+        if self.state.global_step == 0:
+            self.loss_before = found["backbone_loss"]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass and weights_are_finite(self):
             self.best_tokens_per_pass = found["tokens_per_pass"]
-            self._save_best({"step": self.state.global_step, **found})
+            self._save_best({"step": self.state.global_step, **found, **self.backbone_quality(found)})
         return metrics
+
+    def evaluate_before(self) -> None:
+        """The backbone alone, before the first step of a run that changes it; an evaluation at step 0 does it too."""
+        if not self.measures_quality or self.args.eval_on_start:
+            return
+        self.loss_before = self.backbone_loss()
+
+    def backbone_loss(self) -> float:
+        """The backbone's own mean loss on the held-out blocks, as it is now."""
+        with torch.compiler.set_stance("force_eager"):
+            return evaluate_backbone(
+                self.model,
+                self.eval_dataset,
+                collate,
+                self.args.per_device_eval_batch_size,
+                self.accelerator,
+                inside=self.inside,
+            )
+
+    @property
+    def measures_quality(self) -> bool:
+        """The backbone is trained, there is held-out data, and what it predicts is the next token."""
+        return self.model.trains_backbone and self.eval_dataset is not None and self.model.label_shift == 1
+
+    def backbone_quality(self, found: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        """PPL_1 before and after, from an evaluation; nothing where it was not measured before."""
+        if not self.measures_quality or self.loss_before is None:
+            return {}
+        return {"backbone_ppl": quality(self.loss_before, found, prefix)}
 
     def decoding_heads(self) -> TokenHeads | None:
         """The heads to decode with, in the backbone's dtype, as they ship; all processes call it."""

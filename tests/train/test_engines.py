@@ -38,6 +38,7 @@ def comparison(tmp_path_factory):
         ("ddp", "dynamo, three rates"),
         ("fsdp2", "dynamo, three rates"),
         ("fsdp2", "grounded, frozen in bfloat16"),
+        ("fsdp2", "medusa, LoRA, self-distillation"),
         pytest.param("zero1", "grounded, frozen", marks=with_deepspeed),
         pytest.param("zero2", "grounded, frozen", marks=with_deepspeed),
         pytest.param("zero3", "dynamo, three rates", marks=with_deepspeed),

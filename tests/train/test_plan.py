@@ -18,6 +18,7 @@ from heads.backbone import Backbone
 from heads.data import DataConfig, SourceConfig
 from heads.interface import HeadsConfig
 from heads.loading import BackboneConfig
+from heads.trained_backbone import LoraSettings
 from train.__main__ import dispatch
 from train.config import RatesConfig, TrainConfig
 from train.loss_config import LossConfig
@@ -31,6 +32,7 @@ from train.plan.memory import ENGINES, Sizes, fewest_processes, launched_engines
 from train.plan.plan import make_plan
 from train.plan.shapes import build_on_meta, count_backbone, count_heads
 from train.plan.step import StepShape, trace_step
+from train.self_distillation import SelfDistillationConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = sorted((ROOT / "configs/demo").glob("*.yaml"))
@@ -77,6 +79,21 @@ def test_a_trained_backbone_and_an_adapter_count_as_trained(folder):
     adapter = count_backbone(build_on_meta(lora, "cpu"), None)
     assert adapter.trained == L * 2 * ((D + D) + (D + D // 2))  # rank 2 on queries and values
     assert adapter.frozen == BACKBONE_NUMEL
+
+
+def test_self_distillation_keeps_a_copy_where_no_adapter_can_be_switched_off(folder):
+    rates, taught = RatesConfig(base=1e-4), SelfDistillationConfig(weight=1.0)
+    alone, whole = (
+        make_plan(config(folder, rates=rates, **more), device_type="cpu", tokens=1000)
+        for more in ({}, {"self_distillation": taught})
+    )
+    assert alone.original.numel == 0
+    assert (whole.original.frozen, whole.original.frozen_bytes) == (BACKBONE_NUMEL, whole.backbone.nbytes)
+    assert whole.sizes.frozen - alone.sizes.frozen >= whole.backbone.trained_bytes
+    assert whole.sizes.trained == alone.sizes.trained
+    assert whole.step_flops > alone.step_flops
+    adapted = config(folder, rates=rates, self_distillation=taught, lora=LoraSettings(rank=2))
+    assert make_plan(adapted, device_type="cpu", tokens=1000).original.numel == 0
 
 
 def test_quantised_matrices_take_their_bits(folder):

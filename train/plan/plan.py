@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from train.model import TrainedModel
 from train.packing import build_datasets
 from train.plan.costs import Disk, blocks_per_step, count_steps, disk, evaluates, field, stored_dtype
 from train.plan.memory import Sizes
-from train.plan.shapes import Part, build_on_meta, count, count_backbone, count_heads
+from train.plan.shapes import Part, build_on_meta, count, count_backbone, count_heads, count_original
 from train.plan.step import Step, StepShape, trace_step
 from train.sharding import find_units
 
@@ -28,6 +29,7 @@ class Plan:
     Attributes:
         backbone: its parameters.
         heads: their parameters.
+        original: of the frozen copy that self-distillation keeps.
         sizes: what memory under each engine follows from.
         gpus: processes of the run.
         blocks: blocks of training data; None where they were not counted.
@@ -41,6 +43,7 @@ class Plan:
 
     backbone: Part
     heads: Part
+    original: Part
     sizes: Sizes
     gpus: int
     blocks: int | None
@@ -74,6 +77,7 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
     """
     model = build_on_meta(config, device_type)
     backbone, token_heads = count_backbone(model, config.backbone.quantization), count_heads(model)
+    original = count_original(model)
     blocks = count_blocks(config, model) if tokens is None else tokens // config.data.block_size
     steps = count_steps(config, blocks, gpus)
     written, cached = disk(config, model, blocks, steps)
@@ -83,7 +87,8 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
     return Plan(
         backbone=backbone,
         heads=token_heads,
-        sizes=measure_sizes(model, backbone, token_heads, step, half=mixed_precision(config) is not None),
+        original=original,
+        sizes=measure_sizes(model, (backbone, token_heads, original), step, half=mixed_precision(config) is not None),
         gpus=gpus,
         blocks=blocks,
         steps=steps,
@@ -127,17 +132,19 @@ def is_here(path: str) -> bool:
     return path == STDLIB or bool(glob.glob(os.path.expanduser(path)))
 
 
-def measure_sizes(model: TrainedModel, backbone: Part, token_heads: Part, step: Step, *, half: bool) -> Sizes:
+def measure_sizes(model: TrainedModel, parts: Sequence[Part], step: Step, *, half: bool) -> Sizes:
+    """Of backbone, heads and what else is kept, `parts`."""
     units = [count(unit) for unit in find_units(model)]
     largest = max(units, key=lambda part: part.numel)
-    trained_numel = backbone.trained + token_heads.trained
+    trained_numel, trained_bytes = (sum(getattr(part, name) for part in parts) for name in ("trained", "trained_bytes"))
+    numel = sum(part.numel for part in parts)
     return Sizes(
-        frozen=backbone.frozen_bytes + token_heads.frozen_bytes,
-        trained=backbone.trained_bytes + token_heads.trained_bytes,
-        moments=2 * (backbone.trained_bytes + token_heads.trained_bytes),
-        numel=backbone.numel + token_heads.numel,
+        frozen=sum(part.frozen_bytes for part in parts),
+        trained=trained_bytes,
+        moments=2 * trained_bytes,
+        numel=numel,
         trained_numel=trained_numel,
-        root=backbone.numel + token_heads.numel - sum(part.numel for part in units),
+        root=numel - sum(part.numel for part in units),
         unit=largest.numel,
         root_trained=trained_numel - sum(part.trained for part in units),
         unit_trained=max(part.trained for part in units),

@@ -33,7 +33,10 @@ def new_table(title: str, *columns: str) -> Table:
 
 def parameter_table(plan: Plan) -> Table:
     table = new_table("Parameters", "", "trained", "frozen", "bytes")
-    for name, part in (("backbone", plan.backbone), ("heads", plan.heads)):
+    parts = {"backbone": plan.backbone, "heads": plan.heads, "the original backbone, a copy": plan.original}
+    for name, part in parts.items():
+        if not part.numel and part is plan.original:
+            continue
         table.add_row(name, f"{part.trained:,}", f"{part.frozen:,}", size(part.nbytes))
     return table
 

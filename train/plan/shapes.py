@@ -74,6 +74,7 @@ def build_on_meta(config: TrainConfig, device_type: str) -> TrainedModel:
             attend_across_documents=config.data.attend_across_documents,
             head_decay=config.head_decay,
             loss=config.loss,
+            self_distillation=config.self_distillation,
             noise=config.noise,
             drafted_tokens=config.drafted_tokens,
         )
@@ -130,6 +131,11 @@ def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> 
 
 def count_heads(model: TrainedModel) -> Part:
     return count(model.token_heads) if model.token_heads is not None else count(nn.Module())
+
+
+def count_original(model: TrainedModel) -> Part:
+    """The frozen copy that self-distillation keeps where all weights are trained; nothing with an adapter."""
+    return count(model.original) if model.original is not None else count(nn.Module())
 
 
 def count(module: nn.Module) -> Part:

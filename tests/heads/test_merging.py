@@ -1,0 +1,131 @@
+"""`headway merge`: the same heads and the same text without an adapter, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from safetensors.torch import load_file
+from tiny import random_tokens, tiny_model
+from typer.testing import CliRunner
+
+import heads
+from heads import checkpoint
+from heads.cli import app
+from heads.families import create
+from heads.merging import check_same, merge, merge_adapter, probe
+from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
+
+
+@torch.no_grad()
+def adapted(where, dtype=torch.float64, architecture="llama", family="grounded", **lora):
+    """Heads in a folder, on a backbone with an adapter that changes it clearly."""
+    tiny_model(architecture, attn="sdpa", dtype=dtype, vocab_size=NUM_TOKENS).save_pretrained(where / "base")
+    byte_tokenizer().save_pretrained(where / "base")
+    model = heads.load_backbone(heads.BackboneConfig(name_or_path=str(where / "base"), dtype="float64"))
+    add_adapter(model, LoraSettings(rank=4, alpha=8.0, **lora))
+    generator = torch.Generator().manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+    token_heads = create(family, model, num_heads=2)
+    recipe = {"config": {"backbone": {"attn_implementation": "sdpa"}}}
+    heads.save(token_heads, where / "heads", recipe=recipe, dtype=torch.float32)
+    return where / "heads"
+
+
+@torch.no_grad()
+def logits(folder, dtype="float64"):
+    model, token_heads = heads.load_with_backbone(folder, dtype=dtype)
+    tokens = random_tokens(1, 12, seed=3)
+    final, _ = token_heads.backbone.forward(tokens, use_cache=False)
+    states = [token_heads.head(k, final[0], tokens[0, :1].expand(12, k)) for k in (1, 2)]
+    return [model(tokens).logits, *(token_heads.projection(k)(h) for k, h in enumerate(states, start=1))], model
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "qwen3"])
+def test_logits_and_greedy_text_are_the_same(tmp_path, architecture):
+    folder = adapted(tmp_path, architecture=architecture)
+    merge(folder, tmp_path / "merged", dtype="float64")
+    (before, with_adapter), (after, merged) = logits(folder), logits(tmp_path / "merged")
+    for found, wanted in zip(after, before, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    base = heads.load_backbone(heads.BackboneConfig(name_or_path=str(tmp_path / "base"), dtype="float64"))
+    assert (base(random_tokens(1, 12, seed=3)).logits - before[0]).abs().max() > 0.01, "the adapter changes something"
+    assert has_adapter(with_adapter)
+    assert not has_adapter(merged)
+    prompt = random_tokens(1, 5, seed=4)
+    texts = [m.generate(prompt, max_new_tokens=24, do_sample=False).tolist() for m in (with_adapter, merged)]
+    assert texts[0] == texts[1]
+
+
+def test_what_is_written(tmp_path):
+    """A plain Hugging Face folder in the original's dtype; heads byte for byte; the fingerprint is the new one's."""
+    folder = adapted(tmp_path, dtype=torch.bfloat16)
+    (folder / "tree.json").write_text("{}")
+    backbone = merge(folder, tmp_path / "merged")
+    assert {t.dtype for t in load_file(backbone / "model.safetensors").values()} == {torch.bfloat16}
+    assert not any("lora_" in name or "base_layer" in name for name in load_file(backbone / "model.safetensors"))
+    assert (backbone / "tokenizer_config.json").is_file()
+    for name in ("heads.safetensors", "tree.json"):
+        assert (tmp_path / "merged" / name).read_bytes() == (folder / name).read_bytes()
+    old, new = (checkpoint.read_description(f) for f in (folder, tmp_path / "merged"))
+    assert (new["trained_backbone"]["adapter"], new["merged_from"]) == (False, str(folder))
+    assert new["trained_backbone"]["fingerprint"] != old["trained_backbone"]["fingerprint"]
+    assert new["recipe"] == old["recipe"]
+    original = heads.load_backbone(heads.BackboneConfig(name_or_path=str(tmp_path / "base")))
+    with pytest.raises(ValueError, match="trained together with their backbone"):
+        heads.load(tmp_path / "merged", original)
+    shutil.rmtree(tmp_path / "base")
+    heads.load_with_backbone(tmp_path / "merged", dtype="float32")  # the original is no longer needed
+
+
+def refused(*arguments):
+    result = CliRunner().invoke(app, ["merge", *map(str, arguments)])
+    assert result.exit_code == 1
+    return " ".join(result.stderr.split())
+
+
+def test_the_command_and_what_it_refuses(tmp_path):
+    folder, out = adapted(tmp_path), tmp_path / "merged"
+    result = CliRunner().invoke(app, ["merge", str(folder), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "their backbone, merged" in result.stdout
+    assert "is not empty; give a folder that does not exist" in refused(folder, "--out", out)
+    assert "no adapter to merge: their backbone is a whole one already" in refused(out, "--out", tmp_path / "twice")
+    description = json.loads((folder / "heads.json").read_text())
+    description["recipe"]["config"]["backbone"]["quantization"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "heads.json").write_text(json.dumps(description))
+    assert "quantised (bitsandbytes)" in refused(folder, "--out", tmp_path / "other")
+    demo = Path(__file__).resolve().parents[2] / "checkpoints/demo/medusa"
+    assert "no adapter to merge: their backbone was not trained with them" in refused(demo, "--out", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@torch.no_grad()
+def test_an_adapter_on_a_tied_weight_is_not_merged_into_both():
+    """An adapter on the embedding alone would change the unembedding too, which is the same tensor."""
+    model = tiny_model("qwen3")
+    add_adapter(model, LoraSettings(rank=2, targets=["embed_tokens"]))
+    generator = torch.Generator().manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.copy_(torch.randn(p.shape, generator=generator))
+    before = probe(model)
+    merge_adapter(model)
+    with pytest.raises(ValueError, match="on a tied weight"):
+        check_same(before, probe(model), "here")
+
+
+@torch.no_grad()
+def test_a_merge_that_changes_logits_is_seen():
+    model = tiny_model("llama")
+    add_adapter(model, LoraSettings(rank=2))
+    tokens = random_tokens(1, 8, seed=1)
+    before = model(tokens).logits
+    merge_adapter(model)
+    check_same(before, model(tokens).logits, "here")
+    with pytest.raises(ValueError, match="cannot be merged"):
+        check_same(before, before * 1.001, "here")
