@@ -44,8 +44,8 @@ WIDTH = 132  # of the table where no terminal says
 DECODED_TOGETHER = 8
 REGENERATED = "checkpoints/runs/regenerated/python-stdlib.jsonl"
 REGENERATE = (
-    f"python -m train regenerate-data --config configs/demo/grounded.yaml --out {REGENERATED} --temperature 0 "
-    "--prompt-tokens 64 --new-tokens 192 --prompts-per-text 2 --batch-size 64"
+    f"python -m train regenerate-data --config configs/demo/grounded.yaml --out {REGENERATED} --prompts-per-text 3 "
+    "--max-new-tokens 192 --batch-size 64"
 )
 
 
