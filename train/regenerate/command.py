@@ -13,6 +13,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import transformers
@@ -182,7 +183,7 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
         answers = writer.write([prompt for _, prompt in asked.values()], keys)
         tally.tokens += sum(map(len, answers))
         for (line, (rewriting, _)), answer in zip(asked.items(), answers, strict=True):
-            go_on(line, rewriting, lambda rewriting=rewriting, answer=answer: rewriting.send(answer))  # type: ignore[misc]
+            go_on(line, rewriting, partial(rewriting.send, answer))
         turn += 1
     return [{"line": line, **finished[line]} for line in lines]
 
