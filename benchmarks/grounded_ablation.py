@@ -97,8 +97,8 @@ VARIANTS = (
     Variant(name="regression", figure="–", changes={"loss": {"regression": 0.1}}),
     Variant(name="hydra++", figure="–", changes={"heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="dropout", figure="–", changes={"heads": {"dropout": 0.1}}),
-    Variant(name="noise", figure="–", changes={"loss": {"noise": 0.1}}),
-    Variant(name="drafted", figure="–", changes={"loss": {"drafted_tokens": 0.5}}),
+    Variant(name="noise", figure="–", changes={"noise": 0.1}),
+    Variant(name="drafted", figure="–", changes={"drafted_tokens": 0.5}),
     Variant(name="regenerated", figure="–", changes={"data": {"train": [{"path": REGENERATED}]}}, needs=REGENERATED),
 )
 
