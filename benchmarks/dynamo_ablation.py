@@ -13,7 +13,6 @@ import json
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,12 @@ import transformers
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from transformers import set_seed
 
+from benchmarks.training_rows import train_row
 from heads.evaluation.tables import describe_machine
-from heads.loading import load_tokenizer
 from train.config import RatesConfig, TrainConfig, read_config
 from train.model import TrainedModel
-from train.packing import build_datasets
-from train.run import build_model, build_trainer, explain_errors, training_arguments
+from train.run import explain_errors
 from train.trainer import collate
 
 CONFIGS = Path("configs/ablation")
@@ -122,23 +119,14 @@ def run_variant(variant: Variant, demo: TrainConfig, options: argparse.Namespace
     """Train one variant and measure it; nothing is saved but the row."""
     with tempfile.TemporaryDirectory() as folder:
         config = on_the_demo(variant, demo, options, folder)
-        arguments = training_arguments(config)
-        set_seed(config.seed)
-        tokenizer = load_tokenizer(config.backbone)
-        model = build_model(config, arguments.device)
-        data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
-        trainer = build_trainer(config, arguments, model, tokenizer, data)
-        start = time.perf_counter()
         trains = variant.trains and variant.config is not None
-        if trains:
-            trainer.train()
-        seconds = time.perf_counter() - start
+        found = train_row(config, steps=trains)
         return Row(
             name=variant.name,
-            trained=sum(p.numel() for p in model.parameters() if p.requires_grad) if trains else 0,
+            trained=found.parameters if trains else 0,
             steps=options.steps if trains else 0,
-            seconds=seconds,
-            ppl=perplexities(model, data.eval, options.eval_blocks),
+            seconds=found.seconds,
+            ppl=perplexities(found.model, found.data.eval, options.eval_blocks),
         )
 
 

@@ -90,6 +90,11 @@ CHECKS = {
         command=("python", "-m", "benchmarks.dynamo_ablation", "--json", "checkpoints/runs/dynamo_ablation.json"),
         shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
     ),
+    "grounded ablation": Check(
+        command=("python", "-m", "benchmarks.grounded_ablation", "--picture", "docs/grounded_ablation.png"),
+        shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo backbone, "
+        "and the target; rows that an earlier call finished are kept",
+    ),
     "dynamo decoding": Check(
         command=("python", "-m", "benchmarks.dynamo_decoding"),
         shows="the parts of dynamic decoding by likelihood at equal tokens per pass (table 8)",

@@ -20,7 +20,7 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from heads.chat import BadRowError, choose_template
-from heads.corpora import open_rows
+from heads.corpora import Rows, open_rows
 from heads.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
 
 CHAT_FORMATS = ("sharegpt", "messages", "alpaca")
@@ -109,6 +109,19 @@ def load_documents(
     source: SourceConfig, config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, streaming: bool = False
 ) -> Documents:
     """All rows of a source as documents, tokenised and cached; with `streaming`, tokenised as they are asked for."""
+    rows, format, column = open_source(source, config, streaming=streaming)
+    is_chat = format in CHAT_FORMATS
+    template = choose_template(tokenizer, config.chat_template) if is_chat else None
+    tokenize = RowTokenizer(tokenizer, source.path, format, column, template)
+    if isinstance(rows, Dataset):
+        rows = tokenize_cached(rows, tokenize, source.fraction, config)
+    else:
+        rows = tokenize_streamed(rows, tokenize, source.fraction, config.seed, list(next(iter(rows))))
+    return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows)
+
+
+def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
+    """All rows of a source as they stand, what they hold and in which column."""
     if not 0 < source.fraction <= 1 or source.weight <= 0:
         raise ValueError(
             f"{source.path!r} has fraction {source.fraction} and weight {source.weight}; "
@@ -118,23 +131,11 @@ def load_documents(
     samples: list[dict[str, Any]] = list(islice(rows, SAMPLE_ROWS))
     if not samples:
         raise ValueError(f"{source.path!r} holds no rows; give a source with rows.")
-    format, column = detect_format(samples, source)
-    is_chat = format in CHAT_FORMATS
-    template = choose_template(tokenizer, config.chat_template) if is_chat else None
-    tokenize = RowTokenizer(tokenizer, source.path, format, column, template)
-    if isinstance(rows, Dataset):
-        rows = tokenize_cached(rows, tokenize, source.fraction, config)
-    else:
-        rows = tokenize_streamed(rows, tokenize, source.fraction, config.seed, list(samples[0]))
-    return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows)
+    return rows, *detect_format(samples, source)
 
 
 def tokenize_cached(rows: Dataset, tokenize: RowTokenizer, fraction: float, config: DataConfig) -> Dataset:
-    numbers = np.arange(len(rows))
-    if fraction < 1:
-        count = max(1, round(len(rows) * fraction))
-        numbers = np.sort(np.random.default_rng(config.seed).permutation(len(rows))[:count])
-        rows = rows.select(numbers)
+    rows, numbers = draw_fraction(rows, fraction, config.seed)
     fingerprint = Hasher.hash((CACHE_VERSION, rows._fingerprint, tokenize.identity()))
     return rows.map(
         tokenize,
@@ -149,6 +150,15 @@ def tokenize_cached(rows: Dataset, tokenize: RowTokenizer, fraction: float, conf
         new_fingerprint=fingerprint,
         desc=f"Tokenising {tokenize.name}",
     )
+
+
+def draw_fraction(rows: Dataset, fraction: float, seed: int) -> tuple[Dataset, np.ndarray]:
+    """The chosen rows in their order, and their numbers among all."""
+    if fraction == 1:
+        return rows, np.arange(len(rows))
+    count = max(1, round(len(rows) * fraction))
+    numbers = np.sort(np.random.default_rng(seed).permutation(len(rows))[:count])
+    return rows.select(numbers), numbers
 
 
 def tokenize_streamed(

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from heads.chat import BadRowError, ChatEncoder, EmptyRowError, alpaca_messages, kind_of, read_conversation
+from heads.chat import BadRowError, ChatEncoder, EmptyRowError, Message, alpaca_messages, kind_of, read_conversation
 
 Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
 Encoded = tuple[Sequence[int], Sequence[bool] | None]  # token ids and mask; None: all True
@@ -79,10 +79,8 @@ class RowTokenizer:
                 return read_text(fields.get(self.column)), nothing, "ok", ""
             if self.format == "tokens":
                 return "", (read_ids(fields.get(self.column)), None), "ok", ""
-            alpaca = self.format == "alpaca"
-            messages = alpaca_messages(alpaca_fields(fields)) if alpaca else read_conversation(fields.get(self.column))
             assert self.chat is not None
-            return "", self.chat.encode(messages), "ok", ""
+            return "", self.chat.encode(read_messages(fields, self.format, self.column)), "ok", ""
         except EmptyRowError as problem:
             return "", nothing, "empty", f"{self.place(row, number)}: {problem}"
         except BadRowError as problem:
@@ -123,6 +121,11 @@ def parse_row(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise BadRowError(f"{kind_of(fields)}, not an object with fields")
     return fields
+
+
+def read_messages(fields: dict[str, Any], format: Format, column: str) -> list[Message]:
+    """The conversation in a row of a chat format."""
+    return alpaca_messages(alpaca_fields(fields)) if format == "alpaca" else read_conversation(fields.get(column))
 
 
 def read_text(value: Any) -> str:

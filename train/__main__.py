@@ -1,4 +1,4 @@
-"""`python -m train inspect-data | plan --config configs/X.yaml`: what a run would train on and need, before it runs."""
+"""`python -m train inspect-data | plan | regenerate-data --config configs/X.yaml`: what is done before a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from train.run import explain_errors, main
 COMMANDS = {
     "inspect-data": "show samples with supervised tokens coloured, and what was dropped, split or empty",
     "plan": "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit",
+    "regenerate-data": "write the training data as the backbone itself would say it (docs/regenerate_data.md)",
     "run": "train, as `accelerate launch train.py` does",
 }
 
@@ -41,16 +42,25 @@ def plan(arguments: list[str]) -> None:
     run(arguments)
 
 
+def regenerate_data(arguments: list[str]) -> None:
+    """Arguments are those of train.py and flags about what is written."""
+    from train.regenerate.command import regenerate as run  # imports what decodes only for this command
+
+    run(arguments)
+
+
 def dispatch(arguments: list[str]) -> None:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command == "inspect-data":
         explain_errors(lambda: inspect_data(rest))
     elif command == "plan":
         explain_errors(lambda: plan(rest))
+    elif command == "regenerate-data":
+        explain_errors(lambda: regenerate_data(rest))
     elif command == "run":
         main(rest)
     else:
-        lines = "\n".join(f"  {name:14}{text}" for name, text in COMMANDS.items())
+        lines = "\n".join(f"  {name:17}{text}" for name, text in COMMANDS.items())
         asked = command in ("-h", "--help")
         wrong = "" if asked else f"error: unknown command {command!r}; allowed are {', '.join(COMMANDS)}.\n"
         (sys.stdout if asked else sys.stderr).write(

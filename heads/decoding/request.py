@@ -80,9 +80,14 @@ class Request:
         return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
 
     def processors_of(self, row: int) -> LogitsProcessorList:
-        """The processors for one row alone. A repetition penalty holds the padding of all rows: it gets this row's."""
+        """The processors for one row alone. A repetition penalty holds the padding of all rows: it gets this row's.
+
+        A processor that has something of its own for each row gives a row's part by a method `of_row(row)`.
+        """
         own = LogitsProcessorList()
         for processor in self.processors:
+            if hasattr(processor, "of_row"):
+                processor = processor.of_row(row)
             padding = getattr(processor, "prompt_ignore_length", None)
             if isinstance(padding, Tensor) and len(padding) > 1:
                 processor = copy.copy(processor)

@@ -1,0 +1,82 @@
+"""Rows of an ablation are what their names say, and statements about them are read off their figures."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.grounded_ablation import VARIANTS, build_parser, chosen, config_of, settings
+from benchmarks.grounded_claims import claims
+from benchmarks.training_rows import KeptRow, read_overridden
+
+OPTIONS = ("--steps", "8")
+
+
+def made(name, options=OPTIONS, seed=0):
+    (variant,) = chosen([name])
+    return config_of(variant, seed, build_parser().parse_args(options))
+
+
+def row(top1, tokens_per_pass, backbone=0.6):
+    entry = {"step": 8, "backbone_top1": backbone, "backbone_top5": backbone + 0.2}
+    entry |= {f"head{k}_top1": value for k, value in enumerate(top1, start=1)}
+    entry |= {f"head{k}_top5": value + 0.1 for k, value in enumerate(top1, start=1)}
+    return SimpleNamespace(evaluations=[entry], tokens_per_pass=tokens_per_pass)
+
+
+@pytest.fixture
+def medusa():
+    return [row([0.40, 0.25, 0.15, 0.10], 1.9)]
+
+
+def test_rows_differ_in_what_they_name_alone():
+    medusa, grounded = made("medusa"), made("grounded")
+    assert (medusa.family, grounded.family) == ("medusa", "grounded")
+    medusa.family = "grounded"
+    assert medusa == grounded
+    deeper = made("layers_3")
+    assert deeper.heads == {"num_heads": 4, "num_hidden_layers": 3}
+    deeper.heads = grounded.heads
+    assert deeper == grounded
+
+
+def test_a_row_is_kept_under_all_that_decides_it(tmp_path):
+    def kept(name="grounded", flags=OPTIONS, seed=0):
+        options = build_parser().parse_args(flags)
+        return KeptRow(folder=tmp_path, name="row", settings=settings(made(name, flags, seed), options))
+
+    kept().write({"tokens_per_pass": 2.0})
+    assert kept().read() == {"tokens_per_pass": 2.0}
+    others = [kept(flags=("--steps", "9")), kept(seed=1), kept("layers_2"), kept(flags=(*OPTIONS, "--nodes", "16"))]
+    assert [other.read() for other in others] == [None] * 4
+    assert len({other.place for other in [kept(), *others]}) == 5
+
+
+def test_an_unknown_row_or_key_is_a_sentence():
+    with pytest.raises(ValueError, match=r"--rows has 'grounde'; allowed are .*Did you mean 'grounded'"):
+        chosen(["grounde"])
+    with pytest.raises(ValueError, match="heads_decay"):
+        read_overridden("configs/demo/grounded.yaml", {"heads_decay": 0.5})
+
+
+def test_the_target_is_reached_or_not_with_figures(medusa):
+    lines = claims({"medusa": medusa, "grounded": [row([0.42, 0.30, 0.24, 0.22], 2.4)]})
+    assert lines[0] == "grounded beats medusa at every head: reached (top-1 points, by head: +2.0 +5.0 +9.0 +12.0)"
+    assert ["not reached" in line for line in lines] == [False] * 4
+    lines = claims({"medusa": medusa, "grounded": [row([0.39, 0.30, 0.18, 0.15], 2.3)]})
+    assert ["not reached" in line for line in lines] == [True] * 4
+
+
+def test_noise_needs_seeds():
+    grounded = [row([0.4, 0.3, 0.20, 0.20], 2.0), row([0.4, 0.3, 0.24, 0.24], 2.0)]
+    worse = [row([0.4, 0.3, 0.20, 0.20], 2.0)]
+    (line,) = [line for line in claims({"grounded": grounded[:1], "gru": worse}) if line.startswith("gru")]
+    assert "reached (head 3 +0.0 points" in line
+    (line,) = [line for line in claims({"grounded": grounded[1:], "gru": worse}) if line.startswith("gru")]
+    assert "one seed does not tell" in line
+    (line,) = [line for line in claims({"grounded": grounded, "gru": worse * 2}) if line.startswith("gru")]
+    assert ": reached (head 3 -2.0 points, head 4 -2.0 points; noise 4.0, 4.0)" in line
+
+
+def test_every_row_is_named_once():
+    names = [variant.name for variant in VARIANTS]
+    assert len(set(names)) == len(names)

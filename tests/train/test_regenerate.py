@@ -1,0 +1,257 @@
+"""Regenerated data: what the backbone would say, in the rows' order, whatever the batch and wherever a run stopped."""
+
+import json
+import sys
+
+import pytest
+import torch
+from tiny_run import prepare, train, write_config
+
+from heads import checkpoint
+from heads.backbone import Backbone
+from heads.chat import choose_template, encode_chat
+from heads.families import create
+from heads.loading import BackboneConfig, load_backbone, load_tokenizer
+from train.regenerate.command import regenerate
+from train.regenerate.output import OutputFile
+from train.regenerate.rewriting import end_of_turn
+from train.regenerate.writing import draw, draw_uniforms
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATS = [[f"question {'x' * n} {turn}" for turn in range(1 + n % 3)] for n in range(7)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    turns = [
+        [{"from": who, "value": text} for q in chat for who, text in (("human", q), ("gpt", "old"))] for chat in CHATS
+    ]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"conversations": chat}) + "\n" for chat in turns))
+    return tmp_path
+
+
+def write(folder, out, *flags, data="text", batch=4):
+    """The command in this process, in float64: rows do not depend on what they are batched with."""
+    train = [{"path": str(folder / f"{data}.jsonl")}]
+    config = write_config(folder, "run", backbone={"dtype": "float64"}, data={"train": train})
+    sizes = ("--batch-size", str(batch), "--prompt-tokens", "12", "--max-new-tokens", "10")
+    regenerate(["--config", config, "--out", str(folder / out), *sizes, *flags])
+    return (folder / out).read_bytes()
+
+
+def rows(content):
+    return [json.loads(line) for line in content.splitlines()]
+
+
+@pytest.fixture
+def backbone(folder):
+    config = BackboneConfig(name_or_path=str(folder / "base"), dtype="float64")
+    return load_backbone(config, "cpu"), load_tokenizer(config)
+
+
+@torch.no_grad()
+def say(model, prompt, count=10):
+    """The plain reference: one prompt, plain greedy steps, no cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        if tokens[-1] == model.config.eos_token_id or tokens[-1] == 256:
+            break
+    return tokens[len(prompt) :]
+
+
+def test_texts_are_continued_in_order(folder, backbone):
+    model, tokenizer = backbone
+    found = rows(write(folder, "out.jsonl", "--temperature", "0"))
+    texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in found] == list(range(len(texts)))
+    for row, text in list(zip(found, texts, strict=True))[::5]:
+        prompt = tokenizer(text)["input_ids"][:12]
+        answer = say(model, prompt)
+        expected = [*answer[:-1], 256] if answer[-1] in (256, model.config.eos_token_id) else answer
+        assert row["input_ids"] == prompt + expected
+
+
+@pytest.mark.parametrize("data", ["text", "chat"])
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_rows_do_not_depend_on_batches(folder, data, temperature):
+    flags = ("--temperature", temperature, "--top-p", "0.95")
+    contents = {write(folder, f"{batch}.jsonl", *flags, data=data, batch=batch) for batch in (1, 3, 50)}
+    assert len(contents) == 1
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_heads_change_no_row(folder, backbone, temperature):
+    model, _ = backbone
+    checkpoint.save(create("grounded", Backbone(model), num_heads=2), folder / "heads", dtype=torch.float64)
+    flags = ("--temperature", temperature, "--limit", "9")
+    plain = write(folder, "plain.jsonl", *flags)
+    for batch in (1, 4):
+        assert write(folder, f"{batch}.jsonl", *flags, "--heads", str(folder / "heads"), batch=batch) == plain
+
+
+def test_each_answer_is_written_behind_the_new_ones(folder, backbone):
+    model, tokenizer = backbone
+    template = choose_template(tokenizer, None)
+    for chat, row in zip(CHATS, rows(write(folder, "out.jsonl", "--temperature", "0", data="chat")), strict=True):
+        told = []
+        for question in chat:
+            told.append({"role": "user", "content": question})
+            answer = tokenizer.decode(
+                say(model, encode_chat(tokenizer, template, told)), skip_special_tokens=True
+            ).strip()
+            if not answer:
+                told.pop()
+                break
+            told.append({"role": "assistant", "content": answer})
+        assert row["messages"] == told
+        assert "old" not in json.dumps(row)
+
+
+@pytest.mark.parametrize("data", ["text", "chat"])
+def test_a_killed_run_goes_on_to_the_same_bytes(folder, data):
+    flags = ("--limit", "14", "--backbone.dtype", "float32")  # rounding tells batches apart
+    whole = write(folder, "out.jsonl", *flags, data=data, batch=2)
+    lines = whole.splitlines(keepends=True)
+    for kept, rest in ((0, 5), (1, 0), (5, 9), (len(lines) - 1, 3), (len(lines), 0)):
+        following = lines[kept][:rest] if kept < len(lines) else b""
+        (folder / "out.jsonl").write_bytes(b"".join(lines[:kept]) + following)
+        assert write(folder, "out.jsonl", *flags, data=data, batch=2) == whole
+
+
+def test_a_kill_between_lines_of_a_window_loses_nothing(folder, monkeypatch):
+    whole = write(folder, "whole.jsonl", batch=2)
+    append = OutputFile.append
+
+    def killed(self, made):
+        append(self, made)
+        if self.lines >= 16:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(OutputFile, "append", killed)
+    with pytest.raises(SystemExit, match="130"):
+        write(folder, "out.jsonl", batch=2)
+    monkeypatch.undo()
+    prefix = (folder / "out.jsonl").read_bytes()
+    assert whole.startswith(prefix)
+    assert prefix.count(b"\n") == 16
+    assert write(folder, "out.jsonl", batch=2) == whole
+
+
+def test_other_settings_and_other_files_are_refused(folder):
+    write(folder, "out.jsonl", "--limit", "2")
+    with pytest.raises(ValueError, match=r"begun with other settings: temperature 0.7 \(now 0.0\); give those again"):
+        write(folder, "out.jsonl", "--temperature", "0")
+    with pytest.raises(ValueError, match=r"begun with other settings: .*rows"):
+        write(folder, "out.jsonl", data="chat")
+    (folder / "mine.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="this command did not write it; give another --out"):
+        write(folder, "mine.jsonl")
+    assert (folder / "mine.jsonl").read_text() == "{}\n"
+    with pytest.raises(ValueError, match=r"give a name that ends in \.jsonl"):
+        write(folder, "out.txt")
+    assert len(rows(write(folder, "out.jsonl", "--limit", "3"))) == 3  # more rows of the same
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--temperature", "-1"), "--temperature -1.0 was given; allowed are 0"),
+        (("--top-p", "0"), "--top-p 0.0 was given; allowed are"),
+        (("--max-new-tokens", "760"), "--prompt-tokens 12 and --max-new-tokens 760 are more than the backbone's 768"),
+        (("--batch-size", "0"), "--batch-size 0 was given"),
+        (("--limit", "0"), "--limit 0 was given"),
+        (("--heads", "nowhere"), "nowhere"),
+        (("--data.streaming", "true"), "regenerate-data reads stored rows"),
+        (("--backbone.random_weights", "true"), "has nothing to say"),
+    ],
+)
+def test_what_cannot_be_written_is_a_sentence(folder, flags, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        write(folder, "out.jsonl", *flags)
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_conversations_and_texts_do_not_mix(folder):
+    both = [{"path": str(folder / "text.jsonl")}, {"path": str(folder / "chat.jsonl")}]
+    config = write_config(folder, "run", data={"train": both})
+    with pytest.raises(ValueError, match="a file holds either conversations or texts"):
+        regenerate(["--config", config, "--out", str(folder / "out.jsonl")])
+
+
+def test_a_full_disk_leaves_whole_lines(folder, monkeypatch):
+    output = OutputFile(folder / "out.jsonl", {"seed": 0})
+    output.append([{"line": 0}])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left.*its 1 lines are whole: free space"):
+        output.append([{"line": 1}, {"line": 2}])
+    assert (folder / "out.jsonl").read_bytes() == b'{"line": 0}\n'
+
+
+def test_bad_rows_keep_their_place(folder, capsys):
+    lines = (folder / "text.jsonl").read_text().splitlines()
+    lines[1:3] = ["no json", json.dumps({"text": " "})]
+    (folder / "text.jsonl").write_text("\n".join(lines) + "\n")
+    found = rows(write(folder, "out.jsonl", "--limit", "5"))
+    assert [len(row["input_ids"]) > 0 for row in found] == [True, False, False, True, True]
+    assert "1 bad rows have empty lines; the first: " in capsys.readouterr().out
+
+
+def test_several_prompts_of_a_text(folder):
+    text = "0123456789" * 6
+    (folder / "text.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "short"}) + "\n")
+    found = rows(write(folder, "out.jsonl", "--prompts-per-text", "4"))
+    assert [row["text"][:12] for row in found[:4]] == [text[i : i + 12] for i in (0, 15, 30, 45)]
+    assert [len(row["input_ids"]) > 0 for row in found[4:]] == [True, False, False, False]
+
+
+def test_training_takes_the_file_as_it_is(folder):
+    for data in ("text", "chat"):
+        write(folder, f"new-{data}.jsonl", data=data)
+        sources = [{"path": str(folder / f"new-{data}.jsonl")}]
+        block = {"train": sources, "eval_fraction": 0, "block_size": 32}
+        config = write_config(
+            folder, f"on-{data}", data=block, trainer={"max_steps": 1, "gradient_accumulation_steps": 1}
+        )
+        train(config)
+        assert (folder / f"on-{data}" / "last" / "heads.json").is_file()
+
+
+def test_draws_follow_the_distribution():
+    probs = torch.tensor([0.1, 0.45, 0.05, 0.4], dtype=torch.float64)
+    uniforms = draw_uniforms((0, 1), 20_000)
+    tokens = draw(probs.expand(len(uniforms), 4), uniforms, 1.0)
+    shares = tokens.bincount(minlength=4) / len(tokens)
+    assert torch.allclose(shares.double(), probs, atol=0.015)  # four standard deviations of a share of one half
+    tokens = draw(probs.expand(len(uniforms), 4), uniforms, 0.8)  # 0.45 and 0.4 reach it
+    shares = tokens.bincount(minlength=4) / len(tokens)
+    assert torch.allclose(shares.double(), torch.tensor([0, 0.45, 0, 0.4], dtype=torch.float64) / 0.85, atol=0.015)
+    assert draw(probs[None], torch.tensor([0.999]), 1e-9).item() == 1
+    assert torch.equal(draw_uniforms((0, 1), 5), uniforms[:5])
+    assert not torch.equal(draw_uniforms((0, 2), 5), uniforms[:5])
+
+
+def test_an_answer_ends_where_the_template_ends_it(backbone):
+    _, tokenizer = backbone
+    assert end_of_turn(tokenizer, CHATML) == [256]
+    assert end_of_turn(tokenizer, "{% for m in messages %}{{ m.content }}\n{% endfor %}") == []
+
+
+def test_help_explains(capsys, monkeypatch):
+    from train.__main__ import dispatch
+
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with pytest.raises(SystemExit) as end:
+        dispatch(["regenerate-data", "--help"])
+    told = capsys.readouterr().out
+    assert end.value.code == 0
+    for words in ("--out FILE.jsonl", "0 is greedy", "goes on where it stopped", "docs/regenerate_data.md"):
+        assert words in " ".join(told.split())

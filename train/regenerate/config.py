@@ -1,0 +1,44 @@
+"""How a backbone writes its own training data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class RegenerateConfig:
+    """Fields of `python -m train regenerate-data`.
+
+    Attributes:
+        temperature: of the draws; 0 is greedy. 0.7 keeps near what greedy decoding says without its loops.
+        top_p: draws are from the fewest likeliest tokens whose probabilities add up to this; 1 is all.
+        max_new_tokens: tokens written at most for each answer, or behind each prompt of a text.
+        prompt_tokens: tokens of a text that are kept as a prompt.
+        prompts_per_text: places of a text, evenly spread, that a prompt is taken from.
+        batch_size: rows that are written at once.
+        seed: of the draws; each row has draws of its own.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    max_new_tokens: int = 512
+    prompt_tokens: int = 64
+    prompts_per_text: int = 1
+    batch_size: int = 16
+    seed: int = 0
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: a value that nothing can be written with.
+        """
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"--temperature {self.temperature} was given; allowed are 0 (greedy) and more.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p {self.top_p} was given; allowed are values over 0 and up to 1 (all tokens).")
+        for name in ("max_new_tokens", "prompt_tokens", "prompts_per_text", "batch_size"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} {getattr(self, name)} was given; allowed are 1 and more.")
+        if self.seed < 0:
+            raise ValueError(f"--seed {self.seed} was given; allowed are 0 and more.")

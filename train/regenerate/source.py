@@ -1,0 +1,139 @@
+"""The rows of `data.train` in their order, each as what is asked of the backbone for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from datasets import Dataset
+
+from heads.chat import BadRowError, EmptyRowError, choose_template
+from heads.data import CHAT_FORMATS, DataConfig, draw_fraction, open_source
+from heads.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
+from train.regenerate.config import RegenerateConfig
+from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_turn, nothing, rewrite_chat
+
+
+@dataclass(kw_only=True)
+class Source:
+    """One source of the config's data, all of its chosen rows."""
+
+    name: str
+    rows: Dataset
+    format: Format
+    column: str
+
+
+class SourceRows:
+    """Rows of all sources, one after the other; a weight does not repeat them.
+
+    Text sources have `prompts_per_text` lines for each row, conversations one.
+
+    Raises:
+        ValueError: streamed data, or conversations and texts in one file.
+    """
+
+    def __init__(self, data: DataConfig, config: RegenerateConfig, tokenizer: Any, vocab_size: int) -> None:
+        if data.streaming:
+            raise ValueError(
+                "regenerate-data reads stored rows, which it can go on in; give --data.streaming false, and files or a "
+                "fraction where the data is large."
+            )
+        self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocab_size
+        self.sources = [read_source(source, data) for source in data.train]
+        self.is_chat = refuse_mixture(self.sources)
+        self.per_row = 1 if self.is_chat else config.prompts_per_text
+        self.template = choose_template(tokenizer, data.chat_template) if self.is_chat else None
+        self.frame = document_frame(tokenizer)
+        self.ends = find_ends(tokenizer, self.template)
+        self.stops = list(accumulate(len(source.rows) for source in self.sources))
+
+    def __len__(self) -> int:
+        """Rows, of which each has `per_row` lines."""
+        return self.stops[-1] if self.stops else 0
+
+    @property
+    def fingerprint(self) -> list[str]:
+        """Of what the sources hold."""
+        return [source.rows._fingerprint for source in self.sources]
+
+    def rewriting(self, line: int, fits: Callable[[Sequence[int]], bool], tally: Tally) -> Rewriting:
+        """What makes the line of this number. A row that is bad or empty has empty lines; bad ones are counted."""
+        row, place = divmod(line, self.per_row)
+        number = bisect_right(self.stops, row)
+        source = self.sources[number]
+        within = row - (self.stops[number - 1] if number else 0)
+        fields = source.rows[within]
+        try:
+            if self.template is not None:
+                messages = read_messages(parse_row(fields), source.format, source.column)
+                return rewrite_chat(
+                    messages, tokenizer=self.tokenizer, template=self.template, ends=self.ends, fits=fits, tally=tally
+                )
+            prompt = self.prompt(parse_row(fields), source, place)
+            frame = self.frame[1] if source.format == "text" else []
+            return continue_text(prompt, frame=frame, ends=self.ends, tokenizer=self.tokenizer, tally=tally)
+        except EmptyRowError:
+            pass
+        except BadRowError as problem:
+            tally.bad += place == 0
+            tally.first_problem = tally.first_problem or (
+                f"{fields.get('_place') or f'{source.name} row {within + 1}'}: {problem}"
+            )
+        return nothing("messages" if self.is_chat else "input_ids")
+
+    def prompt(self, fields: dict[str, Any], source: Source, place: int) -> list[int]:
+        """The tokens from one place of a text; the first place has what training puts before a text."""
+        tokens, before = self.tokens(fields.get(source.column), source.format)
+        length = self.config.prompt_tokens
+        if place and len(tokens) < length * self.per_row:
+            raise EmptyRowError("too short for several prompts")
+        start = place * len(tokens) // self.per_row
+        return [*(before if place == 0 else []), *tokens[start : start + length]]
+
+    def tokens(self, value: Any, format: Format) -> tuple[list[int], list[int]]:
+        if format == "text":
+            return self.tokenizer(read_text(value), **TEXT_OPTIONS)["input_ids"], self.frame[0]
+        tokens = read_ids(value)
+        if max(tokens) >= self.vocab_size:
+            raise BadRowError(f"it has the token id {max(tokens)}, and the backbone knows {self.vocab_size} tokens")
+        return tokens, []
+
+
+def read_source(source: Any, data: DataConfig) -> Source:
+    rows, format, column = open_source(source, data, streaming=False)
+    assert isinstance(rows, Dataset), "streaming is refused"
+    rows, _ = draw_fraction(rows, source.fraction, data.seed)
+    return Source(name=source.path, rows=rows, format=format, column=column)
+
+
+def refuse_mixture(sources: Sequence[Source]) -> bool:
+    """Whether these are conversations.
+
+    Raises:
+        ValueError: some are and some are not.
+    """
+    kinds = {source.format in CHAT_FORMATS for source in sources}
+    if len(kinds) > 1:
+        told = ", ".join(f"{source.name} ({source.format})" for source in sources)
+        raise ValueError(
+            f"data.train has {told}; a file holds either conversations or texts: regenerate each kind by itself with "
+            f"--data.train."
+        )
+    return kinds == {True}
+
+
+def find_ends(tokenizer: Any, template: str | None) -> list[int]:
+    """Tokens at which a text or an answer ends.
+
+    Raises:
+        ValueError: there is none.
+    """
+    ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    ends += end_of_turn(tokenizer, template) if template is not None else []
+    if not ends:
+        raise ValueError("The tokenizer has no eos_token, so no text would ever end; set eos_token.")
+    return list(dict.fromkeys(ends))

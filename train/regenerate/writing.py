@@ -1,0 +1,153 @@
+"""Many prompts to what the backbone writes behind them, in batches, with draws that belong to each row alone.
+
+`generate` has one source of randomness for a whole batch, so a row's draws would depend on the rows beside it. Here the
+draws are made before: one uniform number for each token of a row, from a generator seeded with the run's seed and the
+row's own numbers. A logits processor turns scores and number into a token (inverse of the cumulative distribution) and
+leaves that token alone, and decoding is greedy. So a row's text is the same in every batch, behind every resume, and
+with or without heads, but for rounding: logits of another batch differ in their last bits, which changes a token where
+its number falls between two tokens' shares to that precision.
+"""
+# B batch, T prompt position, L length so far, N new token, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from heads.loading import max_positions
+from train.regenerate.config import RegenerateConfig
+
+Key = tuple[int, ...]
+"""Non-negative numbers that name one text: row, prompt in it, turn."""
+
+
+class Writer:
+    """A backbone, alone or with heads, that writes behind prompts.
+
+    Args:
+        ends: tokens that end a text, themselves kept.
+        decoding: `TreeDecoding(…)` on this model; None for plain `generate`. The text is the same.
+    """
+
+    def __init__(self, model: Any, config: RegenerateConfig, ends: Iterable[int], decoding: Any = None) -> None:
+        self.model = model
+        self.config = config
+        self.ends = sorted(set(ends))
+        self.decoding = decoding
+        self.longest = max_positions(model)
+
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """Prompt and what may follow it fit the backbone's positions."""
+        return self.longest is None or len(prompt) + self.config.max_new_tokens <= self.longest
+
+    def write(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key]) -> list[list[int]]:
+        """What follows each prompt, up to its end token if one came. Prompts of like length are written together."""
+        answers: list[list[int]] = [[] for _ in prompts]
+        by_length = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
+        for start in range(0, len(prompts), self.config.batch_size):
+            batch = by_length[start : start + self.config.batch_size]
+            found = self.write_batch([prompts[i] for i in batch], [keys[i] for i in batch])
+            for i, answer in zip(batch, found, strict=True):
+                answers[i] = answer
+        return answers
+
+    @torch.no_grad()
+    def write_batch(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key]) -> list[list[int]]:
+        tokens_BT, mask_BT = pad_left(prompts, self.ends[0])
+        length, device = tokens_BT.shape[1], self.model.device
+        output_BL = self.model.generate(
+            tokens_BT.to(device),
+            attention_mask=mask_BT.to(device),
+            generation_config=self.generation_config(),
+            logits_processor=self.processors(keys, length),
+            custom_generate=self.decoding,
+        )
+        return [self.cut(row) for row in output_BL[:, length:].tolist()]
+
+    def generation_config(self) -> GenerationConfig:
+        """The text is the backbone's own: penalties that its folder recommends would shape it."""
+        return GenerationConfig(
+            max_new_tokens=self.config.max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            eos_token_id=self.ends,
+            pad_token_id=self.ends[0],
+        )
+
+    def processors(self, keys: Sequence[Key], length: int) -> LogitsProcessorList:
+        c = self.config
+        if c.temperature == 0:
+            return LogitsProcessorList()
+        uniforms_BN = torch.stack([draw_uniforms((c.seed, *key), c.max_new_tokens) for key in keys])
+        return LogitsProcessorList([DrawByRow(uniforms_BN, length, c.temperature, c.top_p)])
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """Up to the first end token, it included; what follows is padding."""
+        first = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
+        return tokens[: first + 1]
+
+
+class DrawByRow(LogitsProcessor):
+    """Leaves of each row's scores the token that the row's own number draws; the last processor of a greedy request.
+
+    Called with whole batches by plain `generate`, and row by row by this library's decoding, which asks for a row's
+    part (`of_row`).
+    """
+
+    def __init__(self, uniforms_BN: Tensor, prompt_length: int, temperature: float, top_p: float) -> None:
+        self.uniforms_BN = uniforms_BN
+        self.prompt_length = prompt_length
+        self.temperature, self.top_p = temperature, top_p
+
+    def of_row(self, row: int) -> DrawByRow:
+        return DrawByRow(self.uniforms_BN[row : row + 1], self.prompt_length, self.temperature, self.top_p)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        uniforms_B = self.uniforms_BN[:, input_ids.shape[1] - self.prompt_length].to(scores.device)
+        probs_BV = (scores.double() / self.temperature).softmax(dim=1)
+        tokens_B = draw(probs_BV, uniforms_B, self.top_p)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
+
+
+def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
+    """(B,): the token in whose share of [0, 1) each number lies, likeliest tokens first.
+
+    >>> probs = torch.tensor([[0.125, 0.5, 0.375]], dtype=torch.float64)   # shares: 1 to 0.5, 2 to 0.875, 0 to 1
+    >>> [int(draw(probs, torch.tensor([u]), 1.0)) for u in (0.0, 0.49, 0.5, 0.9)]
+    [1, 1, 2, 0]
+    >>> int(draw(probs, torch.tensor([0.9]), 0.8))   # of tokens 1 and 2 alone
+    2
+    """
+    ranked_BV, order_BV = probs_BV.sort(dim=1, descending=True, stable=True)
+    before_BV = ranked_BV.cumsum(dim=1) - ranked_BV
+    kept_BV = ranked_BV.masked_fill((before_BV >= top_p) & (before_BV > 0), 0.0)
+    sums_BV = kept_BV.cumsum(dim=1)
+    ranks_B = (sums_BV <= uniforms_B[:, None] * sums_BV[:, -1:]).sum(dim=1)
+    ranks_B = ranks_B.minimum((kept_BV > 0).sum(dim=1) - 1)
+    return order_BV.gather(1, ranks_B[:, None]).squeeze(1)
+
+
+def draw_uniforms(key: Key, count: int) -> Tensor:
+    """(count,) numbers in [0, 1) that the key alone decides; more of them begin with the same ones."""
+    return torch.from_numpy(np.random.default_rng(key).random(count))
+
+
+def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """(B, T) tokens and the mask that is 0 on padding.
+
+    >>> pad_left([[5], [6, 7]], 0)
+    (tensor([[0, 5],
+            [6, 7]]), tensor([[0, 1],
+            [1, 1]]))
+    """
+    longest = max(map(len, prompts))
+    tokens = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(tokens), torch.tensor(mask)
