@@ -27,16 +27,16 @@ class Passes:
     def __init__(
         self, projection: Projection, device: torch.device, *, beside: Passes | None = None, goes_back: bool = True
     ) -> None:
-        weight = projection.weight
+        self.projection: Projection = projection
+        weight: Tensor = projection.weight
         autocast = torch.is_autocast_enabled(device.type) and weight.dtype == torch.float32
         self.dtype = torch.get_autocast_dtype(device.type) if autocast else weight.dtype
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        if beside is not None and beside.projection.weight is weight:
-            self.weight = beside.weight
-        else:
-            self.weight = weight.detach().to(self.dtype)  # once, not once a chunk
+        self.weight: Tensor = (
+            weight.detach() if beside is None or beside.projection.weight is not weight else beside.weight
+        )
+        self.weight = self.weight.to(self.dtype)  # once, not once a chunk; nothing where it was cast before
         self.bias = None if projection.bias is None else projection.bias.detach().to(self.dtype)
-        self.projection = projection
         self._goes_back = goes_back
         self._buffer: Tensor | None = None  # memory that is new to a process costs more than writing to it
         # In the widest dtype a CPU turns logits into probabilities where they lie: they would be overwritten.
