@@ -5,7 +5,8 @@ generation and our own), and tree decoding with each folder of heads, as it is b
 tree) and with the heads alone, eager and compiled, on held-out prompts: greedy, then with a repetition penalty, since a
 small model's greedy text loops and loops flatter every drafting method, copying most of all. Dynamic decoding is lossy
 and has a backbone of its own, so its table has a plain row of its own. Then where each millisecond goes, and whether
-the targets were reached. Graphs are compiled before anything is timed, and what that took is printed.
+the targets were reached. Before that each folder's tree is fitted to this machine (benchmarks/tuned_heads.py), and
+graphs are compiled; neither is timed, and what was chosen and how long compiling took is printed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from torch import Tensor
 
 from benchmarks.decoding_targets import say_targets
 from benchmarks.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
+from benchmarks.tuned_heads import tuned
 from heads.decoding.compiled import compiled, what_stops_compiling
-from heads.decoding.lookup import DEFAULT_LOOKUP
+from heads.decoding.dynamic_tree import DynamicTree
+from heads.decoding.tree import Tree
 from heads.evaluation.methods import (
     Method,
     Request,
@@ -45,11 +48,13 @@ from heads.evaluation.tables import describe_machine, measure, progress_bar, spe
 from heads.evaluation.throughput import Row
 from heads.interface import TokenHeads
 from heads.opening import Opened, open_draft_model, open_heads
+from heads.tuning.config import TuneConfig
 from train.run import explain_errors
 
 REPETITION_PENALTY = 1.1
-KINDS = {"": DEFAULT_LOOKUP, ", heads alone": 0}  # what a row's name ends with -> tokens looked up
+KINDS = {"": None, ", heads alone": 0}  # what a row's name ends with -> tokens looked up; None: as tuning says
 COMPILED = ", compiled"
+Trees = dict[str, Tree | DynamicTree]
 PHASES = ("draft", "verify", "accept", "commit", "other")
 
 
@@ -57,9 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = Console()
     opened = open_heads(options.heads)
-    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
-    prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
+    found = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
+    found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     say_what_runs(console, opened, options)
+    fitted = TuneConfig(new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY)
+    with tuned(console, opened, found[1::2], fitted) as alone:
+        compare(console, opened, found[0::2], options, alone)
+
+
+def compare(
+    console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace, alone: Trees
+) -> None:
+    """All blocks, their tables, targets, JSON and picture."""
     can_compile = may_compile(console, opened, options)
     draft = open_draft_model(options.draft_model) if options.draft_model else None
     blocks: dict[str, list[Row]] = {}
@@ -67,8 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for penalty in (1.0, REPETITION_PENALTY):
         request = Request(new_tokens=options.new_tokens, repetition_penalty=penalty)
         name = "greedy" if penalty == 1.0 else f"greedy, repetition penalty {penalty}"
-        blocks[name] = measure_speed(console, opened, request, prompts, options.repeats, name, can_compile, draft)
-        parts[name] = measure_where(console, opened, request, prompts, options.repeats, name)
+        blocks[name] = measure_speed(
+            console, opened, request, prompts, options.repeats, name, alone, can_compile, draft
+        )
+        parts[name] = measure_where(console, opened, request, prompts, options.repeats, name, alone)
         if options.dynamic:
             blocks[f"{name}, dynamic decoding (lossy)"] = measure_dynamic(console, options, request, prompts, name)
     for name, found in parts.items():
@@ -135,14 +151,18 @@ def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -
     return not obstacle
 
 
-def tree_methods(opened: Opened, request: Request, *, compile: bool = False) -> list[tuple[TokenHeads, Method]]:
+def tree_methods(
+    opened: Opened, request: Request, alone: Trees, *, compile: bool = False
+) -> list[tuple[TokenHeads, Method]]:
     """Each folder of heads with the default decoder, then each with the heads alone."""
     end = COMPILED if compile else ""
-    return [
-        (heads, tree(opened.model, heads, request, f"{name}{kind}{end}", lookup=lookup, compile=compile))
-        for kind, lookup in KINDS.items()
-        for name, heads in opened.token_heads.items()
-    ]
+    found = []
+    for kind, lookup in KINDS.items():
+        for name, heads in opened.token_heads.items():
+            shape = alone.get(name) if lookup == 0 else None
+            method = tree(opened.model, heads, request, f"{name}{kind}{end}", shape, lookup, compile)
+            found.append((heads, method))
+    return found
 
 
 def measure_speed(
@@ -152,6 +172,7 @@ def measure_speed(
     prompts: Sequence[Tensor],
     repeats: int,
     name: str,
+    alone: Trees,
     can_compile: bool,
     draft: Any = None,
 ) -> list[Row]:
@@ -160,9 +181,9 @@ def measure_speed(
     methods = [plain(model, request), prompt_lookup(model, request)]
     if draft is not None:
         methods += [assistant_model(model, draft, request), draft_model(model, draft, request)]
-    methods += [method for _, method in tree_methods(opened, request)]
+    methods += [method for _, method in tree_methods(opened, request, alone)]
     if can_compile:
-        graphs = [plain_compiled(model, request), *(m for _, m in tree_methods(opened, request, compile=True))]
+        graphs = [plain_compiled(model, request), *(m for _, m in tree_methods(opened, request, alone, compile=True))]
         compile_first(console, opened, graphs, prompts, name)
         methods += graphs
     rows = measure(console, model, methods, request, prompts, repeats, f"speed, {name}")
@@ -218,13 +239,19 @@ def phase_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def measure_where(
-    console: Console, opened: Opened, request: Request, prompts: Sequence[Tensor], repeats: int, name: str
+    console: Console,
+    opened: Opened,
+    request: Request,
+    prompts: Sequence[Tensor],
+    repeats: int,
+    name: str,
+    alone: Trees,
 ) -> list[Parts]:
     """Measure the parts of plain generate and of each of our methods, and print their table."""
     watched: list[tuple[Method, Watched]] = [
         (plain(opened.model, request), functools.partial(watch_plain, opened.model))
     ]
-    for token_heads, method in tree_methods(opened, request):
+    for token_heads, method in tree_methods(opened, request, alone):
         watched.append((method, functools.partial(watch_heads, token_heads)))
     runs = len(watched) * len(prompts) * repeats
     with progress_bar(console, f"milliseconds, {name}", runs) as advance:

@@ -21,19 +21,20 @@ from rich.console import Console
 
 from heads.checkpoint import read_description
 from heads.counting_command import count_ngrams_command
-from heads.evaluation.methods import Request, dynamic, plain, prompt_lookup, tree
+from heads.evaluation.methods import Request, draft_model, dynamic, plain, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import draw_report
 from heads.evaluation.tables import describe_machine, measure, speed_table, write_json
 from heads.evaluation.throughput import Row
 from heads.ngrams import NgramTable
-from heads.opening import Opened, open_heads
+from heads.opening import Opened, open_draft_model, open_heads
 from train.config import read_config
 from train.run import explain_errors
 
 README, README_PICTURE = Path("README.md"), Path("docs/demo_report.png")
 MARKERS = ("<!-- demo: written by `python -m benchmarks.demo --readme`, never by hand -->", "<!-- /demo -->")
 DYNAMO, NGRAMS = "checkpoints/demo/dynamo", Path("checkpoints/runs/demo-ngrams")
+DRAFT = "checkpoints/demo/draft"
 THRESHOLDS = (0.25, 0.5, 0.75)
 TOP_K = 16  # candidates of each place: a decision over the paper's 50³ n-grams takes longer than this backbone's pass
 SHIPPED = {"medusa, shipped": "checkpoints/demo/medusa", "grounded, shipped": "checkpoints/demo/grounded"}
@@ -152,7 +153,8 @@ def decode(console: Console, opened: Opened, options: argparse.Namespace) -> lis
     ours = [tree(model, token_heads, request, name) for name, token_heads in opened.token_heads.items()]
     name, token_heads = list(opened.token_heads.items())[-1]
     alone = tree(model, token_heads, request, f"{name}, heads alone", lookup=0)
-    methods = [plain(model, request), prompt_lookup(model, request), *ours, alone]
+    drafted = draft_model(model, open_draft_model(DRAFT), request, "adaptive")
+    methods = [plain(model, request), prompt_lookup(model, request), drafted, *ours, alone]
     prompts = default_prompts(opened.source, opened.tokenizer, options.prompts)
     prompts = [prompt_1T.to(model.device) for prompt_1T in prompts]
     return measure(console, model, methods, request, prompts, options.repeats, "decoding")
