@@ -96,6 +96,11 @@ VARIANTS = (
     Variant(name="soft_top_n", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0, "top_n": 64}}),
     Variant(name="regression", figure="–", changes={"loss": {"regression": 0.1}}),
     Variant(name="hydra++", figure="–", changes={"heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}}),
+    Variant(
+        name="gru++",
+        figure="–",
+        changes={"family": "gru", "heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}},
+    ),
     Variant(name="dropout", figure="–", changes={"heads": {"dropout": 0.1}}),
     Variant(name="noise", figure="–", changes={"noise": 0.1}),
     Variant(name="drafted", figure="–", changes={"drafted_tokens": 0.5}),
