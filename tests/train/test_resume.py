@@ -69,7 +69,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind)
 
 def test_the_sums_that_are_logged_make_the_loss(folder):
     """Step by step: a mean of steps is not the mean over their labels, of which steps have unequal numbers."""
-    lines = logged(train(write_config(folder, "taught", **RUNS["taught"], trainer={"max_steps": 4, "logging_steps": 1})))
+    lines = logged(
+        train(write_config(folder, "taught", **RUNS["taught"], trainer={"max_steps": 4, "logging_steps": 1}))
+    )
     steps = [line for line in lines if "head1_loss" in line]
     assert len(steps) == 4
     for line in steps:
