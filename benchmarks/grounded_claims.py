@@ -21,7 +21,7 @@ def claims(rows: Mapping[str, Sequence[Any]]) -> list[str]:
     lines: list[str] = []
     if {"medusa", "grounded"} <= set(rows):
         lines += grounded_over_medusa(rows["medusa"], rows["grounded"])
-    if {"grounded", "gru"} <= set(rows):
+    if {"grounded", "gru"} <= set(rows) and len(accuracy(rows["gru"], "top1")) >= LATE_HEADS[0]:
         lines.append(gru_beside_grounded(rows["grounded"], rows["gru"]))
     if "grounded" in rows:
         lines += list(beside_grounded(rows))

@@ -78,12 +78,24 @@ class Heads(RepresentationHeads):
         position n       0       1       2       3        h_k at n reads the token at n + k, so each step drops the
         h_1 reads        x_1     x_2     x_3              last position. What reaches into another document or row is
         h_2 reads        x_2     x_3                      no row of any head.
+
+        Where training puts drafts in place of true tokens, positions read tokens of their own, one product a head.
         """
         hidden_ND = f_BTD.flatten(0, 1)
+        if batch.drafted:
+            yield from self.heads_on_drafts(hidden_ND, batch)
+            return
         inputs_ND = self.read(batch.tokens_BT.flatten(), hidden_ND.dtype)
         inputs_NG = nn.functional.linear(inputs_ND, self.cell.weight_ih, self.cell.bias_ih)
         for k in range(1, self.num_heads + 1):
             hidden_ND = advance(self.cell, inputs_NG[k:], hidden_ND[:-1])
+            yield self.dropout(hidden_ND[batch.rows[k - 1]])
+
+    def heads_on_drafts(self, hidden_ND: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k in range(1, self.num_heads + 1):
+            hidden_ND = hidden_ND[:-1]
+            tokens_N = batch.token(k, torch.arange(len(hidden_ND), device=hidden_ND.device))
+            hidden_ND = self.cell(self.read(tokens_N, hidden_ND.dtype), hidden_ND)
             yield self.dropout(hidden_ND[batch.rows[k - 1]])
 
     def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:

@@ -77,6 +77,13 @@ def test_noise_needs_seeds():
     assert ": reached (head 3 -2.0 points, head 4 -2.0 points; noise 4.0, 4.0)" in line
 
 
+def test_two_heads_have_no_late_ones():
+    """Other statements are made; the one about heads 3 and 4 is left out."""
+    grounded, gru = [row([0.4, 0.3], 2.0)], [row([0.4, 0.2], 2.0)]
+    assert claims({"grounded": grounded, "gru": gru}) == []
+    assert len(claims({"medusa": gru, "grounded": grounded, "gru": gru})) == 4
+
+
 def test_every_row_is_named_once():
     names = [variant.name for variant in VARIANTS]
     assert len(set(names)) == len(names)

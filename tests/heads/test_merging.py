@@ -129,3 +129,16 @@ def test_a_merge_that_changes_logits_is_seen():
     check_same(before, model(tokens).logits, "here")
     with pytest.raises(ValueError, match="cannot be merged"):
         check_same(before, before * 1.001, "here")
+
+
+def test_nothing_is_written_of_a_merge_that_changes_logits(tmp_path, monkeypatch):
+    folder = adapted(tmp_path)
+
+    def wrong(model):
+        merge_adapter(model)
+        model.get_output_embeddings().weight.data.mul_(1.01)
+
+    monkeypatch.setattr("heads.merging.merge_adapter", wrong)
+    with pytest.raises(ValueError, match="cannot be merged: its logits would change by"):
+        merge(folder, tmp_path / "merged", dtype="float64")
+    assert not (tmp_path / "merged").exists()

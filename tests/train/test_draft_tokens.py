@@ -18,6 +18,7 @@ from heads.draft_vocabulary import DraftVocabulary
 from train import draft_tokens
 from train.config import read_config
 from train.draft_tokens import count_tokens, settle_draft_vocabulary
+from train.loss_config import LossConfig
 from train.model import TrainedModel
 from train.plan.plan import make_plan
 from train.targets import scored_rows
@@ -76,6 +77,63 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(family, unembedding):
         # The factor 1 / labels is float32, 6e-8 off, and gradients add up terms of some units that cancel.
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
     assert all(p.grad is None for p in model.model.parameters())
+
+
+@pytest.mark.parametrize("top_n", [None, 3])
+@pytest.mark.parametrize("trains_backbone", [False, True])
+@pytest.mark.parametrize(("family", "unembedding"), [("grounded", "own"), ("grounded", "shared"), ("dynamo", "own")])
+def test_a_teacher_is_restricted_to_the_scored_tokens(family, unembedding, trains_backbone, top_n):
+    """Its whole distribution, of which the scored tokens are kept and made to sum to 1; states at scored rows alone."""
+    if trains_backbone and unembedding == "shared":
+        pytest.skip("refused: the rows would have to follow the backbone's")
+    teaching = LossConfig(hard=0.5, soft=2.0, divergence="kl", temperature=1.5, top_n=top_n, regression=0.7)
+    model, plain = (build(family, unembedding, loss=teaching, trains_backbone=trains_backbone) for _ in range(2))
+    batch = a_batch()
+    out = model(**batch)
+    out["loss"].backward()
+    final, wanted, seen = None, 0.0, []
+    for objective in plain.objectives(*batch.values(), with_backbone=True):
+        if objective.head == 0:
+            final = objective.all_BTD.flatten(0, 1)
+            if trains_backbone:
+                labels = batch["input_ids"].flatten()[objective.rows_R + 1]
+                wanted = F.cross_entropy(objective.projection(objective.hidden_RD), labels)
+            continue
+        sums = plain_teaching(objective, final.detach(), plain.backbone.logits, batch["input_ids"], teaching)
+        seen.append(sums.tolist())
+        wanted = wanted + (sums * torch.tensor([0.5, 2.0 * 1.5**2, 0.7])).sum()
+    wanted.backward()
+    counts = model.counts_of_logged(model.count_labels(*batch.values()))
+    found = (out["logged_sums_M"] / counts)[trains_backbone:].view(3, 2).T
+    torch.testing.assert_close(found.double(), torch.tensor(seen).double(), rtol=1e-5, atol=1e-6)
+    assert out["loss"].item() == pytest.approx(wanted.item(), rel=1e-6)  # float32 running sums
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:  # norms and softmaxes of the backbone round to float32 inside
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=2e-6, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def plain_teaching(objective, final_ND, backbone_logits, tokens_BT, teaching):
+    """(3,): a head's mean cross-entropy, divergence and distance, one row after another, over the whole vocabulary."""
+    found = []
+    logits_RS = objective.projection(objective.hidden_RD)
+    norm = objective.projection.norm or (lambda states: states)
+    for r, row in enumerate(objective.rows_R.tolist()):
+        label = int(tokens_BT.flatten()[row + objective.shift])
+        if label not in FEW:
+            continue
+        state = final_ND[row + objective.shift - 1]
+        p_V = (backbone_logits(state[None]).detach()[0] / teaching.temperature).softmax(0)
+        p_S = p_V[FEW]
+        if teaching.top_n is not None:
+            p_S = torch.where(p_S >= p_S.topk(teaching.top_n).values[-1], p_S, 0.0)
+        p_S = p_S / p_S.sum()
+        log_q_S = (logits_RS[r] / teaching.temperature).log_softmax(0)
+        hard = F.cross_entropy(logits_RS[r], torch.tensor(FEW.index(label)))
+        soft = (torch.xlogy(p_S, p_S) - p_S * log_q_S).sum()
+        found.append(torch.stack([hard, soft, F.smooth_l1_loss(norm(objective.hidden_RD[r]), state)]))
+    assert 3 < len(found) < len(objective.rows_R)
+    return torch.stack(found).mean(dim=0)
 
 
 def test_any_split_of_a_batch_gives_one_loss():

@@ -15,7 +15,7 @@ from heads.loading import BackboneConfig, load_backbone, load_tokenizer
 from train.regenerate.command import regenerate
 from train.regenerate.output import OutputFile
 from train.regenerate.rewriting import end_of_turn
-from train.regenerate.writing import draw, draw_uniforms
+from train.regenerate.writing import DrawByRow, draw, draw_uniforms
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -237,6 +237,13 @@ def test_draws_follow_the_distribution():
     assert draw(probs[None], torch.tensor([0.999]), 1e-9).item() == 1
     assert torch.equal(draw_uniforms((0, 1), 5), uniforms[:5])
     assert not torch.equal(draw_uniforms((0, 2), 5), uniforms[:5])
+
+
+def test_a_backbone_that_overflows_is_told_of():
+    scores = torch.tensor([[0.0, 1.0, 2.0], [0.0, torch.inf, 2.0]])
+    processor = DrawByRow(torch.zeros(2, 1), prompt_length=4, temperature=0.7, top_p=0.9)
+    with pytest.raises(ValueError, match=r"NaN; look for damaged weights, and for overflow: give --backbone\.dtype"):
+        processor(torch.zeros(2, 4, dtype=torch.long), scores)
 
 
 def test_an_answer_ends_where_the_template_ends_it(backbone):

@@ -27,9 +27,9 @@ from train.self_distillation import SelfDistillationConfig
 SETTINGS = {"rates": {"base": 1e-3, "heads": 1e-2, "heads_to_base": None}, "self_distillation": {"weight": 0.5}}
 
 
-def build(*, adapter=True, weight=1.0, temperature=1.0, checkpointing=False, dropout=0.0, **options):
+def build(*, adapter=True, weight=1.0, temperature=1.0, checkpointing=False, dropout=0.0, inner_dropout=0.0, **options):
     """A backbone and heads in float64, with what makes the original another model where it is not switched off."""
-    hf = tiny_model("llama", attn="eager")
+    hf = tiny_model("llama", attn="eager", attention_dropout=inner_dropout)
     if checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if adapter:
@@ -118,12 +118,18 @@ def test_gradient_checkpointing_changes_no_gradient():
         torch.testing.assert_close(found[1][name], gradient, **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_the_teachers_pass_draws_nothing():
-    model = build(dropout=0.5)
+@pytest.mark.parametrize("adapter", [True, False])
+def test_the_teachers_pass_draws_nothing(adapter):
+    """Neither the adapter's dropout nor the backbone's own, which trains with both."""
+    model = build(adapter=adapter, dropout=0.5 if adapter else 0.0, inner_dropout=0.5)
     before = torch.random.get_rng_state()
     tokens = a_batch()["input_ids"]
     model._original_states(tokens, torch.zeros_like(tokens))
     assert torch.equal(before, torch.random.get_rng_state())
+    assert model.model.training
+    with torch.no_grad():
+        own(model)
+    assert not torch.equal(before, torch.random.get_rng_state())
 
 
 def test_the_adapter_comes_back_where_the_pass_fails():

@@ -38,9 +38,10 @@ def test_heads_read_noise_in_training_alone_and_targets_have_none():
     assert torch.equal(seen(model.train())[0], noisy[0])  # the global generator's draws
 
 
-def test_heads_read_what_the_backbone_and_the_head_before_propose():
+@pytest.mark.parametrize("family", ["grounded", "gru"])
+def test_heads_read_what_the_backbone_and_the_head_before_propose(family):
     """All tokens drafted, row by row: y_1 of the backbone at t, y_2 of head 1 having read y_1; labels are true."""
-    model, batch = build("grounded", drafted_tokens=1.0), a_batch()
+    model, batch = build(family, drafted_tokens=1.0), a_batch()
     batch["loss_mask"] = torch.ones_like(batch["loss_mask"])  # every row of head 2 is one of head 1
     heads, tokens = model.token_heads, batch["input_ids"].flatten()
     states, _ = model.teacher_forcing(*batch.values())
@@ -59,8 +60,30 @@ def test_heads_read_what_the_backbone_and_the_head_before_propose():
         found = model(**batch)["loss_sums_K"].tolist()
         true = model(**batch, progress=0.0)["loss_sums_K"].tolist()
     assert found == pytest.approx(sums, rel=1e-6)  # float32 running sums
-    assert true == pytest.approx(build("grounded")(**batch)["loss_sums_K"].tolist(), rel=1e-9)
+    assert true == pytest.approx(build(family)(**batch)["loss_sums_K"].tolist(), rel=1e-9)
     assert abs(true[1] - found[1]) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["grounded", "gru"])
+def test_rows_whose_head_before_has_no_label_read_the_true_token_there(family):
+    """With masked labels head 1 proposes at fewer rows than head 2 reads at; each depth of a row is drafted or true."""
+    model, batch = build(family, drafted_tokens=1.0), a_batch()
+    heads, tokens = model.token_heads, batch["input_ids"].flatten()
+    states, _ = model.teacher_forcing(*batch.values())
+    alone = ~torch.isin(states.rows[1], states.rows[0])
+    assert 0 < alone.sum() < len(alone)
+    with torch.no_grad():
+        *_, second = model.objectives(*batch.values(), with_backbone=False, drafted_share=1.0)
+        final = states.taps["final"].flatten(0, 1)
+        proposed = model.backbone.logits(final).argmax(dim=1)
+        first_R = torch.where(
+            torch.isin(second.rows_R, states.rows[0]), proposed[second.rows_R], tokens[second.rows_R + 1]
+        )
+        hidden_RD = heads.head(1, final[second.rows_R], first_R[:, None])
+        drafts_R = heads.projection(1)(hidden_RD).argmax(dim=1)
+        second_R = torch.where(alone, tokens[second.rows_R + 2], drafts_R)
+        wanted_RD = heads.head(2, final[second.rows_R], torch.stack([first_R, second_R], dim=1))
+    torch.testing.assert_close(second.hidden_RD.detach(), wanted_RD, rtol=0, atol=1e-12)
 
 
 def test_a_share_of_the_tokens_is_drafted():

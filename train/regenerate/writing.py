@@ -124,7 +124,15 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     [1, 1, 2, 0]
     >>> int(draw(probs, torch.tensor([0.9]), 0.8))   # of tokens 1 and 2 alone
     2
+
+    Raises:
+        ValueError: NaN among the probabilities.
     """
+    if bool(probs_BV[:, 0].isnan().any()):  # a softmax with one has no other
+        raise ValueError(
+            "The backbone's probabilities are NaN; look for damaged weights, and for overflow: give "
+            "--backbone.dtype bfloat16 or float32 for a model that was in float16."
+        )
     ranked_BV, order_BV = probs_BV.sort(dim=1, descending=True, stable=True)
     before_BV = ranked_BV.cumsum(dim=1) - ranked_BV
     kept_BV = ranked_BV.masked_fill((before_BV >= top_p) & (before_BV > 0), 0.0)
