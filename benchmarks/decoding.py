@@ -62,12 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = Console()
     opened = open_heads(options.heads)
-    found = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
+    to_fit = max(2, options.prompts)
+    found = default_prompts(opened.source, opened.tokenizer, 2 * to_fit, options.prompt_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     say_what_runs(console, opened, options)
     fitted = TuneConfig(new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY)
     with tuned(console, opened, found[1::2], fitted) as alone:
-        compare(console, opened, found[0::2], options, alone)
+        compare(console, opened, found[0::2][: options.prompts], options, alone)
 
 
 def compare(
@@ -119,7 +120,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding (default: 0.25)")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
-    parser.add_argument("--prompts", type=int, default=20, help="held-out prompts (default: 20)")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=20,
+        help="held-out prompts; trees are fitted to as many others, two at least (default: 20)",
+    )
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
     parser.add_argument("--repeats", type=int, default=3, help="repeats, of which medians are taken (default: 3)")

@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over (default: 9)")
     parser.add_argument("--heads", default="checkpoints/demo/grounded", help="heads that are cut")
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose training set is counted")
-    parser.add_argument("--kept", type=int, nargs="+", default=[2048, 1024, 512, 256], help="tokens that are kept")
+    parser.add_argument("--kept", type=int, nargs="+", default=[1024, 512, 256], help="tokens that are kept")
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts (default: 16)")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
     return parser
@@ -217,7 +217,7 @@ def acceptance_table(options: argparse.Namespace) -> Table:
     for column in ("scored", "of training tokens", "of the text", "tokens per pass", "of the full", "same text"):
         table.add_column(column, justify="right", no_wrap=True)
     whole = None
-    for count in options.kept:
+    for count in dict.fromkeys([vocab, *options.kept]):  # the full heads first: the others are shares of theirs
         ids = heads.most_frequent_tokens(counts_V, count)
         few = full if count == vocab else heads.prune_vocabulary(full, ids)
         tokens, passes, same = decode_all(opened.model, few, tree, prompts, plain, options.new_tokens)

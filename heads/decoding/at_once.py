@@ -56,10 +56,14 @@ def pays(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def can_choose(request: Request) -> bool:
-    """Nothing is to be kept of each token, and the processors take nodes as rows."""
+def can_choose(request: Request, rows: Sequence[Row]) -> bool:
+    """Nothing is to be kept of each token, and the processors take nodes as rows.
+
+    A repetition penalty that leaves out more than the text so far would count a node's columns, which are no places.
+    """
     keeps = request.keep_scores or request.keep_logits
-    return not keeps and all(type(processor) in ROW_BY_ROW for processor in request.processors)
+    penalised = request.penalised_from < min(len(row.tokens) for row in rows)
+    return not keeps and penalised and all(type(processor) in ROW_BY_ROW for processor in request.processors)
 
 
 @dataclass
@@ -102,7 +106,7 @@ def choose_at_nodes(
     depths: int,
     randomness: Randomness,
 ) -> Tensor:
-    """(B, N): the token after each node; nothing is read from the device.
+    """(B, N): the token after each node, on the rows' device; nothing is read from it.
 
     Args:
         depths: how many a walk may pass, the root's included.
@@ -116,18 +120,20 @@ def choose_at_nodes(
             continue
         p_NV = torch.softmax(scores_NV, dim=-1)
         waits_DV = randomness.draw(p_NV[0], depths)
-        chosen.append((p_NV / waits_DV[depth_BN[b]]).argmax(dim=-1))
+        chosen.append((p_NV / waits_DV[depth_BN[b].to(row.device)]).argmax(dim=-1))
     return torch.stack(chosen)
 
 
 def score_nodes(row: Row, tokens_N: Tensor, sees_NN: Tensor, logits_NV: Tensor) -> Tensor:
-    """(N, V): float32 logits after the row's processors, each node's with its own prefix."""
-    scores_NV = logits_NV.to(torch.float32)
+    """(N, V): float32 logits after the row's processors, each node's with its own prefix.
+
+    They lie where plain generation has them, on the row's device, which may be another than a spread backbone's last.
+    """
+    scores_NV = logits_NV.to(row.device, torch.float32)
     if not row.processors:
         return scores_NV
     ahead_NN = torch.where(sees_NN, tokens_N[None, :], tokens_N[:, None])  # ancestors, and the node's own elsewhere
-    prefix_1L = row.prefix().to(tokens_N.device)
-    text_NL = torch.cat([prefix_1L.expand(len(tokens_N), -1), ahead_NN], dim=1)
+    text_NL = torch.cat([row.prefix().expand(len(tokens_N), -1), ahead_NN.to(row.device)], dim=1)
     for processor in row.processors:
         scores_NV = for_nodes(processor, len(tokens_N))(text_NL, scores_NV)
     return scores_NV

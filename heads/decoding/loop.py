@@ -215,7 +215,7 @@ class Run:
         tokens_BN, request = proposal.tokens_BN, self.request
         follows = self.rule.takes_best if request.greedy else self.rule.takes_draws
         pays = request.judges_all_nodes_at_once or at_once.pays(logits_BNV.device)
-        if not (follows and pays and at_once.can_choose(request)):
+        if not (follows and pays and at_once.can_choose(request, running)):
             return tokens_BN.tolist(), [None] * len(running)
         if request.judges_all_nodes_at_once:
             chosen_BN = best_at_nodes(logits_BNV)

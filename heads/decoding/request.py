@@ -60,6 +60,7 @@ class Request:
         keep_logits: return the raw logits of each emitted token.
         as_dict: return an output object with statistics.
         generator: source of randomness for sampling; None is torch's global one.
+        penalised_from: how many of a row's first tokens some repetition penalty leaves out, padding included.
     """
 
     processors: LogitsProcessorList
@@ -73,6 +74,7 @@ class Request:
     as_dict: bool
     greedy: bool
     generator: torch.Generator | None = None
+    penalised_from: int = 0
 
     @property
     def judges_all_nodes_at_once(self) -> bool:
@@ -132,7 +134,19 @@ def read_request(
         keep_logits=bool(config.output_logits and config.return_dict_in_generate),
         as_dict=bool(config.return_dict_in_generate),
         generator=generator,
+        penalised_from=read_penalised_from(logits_processor),
     )
+
+
+def read_penalised_from(processors: LogitsProcessorList) -> int:
+    """The largest `prompt_ignore_length` of the processors, which is a number or a tensor of one a row.
+
+    >>> from transformers import RepetitionPenaltyLogitsProcessor as Penalty
+    >>> read_penalised_from([Penalty(1.2), Penalty(1.2, prompt_ignore_length=torch.tensor([3, 5]))])
+    5
+    """
+    ignored = [getattr(processor, "prompt_ignore_length", None) for processor in processors]
+    return max((int(n.max()) if isinstance(n, Tensor) else n for n in ignored if n is not None), default=0)
 
 
 def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -35,16 +35,19 @@ def everywhere(monkeypatch):
 
 
 class Waits(TorchFunctionMode):
-    """Counts what an accelerator would be waited for."""
+    """Counts what an accelerator would be waited for: values that are read, and shapes that depend on values."""
 
-    NAMES = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+    READ = ("tolist", "item", "cpu", "numpy", "equal", "allclose", "__bool__", "__int__", "__float__", "__index__")
+    SHAPED = ("nonzero", "argwhere", "masked_select", "unique")
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += getattr(func, "__name__", "") in self.NAMES
+        name = getattr(func, "__name__", "")
+        by_mask = name == "__getitem__" and getattr(args[1], "dtype", None) == torch.bool
+        self.count += name in self.READ + self.SHAPED or by_mask or (name == "where" and len(args) == 1)
         return func(*args, **(kwargs or {}))
 
 
@@ -77,6 +80,17 @@ def test_a_padded_batch_with_a_penalty_is_generates(everywhere):
     asked = {"attention_mask": mask, "do_sample": False, "repetition_penalty": 1.3}
     plain = token_heads.backbone.model.generate(tokens, **ROOM, **asked)
     assert torch.equal(decode(token_heads, tokens, **asked).sequences, plain)
+
+
+@pytest.mark.parametrize("ignored", [5, 30, torch.tensor([7, 6, 5])], ids=["the prompt", "more", "of each row"])
+def test_a_penalty_that_leaves_out_the_first_tokens_is_generates(ignored, everywhere):
+    """Where it leaves out more than the text so far, the nodes' tokens would stand at columns that are no places."""
+    token_heads = fitted_heads("grounded", "llama")
+    rows = len(ignored) if isinstance(ignored, torch.Tensor) else 1
+    prompt = random_tokens(rows, 5, seed=11)
+    asked = {"do_sample": False, "logits_processor": [RepetitionPenaltyLogitsProcessor(1.5, ignored)]}
+    plain = token_heads.backbone.model.generate(prompt, **ROOM, **asked)
+    assert torch.equal(decode(token_heads, prompt, **asked).sequences, plain)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +149,21 @@ def test_each_node_is_penalised_by_its_own_prefix():
         expected_V = logits_NV[node].clone()
         expected_V[held] /= 2
         assert torch.equal(found_NV[node], expected_V)
+
+
+@pytest.mark.parametrize("processors", [[], [RepetitionPenaltyLogitsProcessor(2.0)]], ids=["none", "penalty"])
+def test_scores_lie_on_the_device_of_the_row(processors):
+    """A spread backbone ends elsewhere; plain generation brings its scores back, and processors and draws are there."""
+
+    class Asked:
+        max_length = 20
+
+        def processors_of(self, row: int) -> LogitsProcessorList:
+            return LogitsProcessorList(processors)
+
+    row = Row(request=Asked(), tokens=[1, 2], device=torch.device("meta"))  # type: ignore[arg-type]
+    found_NV = score_nodes(row, torch.tensor([2, 5]), Tree([[0]]).sees_NN(), torch.zeros(2, 10))
+    assert (found_NV.device.type, found_NV.shape) == ("meta", (2, 10))
 
 
 def test_randomness_goes_back_to_where_the_walk_stands():

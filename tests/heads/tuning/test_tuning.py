@@ -604,3 +604,11 @@ def test_what_is_played_beside_lookup_is_what_decoding_does(sharpen, lookup, mon
     assert len(set(read)) > 1, "passes with a chain and without"
     assert played.tokens_per_pass == pytest.approx(tokens / passes)
     assert tokens / played.tokens_per_second == pytest.approx(sum(read)), "a node takes a second, all else nothing"
+
+
+def test_where_the_chain_alone_is_verified_the_tree_accepts_nothing():
+    """The second pass verifies a doubled chain, which breaks off at once; the tree would have come two tokens far."""
+    text = [5, 6, 5, 6, 5, 6, 5, 6, 5, 6, 9, 8, 7, 1, 2]
+    one = Replay(ranks_PK=np.zeros((10, 2)), dynamic={}, text=text, prompt=4)
+    found = beside_lookup.walk(one, np.full(10, 2), lookup=4, depth=2)
+    assert found == [(4, 5, True), (8, 1, False), (0, 3, True), (0, 1, True)]
