@@ -32,6 +32,7 @@ from rich.table import Table
 
 from benchmarks.grounded_claims import claims
 from benchmarks.grounded_picture import draw
+from benchmarks.step_costs import step_seconds
 from benchmarks.training_rows import KeptRow, Trained, read_overridden, train_row
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
@@ -114,19 +115,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not console.is_terminal:
         console = Console(width=WIDTH)
     rows: dict[str, list[Row]] = {}
+    configs: dict[str, TrainConfig] = {}
     for variant in chosen(options.rows):
         if variant.needs is not None and not Path(variant.needs).is_file():
             print(f"{variant.name} is left out: there is no {variant.needs}; write it with {REGENERATE}", flush=True)
             continue
         rows[variant.name] = [row_of(variant, seed, options) for seed in range(options.seeds)]
+        configs[variant.name] = config_of(variant, 0, options)
+    costs = step_seconds(configs, options.rounds, options.batch) if options.rounds else {}
     machine = describe_machine(torch.device("cpu"))
     console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False, soft_wrap=True)
-    console.print(table(rows, f"{options.steps} steps of {options.batch} blocks, {options.seeds} seed(s)"))
+    console.print(table(rows, costs, f"{options.steps} steps of {options.batch} blocks, {options.seeds} seed(s)"))
     for line in claims(rows):
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     if options.json:
         content = {name: [dataclasses.asdict(row) for row in found] for name, found in rows.items()}
-        Path(options.json).write_text(json.dumps({"machine": machine, "rows": content}, indent=2) + "\n")
+        Path(options.json).write_text(
+            json.dumps({"machine": machine, "rows": content, "step_seconds": costs}, indent=2) + "\n"
+        )
     if options.picture:
         draw(rows, options.picture)
         console.print(f"picture: {options.picture}", highlight=False)
@@ -148,6 +154,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of 64 tokens (default: %(default)s)")
     parser.add_argument("--new-tokens", type=int, default=128, help="written for each prompt (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=64, help="of the tree, the root included (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of timing a step of each row, side by side; 0: none (default: 5)"
+    )
     parser.add_argument(
         "--no-cache", action="store_true", help="run the backbone in every step, not once for all rows with one tap"
     )
@@ -265,12 +274,13 @@ def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
     return tokens / passes
 
 
-def table(rows: Mapping[str, Sequence[Row]], title: str) -> Table:
+def table(rows: Mapping[str, Sequence[Row]], costs: Mapping[str, float], title: str) -> Table:
+    """A line a row; a step's seconds are measured side by side, with the backbone's forward, and told of medusa's."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     made.add_column("row", no_wrap=True)
     for column in ("figure", "top-1 by head, %", "top-5 by head, %", "tokens\na pass", "gain over\nmedusa"):
         made.add_column(column, justify="right")
-    for column in ("parameters", "training\nseconds"):
+    for column in ("parameters", "a step,\nseconds", "of\nmedusa's"):
         made.add_column(column, justify="right")
     figures = {variant.name: variant.figure for variant in VARIANTS}
     reference = "medusa" in rows and statistics.mean(row.tokens_per_pass for row in rows["medusa"])
@@ -284,11 +294,12 @@ def table(rows: Mapping[str, Sequence[Row]], title: str) -> Table:
             with_spread(per_pass, "{:.2f}"),
             gain,
             f"{found[0].parameters:,}",
-            f"{statistics.mean(row.seconds for row in found):.0f}",
+            f"{costs[name]:.2f}" if name in costs else "–",
+            f"{costs[name] / costs['medusa']:.2f}" if name in costs and "medusa" in costs else "–",
         )
     for found in list(rows.values())[:1]:
         own = [f"{100 * found[0].evaluations[-1][f'backbone_{metric}']:.1f}" for metric in ("top1", "top5")]
-        made.add_row("backbone, next token", "", *own, "1.00", "", "", "")
+        made.add_row("backbone, next token", "", *own, "1.00", "", "", "", "")
     return made
 
 
