@@ -102,9 +102,6 @@ VARIANTS = (
         figure="–",
         changes={"family": "gru", "heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}},
     ),
-    Variant(name="dropout", figure="–", changes={"heads": {"dropout": 0.1}}),
-    Variant(name="noise", figure="–", changes={"noise": 0.1}),
-    Variant(name="drafted", figure="–", changes={"drafted_tokens": 0.5}),
     Variant(name="regenerated", figure="–", changes={"data": {"train": [{"path": REGENERATED}]}}, needs=REGENERATED),
 )
 

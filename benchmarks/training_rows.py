@@ -107,8 +107,8 @@ def read_overridden(path: str | Path, overrides: Mapping[str, Any]) -> TrainConf
 def merge(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Nested keys replaced one by one; lists and values as a whole.
 
-    >>> merge({"heads": {"num_heads": 4}, "seed": 0}, {"heads": {"dropout": 0.1}, "seed": 1})
-    {'heads': {'num_heads': 4, 'dropout': 0.1}, 'seed': 1}
+    >>> merge({"heads": {"num_heads": 4}, "seed": 0}, {"heads": {"prefix_layers": 1}, "seed": 1})
+    {'heads': {'num_heads': 4, 'prefix_layers': 1}, 'seed': 1}
     """
     merged = copy.deepcopy(dict(content))
     for name, value in overrides.items():

@@ -115,8 +115,8 @@ def describe_quality(found: dict[str, Any]) -> str:
 def describe_loss(config: dict[str, Any]) -> str:
     """What a run's config trains heads on, in words.
 
-    >>> describe_loss({"loss": {"hard": 0.0, "soft": 1.0, "temperature": 2.0}, "noise": 0.1})
-    "1 × the backbone's distribution (cross-entropy, T 2); noise 0.1"
+    >>> describe_loss({"loss": {"hard": 0.0, "soft": 1.0, "temperature": 2.0}, "head_decay": 0.8})
+    "1 × the backbone's distribution (cross-entropy, T 2); head k weighted 0.8^(k - 1)"
     """
     loss = config["loss"]
     words = [f"{loss['hard']:g} × true tokens"] if loss.get("hard", 1.0) else []
@@ -131,8 +131,7 @@ def describe_loss(config: dict[str, Any]) -> str:
         text += f"; heads weighted {', '.join(f'{w:g}' for w in weights)}"
     elif config.get("head_decay", 1.0) != 1.0:
         text += f"; head k weighted {config['head_decay']:g}^(k - 1)"
-    text += f"; noise {config['noise']:g}" if config.get("noise") else ""
-    return text + (f"; drafted tokens {config['drafted_tokens']:g}" if config.get("drafted_tokens") else "")
+    return text
 
 
 def accuracy_table(accuracy: Sequence[Sequence[float]]) -> Table:

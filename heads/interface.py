@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,8 +62,6 @@ class TeacherForcing:
         mask: the attention mask that the backbone used, for families with layers of their own.
         rows: for head k at index k - 1, the supervised positions as indices into the flattened (B·T); a row r of head k
             has its tokens x_{t+1} … x_{t+1+k} at r+1 … r+1+k, all of the same document.
-        drafted: drafted[j] (B·T,) is what x_{t+j} is to be read as at row t, where training puts drafts in place of
-            true tokens. It fills while heads run: a family asks for x_{t+k} when it comes to head k, and not before.
     """
 
     tokens_BT: Tensor
@@ -71,16 +69,13 @@ class TeacherForcing:
     positions_BT: Tensor
     mask: Any
     rows: Sequence[Tensor]
-    drafted: Mapping[int, Tensor] = field(default_factory=dict)
 
     def tap(self, tap: Tap, rows_R: Tensor) -> Tensor:
         """(R, D): one tap's states at the rows."""
         return self.taps[tap].flatten(0, 1)[rows_R]
 
     def token(self, ahead: int, rows_R: Tensor) -> Tensor:
-        """(R,): x_{t+ahead} for each row, as heads are to read it."""
-        if ahead in self.drafted:
-            return self.drafted[ahead][rows_R]
+        """(R,): x_{t+ahead} for each row."""
         return self.tokens_BT.flatten()[rows_R + ahead]
 
 

@@ -38,12 +38,10 @@ class RepresentationConfig(HeadsConfig):
             number of layers: the input embeddings.
         prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
             (Hydra++). It runs over the context, with a cache of its own, and starts as the identity.
-        dropout: share of inputs that training sets to 0, before each block and before the unembedding (Hydra++).
     """
 
     hidden_offset: int = 0
     prefix_layers: int = 0
-    dropout: float = 0.0
 
     def check(self) -> None:
         super().check()
@@ -53,8 +51,6 @@ class RepresentationConfig(HeadsConfig):
             )
         if self.prefix_layers not in (0, 1):
             raise ValueError(f"prefix_layers={self.prefix_layers} was given; allowed are 0 and 1.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout={self.dropout} was given; allowed are 0 and more, below 1.")
 
 
 class RepresentationHeads(PositionWiseHeads):

@@ -187,10 +187,6 @@ class TrainConfig:
         lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
         loss: what heads are trained on; true tokens where it is not given.
-        noise: heads are trained on hidden states with uniform noise of this size, in units of each state's root mean
-            square; 0 for none.
-        drafted_tokens: share of drafted in place of true tokens that grounded heads read at the end of training; it
-            grows from 0 with the steps.
         compile: torch.compile for decoder layers: auto turns it on where the run is long enough to repay it.
         cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk from then
             on; for runs of several epochs, or several runs on the same blocks.
@@ -224,8 +220,6 @@ class TrainConfig:
     lookahead: float = 0.0
     head_decay: float = 1.0
     loss: LossConfig = field(default_factory=LossConfig)
-    noise: float = 0.0
-    drafted_tokens: float = 0.0
     compile: Literal["auto"] | bool = "auto"
     cache_hidden_states: bool = False
     hidden_states_dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -267,7 +261,6 @@ class TrainConfig:
         if self.head_decay <= 0:
             raise ValueError(f"head_decay={self.head_decay} was given; it must be above 0 (1 weights all heads alike).")
         self.loss.check(num_heads=self.num_heads, head_decay=self.head_decay)
-        self.check_what_heads_read()
         for name in self.report_to:
             known = ("jsonl", "tensorboard", "wandb")
             if name not in known:
@@ -287,20 +280,6 @@ class TrainConfig:
         if self.max_skipped_steps < 0:
             raise ValueError(f"max_skipped_steps={self.max_skipped_steps} was given; allowed are 0 and more.")
         check_trainer_fields(self.trainer)
-
-    def check_what_heads_read(self) -> None:
-        """Raise ValueError on noise or drafted tokens that are none, or that a teacher knows nothing of."""
-        if not math.isfinite(self.noise) or self.noise < 0:
-            raise ValueError(f"noise={self.noise} was given; allowed are 0 and more.")
-        if not 0 <= self.drafted_tokens <= 1:
-            raise ValueError(f"drafted_tokens={self.drafted_tokens} was given; allowed are 0 to 1.")
-        if (self.noise or self.drafted_tokens) and self.family is None:
-            raise ValueError("noise or drafted_tokens were given with family: null; they are of what heads read.")
-        if self.drafted_tokens and self.loss.reads_final_states:
-            raise ValueError(
-                "drafted_tokens was given with loss.soft or loss.regression, whose teacher has read the true tokens "
-                "and says nothing of what follows drafted ones; give one of them."
-            )
 
     def check_hidden_states(self) -> None:
         """Raise ValueError on stored hidden states that nobody could read."""

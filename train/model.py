@@ -22,11 +22,9 @@ from heads.gradient_gate import gate
 from heads.interface import TeacherForcing, TokenHeads
 from heads.masks import positions_within_documents, within_documents
 from heads.projection import Projection
-from train.drafted_tokens import DraftedTokens
 from train.lookahead import first_layer_sees_ahead
 from train.loss_config import LossConfig
 from train.losses import Part, Teacher, weighted_loss
-from train.noise import add_noise
 from train.original import Original
 from train.self_distillation import SelfDistillationConfig
 from train.targets import count_supervised, labels_at, scored_rows, supervised_rows
@@ -103,11 +101,6 @@ class TrainedModel(nn.Module):
         head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
         loss: what heads are trained on; true tokens where it is not given.
         self_distillation: the backbone as it is now, before training, teaches the trained one.
-        noise: size of the noise on the states that heads read in training (train/noise.py).
-        drafted_tokens: share of drafted tokens that grounded heads read at the end of training.
-
-    Raises:
-        ValueError: drafted tokens for heads that read none.
     """
 
     weights_K: Tensor
@@ -125,8 +118,6 @@ class TrainedModel(nn.Module):
         head_decay: float = 1.0,
         loss: LossConfig | None = None,
         self_distillation: SelfDistillationConfig | None = None,
-        noise: float = 0.0,
-        drafted_tokens: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = backbone.model
@@ -142,13 +133,6 @@ class TrainedModel(nn.Module):
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
         self.loss = loss or LossConfig()
-        self.noise = noise
-        self.drafted_tokens = drafted_tokens
-        if drafted_tokens and not (token_heads and token_heads.grounded):
-            raise ValueError(
-                f"drafted_tokens={drafted_tokens} was given for heads that read no drafted tokens; set it to 0, or "
-                f"train grounded heads."
-            )
         weights = [1.0] * self.trains_backbone + self.loss.weights(self.num_heads, head_decay)
         self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
         for name, parameter in self.model.named_parameters():
@@ -190,7 +174,6 @@ class TrainedModel(nn.Module):
         hidden_states: Tensor | None = None,
         *,
         heads_weight: float = 1.0,
-        progress: float = 1.0,
         inside: Callable[[], Any] | None = None,
     ) -> Any:
         """The loss of one micro-batch; or, with every weight gathered as for that, what `inside` returns.
@@ -203,7 +186,6 @@ class TrainedModel(nn.Module):
                 micro-batch's own where it is not given.
             hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
             heads_weight: what the heads' losses count beside the backbone's own, at this step (train/warm_in.py).
-            progress: share of the run's steps that were made, which drafted tokens grow with.
             inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
                 process has to make the same calls.
 
@@ -227,7 +209,6 @@ class TrainedModel(nn.Module):
             document_ids,
             with_backbone=self.trains_backbone,
             states_BNTD=hidden_states,
-            drafted_share=self.drafted_tokens * progress,
         )
         parts = (self.part(objective, input_ids, factors_K[i]) for i, objective in enumerate(objectives))
         loss, sums = weighted_loss(parts)
@@ -298,7 +279,6 @@ class TrainedModel(nn.Module):
         with_backbone: bool,
         lookahead: float | None = None,
         states_BNTD: Tensor | None = None,
-        drafted_share: float = 0.0,
     ) -> Iterator[Objective]:
         """One at a time: a stack of K hidden states would be gigabytes.
 
@@ -306,7 +286,6 @@ class TrainedModel(nn.Module):
             with_backbone: begin with the backbone's own, trained or not.
             lookahead: in place of the model's own.
             states_BNTD: the taps of a backbone that ran before.
-            drafted_share: of the tokens that heads read.
         """
         original_BTD = self._original_states(tokens_BT, document_ids_BT) if with_backbone else None
         batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, states_BNTD)
@@ -328,16 +307,7 @@ class TrainedModel(nn.Module):
             )
         if self.token_heads is None:
             return
-        drafted = None
-        if drafted_share:
-            assert final_BTD is not None, "stored taps hold the final states where drafts are made of them"
-            drafted = DraftedTokens(tokens_BT, drafted_share)
-            batch = replace(batch, drafted=drafted)
-            rows_R, unembedding = batch.rows[0], self.backbone.projection.without_norm()
-            drafted.put(1, rows_R, unembedding, final_BTD.flatten(0, 1)[rows_R])
         for k, hidden_RD in enumerate(self.token_heads.teacher_forced(batch), start=1):
-            if drafted is not None:
-                drafted.refuse_unread(k, self.token_heads.family)
             projection = self.token_heads.projection(k)
             yield Objective(
                 head=k,
@@ -349,8 +319,6 @@ class TrainedModel(nn.Module):
                 shared=projection.weight is self.backbone.projection.weight,
                 backbone_BTD=None if final_BTD is None else final_BTD.detach(),
             )
-            if drafted is not None and k < self.num_heads:
-                drafted.put(k + 1, batch.rows[k - 1], projection, hidden_RD)
 
     def teacher_forcing(
         self,
@@ -375,8 +343,6 @@ class TrainedModel(nn.Module):
                     tokens_BT, taps=self._taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
                 )
         gated = {tap: gate(recorded[tap], self.backbone.gradient_scale) for tap in self._taps}
-        if self.noise and self.training:
-            gated = {tap: add_noise(hidden_BTD, self.noise) for tap, hidden_BTD in gated.items()}
         if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
             dtype = next(self.token_heads.parameters()).dtype
             gated = {tap: hidden.to(dtype) for tap, hidden in gated.items()}
@@ -402,8 +368,8 @@ class TrainedModel(nn.Module):
 
     @property
     def stored_taps(self) -> tuple[Tap, ...]:
-        """The taps of the heads, and the final states where the loss or drafts read them, or heads read none."""
-        taps, reads_final = self._taps, self.loss.reads_final_states or self.drafted_tokens
+        """The taps of the heads, and the final states where the loss reads them, or heads read none."""
+        taps, reads_final = self._taps, self.loss.reads_final_states
         return taps if taps and ("final" in taps or not reads_final) else (*taps, "final")
 
     @property

@@ -188,8 +188,6 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
         head_decay=config.head_decay,
         loss=config.loss,
         self_distillation=config.self_distillation,
-        noise=config.noise,
-        drafted_tokens=config.drafted_tokens,
     )
 
 

@@ -167,8 +167,7 @@ class HeadsTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        progress = self.state.global_step / max(1, self.state.max_steps)
-        outputs = model(**inputs, counts_K=num_items_in_batch, progress=progress, heads_weight=self.heads_weight)
+        outputs = model(**inputs, counts_K=num_items_in_batch, heads_weight=self.heads_weight)
         self._remember(outputs["logged_sums_M"], num_items_in_batch)
         # DDP averages gradients over processes; each process holds its share of one sum.
         loss = self.guard.watch(outputs["loss"] * self.accelerator.num_processes)

@@ -54,13 +54,12 @@ class GroundedMLP(nn.Module):
     The skip of the first layer is a matrix, since it goes from (k + 1)·D to W; it is learned.
     """
 
-    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int, dropout: float = 0.0) -> None:
+    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int) -> None:
         super().__init__()
         self.skip = nn.Linear((k + 1) * width, hidden_width, bias=False)
         self.first = nn.Linear((k + 1) * width, hidden_width)
         self.rest = nn.Sequential(*(ResidualBlock(hidden_width) for _ in range(num_hidden_layers - 1)))
         self.down = nn.Identity() if hidden_width == width else nn.Linear(hidden_width, width, bias=False)
-        self.dropout = nn.Dropout(dropout)
         nn.init.eye_(self.skip.weight)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
@@ -68,11 +67,11 @@ class GroundedMLP(nn.Module):
             nn.init.eye_(self.down.weight)
 
     def forward(self, inputs_RI: Tensor) -> Tensor:
-        inputs_RI = self.dropout(inputs_RI)
         hidden_RW = self.skip(inputs_RI) + nn.functional.silu(self.first(inputs_RI))
         for block in self.rest:
-            hidden_RW = block(self.dropout(hidden_RW))
-        return self.dropout(self.down(hidden_RW))
+            hidden_RW = block(hidden_RW)
+        output_RD: Tensor = self.down(hidden_RW)
+        return output_RD
 
 
 class Heads(RepresentationHeads):
@@ -86,8 +85,7 @@ class Heads(RepresentationHeads):
         width = backbone.hidden_size
         hidden_width = config.hidden_width or width
         self.bodies = nn.ModuleList(
-            GroundedMLP(k, width, hidden_width, config.num_hidden_layers, config.dropout)
-            for k in range(1, config.num_heads + 1)
+            GroundedMLP(k, width, hidden_width, config.num_hidden_layers) for k in range(1, config.num_heads + 1)
         )
         self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone, config.draft_vocabulary)
 

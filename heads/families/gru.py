@@ -55,7 +55,6 @@ class Heads(RepresentationHeads):
     def __init__(self, config: Config, backbone: Backbone) -> None:
         super().__init__(config, backbone)
         self.cell = starting_cell(backbone.hidden_size)
-        self.dropout = nn.Dropout(config.dropout)
         self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone, config.draft_vocabulary)
 
     @property
@@ -70,7 +69,7 @@ class Heads(RepresentationHeads):
         hidden_RD = tap_RD
         for tokens_R in tokens_Rk.unbind(1):
             hidden_RD = self.cell(self.read(tokens_R, hidden_RD.dtype), hidden_RD)
-        return self.dropout(hidden_RD)
+        return hidden_RD
 
     def heads_on(self, f_BTD: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
         """Every position goes along, one step a head, and what the cell makes of a token is computed once.
@@ -78,32 +77,18 @@ class Heads(RepresentationHeads):
         position n       0       1       2       3        h_k at n reads the token at n + k, so each step drops the
         h_1 reads        x_1     x_2     x_3              last position. What reaches into another document or row is
         h_2 reads        x_2     x_3                      no row of any head.
-
-        Where training puts drafts in place of true tokens, positions read tokens of their own, one product a head.
         """
         hidden_ND = f_BTD.flatten(0, 1)
-        if batch.drafted:
-            yield from self.heads_on_drafts(hidden_ND, batch)
-            return
         inputs_ND = self.read(batch.tokens_BT.flatten(), hidden_ND.dtype)
         inputs_NG = nn.functional.linear(inputs_ND, self.cell.weight_ih, self.cell.bias_ih)
         for k in range(1, self.num_heads + 1):
             hidden_ND = advance(self.cell, inputs_NG[k:], hidden_ND[:-1])
-            yield self.dropout(hidden_ND[batch.rows[k - 1]])
-
-    def heads_on_drafts(self, hidden_ND: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
-        for k in range(1, self.num_heads + 1):
-            hidden_ND = hidden_ND[:-1]
-            tokens_N = batch.token(k, torch.arange(len(hidden_ND), device=hidden_ND.device))
-            hidden_ND = self.cell(self.read(tokens_N, hidden_ND.dtype), hidden_ND)
-            yield self.dropout(hidden_ND[batch.rows[k - 1]])
+            yield hidden_ND[batch.rows[k - 1]]
 
     def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """(…,) tokens to (…, D): their embeddings as the cell takes them in."""
         embedded = self.backbone.embed(tokens).to(dtype)
-        if self.config.normalize_embeddings:
-            embedded = nn.functional.rms_norm(embedded, embedded.shape[-1:])
-        return self.dropout(embedded)
+        return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 
     def first_level(self, state: Any) -> Tensor:
         return self.newest(state)

@@ -147,33 +147,10 @@ def check_greedy(token_heads, steps=30, **options):
 
 
 @pytest.mark.parametrize("family", ["grounded", "gru"])
-def test_dropout_is_drawn_in_training_alone(family):
-    backbone = backbone_of("llama")
-    depth = {"num_hidden_layers": 2} if family == "grounded" else {}
-    plain, dropping = (make_heads(family, backbone, num_heads=2, dropout=p, **depth) for p in (0.0, 0.5))
-    assert dropping.state_dict().keys() == plain.state_dict().keys()
-    tokens, documents = random_tokens(1, 8, seed=5), torch.zeros(1, 8, dtype=torch.long)
-
-    def hidden(token_heads):
-        return torch.stack([h for head in teacher_forced(token_heads, tokens, documents) for h in head.values()])
-
-    assert torch.equal(hidden(dropping), hidden(plain))
-    dropping.train()
-    torch.manual_seed(3)
-    one, other = hidden(dropping), hidden(dropping)
-    assert not torch.equal(one, other)
-    assert 0.3 < (one == 0).double().mean() < 0.7  # the last dropout's zeros: of 416 numbers half
-    torch.manual_seed(3)
-    assert torch.equal(hidden(dropping), one)
-
-
-@pytest.mark.parametrize("family", ["grounded", "gru"])
 @pytest.mark.parametrize(
     ("config", "said"),
     [
         ({"hidden_offset": -1}, "hidden_offset=-1 was given; allowed are 0 to the backbone's number of layers"),
-        ({"dropout": 1.0}, "dropout=1.0 was given; allowed are 0 and more, below 1"),
-        ({"dropout": -0.1}, "dropout=-0.1"),
         ({"unembedding": "mine"}, "unembedding='mine' was given; allowed are 'own' and 'shared'"),
     ],
 )

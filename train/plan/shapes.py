@@ -75,8 +75,6 @@ def build_on_meta(config: TrainConfig, device_type: str) -> TrainedModel:
             head_decay=config.head_decay,
             loss=config.loss,
             self_distillation=config.self_distillation,
-            noise=config.noise,
-            drafted_tokens=config.drafted_tokens,
         )
 
 
