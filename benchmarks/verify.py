@@ -37,7 +37,7 @@ class Check:
 
 CHECKS = {
     "decoding": Check(
-        command=("python", "-m", "benchmarks.decoding", "--repeats", "2"),
+        command=("python", "-m", "benchmarks.decoding", "--prompts", "8", "--picture", "docs/decoding_speed.png"),
         shows="shipped heads beside plain generate and prompt lookup, eager and compiled, with and without repetition "
         "penalty, where each millisecond goes, and the targets",
     ),
@@ -91,7 +91,10 @@ CHECKS = {
         shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
     ),
     "grounded ablation": Check(
-        command=("python", "-m", "benchmarks.grounded_ablation", "--picture", "docs/grounded_ablation.png"),
+        command=(
+            *("python", "-m", "benchmarks.grounded_ablation", "--steps", "100", "--prompts", "16"),
+            *("--picture", "docs/grounded_ablation.png"),
+        ),
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo backbone, "
         "and the target; rows that an earlier call finished are kept",
     ),
