@@ -139,6 +139,7 @@ def test_a_batch_whose_rows_end_one_by_one_keeps_its_graphs(captured):
     token_heads = fitted_heads("grounded", "llama")
     model = token_heads.backbone.model
     decoding = heads.TreeDecoding(token_heads, 6, lookup=0, compile=True)
+    decoding.backbone = CompiledBackbone(token_heads.backbone)  # without the graphs that other tests left
     prompt = random_tokens(4, 5, seed=23)
     free = model.generate(prompt, max_new_tokens=30, **ROOM)[:, 5:].tolist()
     ends = [row[place] for row, place in zip(free, (3, 9, 15, 29), strict=True)]
