@@ -92,7 +92,7 @@ CHECKS = {
     ),
     "grounded ablation": Check(
         command=(
-            *("python", "-m", "benchmarks.grounded_ablation", "--steps", "100", "--prompts", "16"),
+            *("python", "-m", "benchmarks.grounded_ablation", "--steps", "100", "--prompts", "16", "--rounds", "3"),
             *("--picture", "docs/grounded_ablation.png"),
         ),
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo backbone, "
