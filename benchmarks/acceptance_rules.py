@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 import heads
+from benchmarks.consoles import wide_console
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
 from heads.interface import TokenHeads
@@ -52,7 +52,7 @@ class Kept:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     opened = open_heads(options.heads)
     prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
     prompts_BT = torch.cat(prompts).to(opened.model.device)
@@ -79,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.acceptance_rules", description=(__doc__ or "")[:70])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.acceptance_rules", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--heads", nargs="+", default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"])
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, decoded as one batch (default: 16)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")

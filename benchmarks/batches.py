@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.consoles import wide_console
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import Request
 from heads.evaluation.prompts import default_prompts
@@ -68,7 +69,7 @@ Run = Callable[[Batch], tuple[list[list[int]], float]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     opened = open_heads([options.heads])
     request = Request(new_tokens=options.new_tokens)
     machine, found = describe_machine(opened.model.device), versions()

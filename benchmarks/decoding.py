@@ -3,10 +3,11 @@
 Plain `generate` (eager, and with a compiled static cache), prompt lookup, a draft model (transformers' assisted
 generation and our own), and tree decoding with each folder of heads, as it is by default (a looked-up chain beside the
 tree) and with the heads alone, eager and compiled, on held-out prompts: greedy, then with a repetition penalty, since a
-small model's greedy text loops and loops flatter every drafting method, copying most of all. Dynamic decoding is lossy
-and has a backbone of its own, so its table has a plain row of its own. Then where each millisecond goes, and whether
-the targets were reached. Before that each folder's tree is fitted to this machine (benchmarks/tuned_heads.py), and
-graphs are compiled; neither is timed, and what was chosen and how long compiling took is printed.
+small model's greedy text loops and loops flatter every drafting method, copying most of all. DynaMo's heads have a
+backbone of their own, so their table, with tree decoding and lossy dynamic decoding, has a plain row of its own. Then
+where each millisecond goes, and whether the targets were reached. Before that each folder's tree is fitted to this
+machine (benchmarks/tuned_heads.py), and graphs are compiled; neither is timed, and what was chosen and how long
+compiling took is printed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import transformers
-from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.consoles import wide_console
+from benchmarks.decoding_tables import draw, parts_table, phase_table
 from benchmarks.decoding_targets import say_targets
 from benchmarks.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
 from benchmarks.tuned_heads import tuned
@@ -43,7 +43,6 @@ from heads.evaluation.methods import (
     tree,
 )
 from heads.evaluation.prompts import default_prompts
-from heads.evaluation.report import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
 from heads.evaluation.throughput import Row
 from heads.interface import TokenHeads
@@ -55,12 +54,11 @@ REPETITION_PENALTY = 1.1
 KINDS = {"": None, ", heads alone": 0}  # what a row's name ends with -> tokens looked up; None: as tuning says
 COMPILED = ", compiled"
 Trees = dict[str, Tree | DynamicTree]
-PHASES = ("draft", "verify", "accept", "commit", "other")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     opened = open_heads(options.heads)
     to_fit = max(2, options.prompts)
     found = default_prompts(opened.source, opened.tokenizer, 2 * to_fit, options.prompt_tokens)
@@ -87,7 +85,7 @@ def compare(
         )
         parts[name] = measure_where(console, opened, request, prompts, options.repeats, name, alone)
         if options.dynamic:
-            blocks[f"{name}, dynamic decoding (lossy)"] = measure_dynamic(console, options, request, prompts, name)
+            blocks[f"{name}, dynamo's own backbone"] = measure_dynamic(console, options, request, prompts, name)
     for name, found in parts.items():
         console.print(f"\n{name}:", highlight=False)
         say_targets(console, blocks[name], found, counts=name != "greedy")
@@ -105,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--heads",
         nargs="+",
-        default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
+        default=["checkpoints/demo/medusa", "checkpoints/demo/grounded", "checkpoints/demo/gru"],
         help="folders of heads on one backbone",
     )
     parser.add_argument(
@@ -116,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dynamic",
         default="checkpoints/demo/dynamo",
-        help="folder of heads for dynamic decoding, with a backbone of its own; '' leaves it out",
+        help="folder of heads for dynamic decoding, with a backbone of their own; '' leaves it out",
     )
     parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding (default: 0.25)")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
@@ -219,29 +217,16 @@ def compile_first(
 def measure_dynamic(
     console: Console, options: argparse.Namespace, request: Request, prompts: Sequence[Tensor], name: str
 ) -> list[Row]:
-    """Dynamic decoding against plain generation of the backbone that was trained with its heads."""
+    """Dynamic decoding, and trees of the same heads, against plain generation of the backbone trained with them."""
     opened = open_heads([options.dynamic])
     ((folder, token_heads),) = opened.token_heads.items()
     own = dataclasses.replace(plain(opened.model, request), name=f"plain, {folder}'s own backbone")
     label = f"{folder}, dynamic, threshold {options.threshold}"
     methods = [own, dynamic(opened.model, token_heads, request, label, options.threshold)]
+    methods += [method for _, method in tree_methods(opened, request, {})]
     rows = measure(console, opened.model, methods, request, prompts, options.repeats, f"dynamic, {name}")
-    console.print(speed_table(rows, f"\n{name}: lossy, beside plain generation of its own backbone"))
+    console.print(speed_table(rows, f"\n{name}: {folder} beside plain generation of its own backbone"))
     return rows
-
-
-def phase_table(rows: Sequence[Row], title: str) -> Table:
-    """Where a pass goes, for methods that say it; the prompt's pass counts as verifying."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method", overflow="fold")
-    for column in (*PHASES, "ms a pass"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        if row.milliseconds:
-            spent = row.milliseconds | {"verify": row.milliseconds["verify"] + row.milliseconds["prefill"]}
-            total = sum(spent[phase] for phase in PHASES)
-            table.add_row(row.name, *(f"{spent[phase] / total:.0%}" for phase in PHASES), f"{total:.2f}")
-    return table
 
 
 def measure_where(
@@ -264,48 +249,6 @@ def measure_where(
         found = measure_parts(watched, prompts, repeats, opened.model.device, advance)
     console.print(parts_table(found, f"\n{name}: milliseconds for each emitted token"))
     return found
-
-
-def parts_table(parts: Sequence[Parts], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method")
-    for column in (
-        "backbone forward\n(with unembedding)",
-        "head forwards\n(with projection)",
-        "everything\nelse",
-        "total\n",
-    ):
-        table.add_column(column, justify="right")
-    for p in parts:
-        table.add_row(p.name, *(f"{value:.2f}" for value in (p.backbone, p.heads, p.rest, p.total)))
-    return table
-
-
-def draw(blocks: dict[str, list[Row]], parts: dict[str, list[Parts]], path: str) -> None:
-    """Speeds above, milliseconds below, a column for each block."""
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    halves: Any = figure.subfigures(2, 1)
-    upper, lower = halves
-    for axes, name in zip(upper.subplots(1, len(parts)), parts, strict=True):
-        draw_speeds(axes, blocks[name], f"tokens per second, {name}")
-    for axes, (name, found) in zip(lower.subplots(1, len(parts)), parts.items(), strict=True):
-        draw_parts(axes, found, f"milliseconds for each token, {name}")
-    save_figure(figure, path)
-
-
-def draw_parts(axes: Any, parts: Sequence[Parts], title: str) -> None:
-    names = [p.name for p in parts]
-    shares = {"backbone": PALETTE[0], "heads": PALETTE[1], "rest": GREY}
-    labels = {"backbone": "backbone forward", "heads": "head forwards", "rest": "everything else"}
-    left = [0.0] * len(parts)
-    for part, color in shares.items():
-        widths = [getattr(p, part) for p in parts]
-        axes.barh(names, widths, left=left, color=color, height=0.6, label=labels[part])
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.invert_yaxis()
-    tidy(axes, title, "ms")
-    axes.grid(visible=False, axis="y")
-    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import transformers
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.consoles import wide_console
 from benchmarks.training_rows import train_row
 from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
@@ -31,7 +31,6 @@ from train.run import explain_errors
 from train.trainer import collate
 
 CONFIGS = Path("configs/ablation")
-WIDTH = 132  # of the table where no terminal says
 PAPER_RATES = {"base": 1e-5, "heads": 1e-3, "heads_to_base": 1e-6}
 
 
@@ -82,9 +81,7 @@ VARIANTS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = wide_console()
     demo = read_config(["--config", options.config])
     demo.data.block_size = options.block_size
     rows = read_rows(options)

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 import transformers
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.consoles import wide_console
 from benchmarks.grounded_claims import claims
 from benchmarks.grounded_picture import draw
 from benchmarks.step_costs import step_seconds
@@ -41,7 +41,6 @@ from train.config import TrainConfig, nearest
 from train.hidden_states import checksum
 from train.run import explain_errors
 
-WIDTH = 132  # of the table where no terminal says
 DECODED_TOGETHER = 8
 REGENERATED = "checkpoints/runs/regenerated/python-stdlib.jsonl"
 REGENERATE = (
@@ -108,9 +107,7 @@ VARIANTS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = wide_console()
     rows: dict[str, list[Row]] = {}
     configs: dict[str, TrainConfig] = {}
     for variant in chosen(options.rows):

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 import torch
 import transformers
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, set_seed
 
-from benchmarks.dynamo_ablation import WIDTH, read_rows, write_rows
+from benchmarks.consoles import wide_console
+from benchmarks.dynamo_ablation import read_rows, write_rows
 from heads.evaluation.tables import describe_machine
 from heads.loading import load_tokenizer
 from heads.trained_backbone import LoraSettings
@@ -76,9 +76,7 @@ VARIANTS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = wide_console()
     rows: list[Row] = read_rows(options, Row)
     for name in VARIANTS:
         if name not in {row.name for row in rows}:

@@ -2,8 +2,8 @@
 
 Both sides are measured in the same way: the wall time of `generate`, less the time spent inside wrapped callables. For
 plain `generate` that is `model.forward` (the unembedding is in it); for tree decoding `Backbone.forward` and
-`Backbone.logits`, `token_heads.step` and the heads' projections. Masks, caches, drafting, lookup, acceptance, logits
-processors and the loop are everything else.
+`Backbone.logits`, then the heads' layers inside a pass, `token_heads.step` and the heads' projections. Masks, caches,
+drafting, lookup, acceptance, logits processors and the loop are everything else.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def watch_heads(token_heads: TokenHeads, backbone: Stopwatch, heads: Stopwatch) 
     with (
         replaced(wrapped, "forward", backbone.wrap(wrapped.forward)),
         replaced(wrapped, "logits", backbone.wrap(wrapped.logits)),
+        replaced(token_heads, "run_stack", heads.wrap(token_heads.run_stack)),
         replaced(token_heads, "step", heads.wrap(token_heads.step)),
         replaced(token_heads, "projection", lambda k: TimedProjection(projection(k), heads)),
     ):

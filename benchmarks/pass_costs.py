@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.consoles import wide_console
 from heads.backbone import Backbone, BackboneState, CommitPlan
 from heads.decoding.compiled import CompiledBackbone, what_stops_compiling
 from heads.decoding.tree import grow_tree
@@ -65,7 +66,7 @@ class Cost:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     costs: list[Cost] = []
     for name in options.shapes:

@@ -1,8 +1,9 @@
 """Trees fitted to heads and machine: `python -m benchmarks.trees`. Predicted speed beside measured speed, in one run.
 
 For each folder of heads a tree is tuned on one half of held-out prompts; then plain `generate`, the default tree, the
-best static and the best dynamic tree decode the other half, heads alone. Prediction and measurement leave out the
-prompts' passes. A last line tunes for a large batch, where trees stop paying.
+best static and the best dynamic tree decode the other half with the heads alone, and the tree that was fitted for it
+beside a looked-up chain. Prediction and measurement leave out the prompts' passes. A last line tunes for a large batch,
+where trees stop paying.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.consoles import wide_console
+from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import TYPICAL_ACCURACY, grow_tree
 from heads.decoding.tree_choice import default_nodes
 from heads.decoding.tree_decoding import TreeDecoding
@@ -28,6 +31,7 @@ from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
 from heads.interface import TokenHeads
 from heads.opening import Opened, open_heads
+from heads.tuning.beside_lookup import Beside
 from heads.tuning.config import TuneConfig
 from heads.tuning.report import describe, verdict
 from heads.tuning.search import Choice, choice_of
@@ -62,7 +66,7 @@ class Line:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     opened = open_heads(options.heads)
     prompts = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
     prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
@@ -112,10 +116,14 @@ def compare(
     name: str, opened: Opened, token_heads: TokenHeads, tuning: Tuning, prompts: Sequence[Tensor], rounds: int
 ) -> list[Line]:
     """Decode prompts that tuning never saw; a line for each tree."""
-    trees: dict[str, Choice] = {"default tree": default_choice(token_heads, tuning)}
+    trees: dict[str, Choice | Beside] = {"default tree": default_choice(token_heads, tuning)}
     trees |= {f"tuned {kind}": choice for kind, choice in tuning.finalists.items()}
+    if tuning.beside is not None:
+        trees["tuned beside lookup"] = tuning.beside
     decodings: dict[str, TreeDecoding | None] = {"plain": None}
-    decodings |= {what: TreeDecoding(token_heads, choice.tree, lookup=0) for what, choice in trees.items()}
+    for what, choice in trees.items():
+        tree, lookup = (choice.choice.tree, DEFAULT_LOOKUP) if isinstance(choice, Beside) else (choice.tree, 0)
+        decodings[what] = TreeDecoding(token_heads, tree, lookup=lookup)
     clock = clock_of(opened.model.device)
     found = [measure_speeds(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
     measured = {what: median_speed([one[what] for one in found]) for what in decodings}
@@ -123,7 +131,7 @@ def compare(
         Line(
             heads=name,
             decoding=what,
-            tree=describe(choice.tree),
+            tree=describe(choice.choice.tree if isinstance(choice, Beside) else choice.tree),
             predicted=Speed(tokens_per_pass=choice.tokens_per_pass, tokens_per_second=choice.tokens_per_second),
             measured=measured[what],
             plain_predicted=tuning.plain,
@@ -147,7 +155,7 @@ def median_speed(speeds: Sequence[Speed]) -> Speed:
 
 
 def lines_table(lines: Sequence[Line]) -> Table:
-    title = "\npredicted on one half of the prompts, measured on the other; greedy, heads alone"
+    title = "\npredicted on one half of the prompts, measured on the other; greedy"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("heads\n")
     table.add_column("tree\n")

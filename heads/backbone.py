@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from heads.gradient_gate import gate
 from heads.masks import FULL, causal, read_mask_style
-from heads.passes import BackboneState, CommitPlan, Pass, Tap, Taps
+from heads.passes import BackboneState, CommitPlan, HiddenTap, HiddenTaps, Pass, StackTap, Tap, Taps, hidden_taps
 from heads.projection import Projection, read_projection
 from heads.wrapping import (
     check_projection_record,
@@ -54,7 +54,12 @@ class Backbone:
         refuse_offloaded_weights(model)
         self.mask_style = read_mask_style(self.config)
         self.decoder = model.get_decoder()
+        self._embeddings = model.get_input_embeddings()  # asked for at every pass, and transformers searches for them
+        self._unembedding = model.get_output_embeddings()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
+        self._layer_takes = frozenset(inspect.signature(self.layers[-1].forward).parameters)
+        rotary = getattr(self.decoder, "rotary_emb", None)
+        self._rotary_by_type = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
         self.norm = find_final_norm(self.decoder)
         self.gradient_scale = 1.0
         """LR_MB / LR_B: what gradients of heads are multiplied with where they enter a backbone that is trained."""
@@ -62,11 +67,11 @@ class Backbone:
             check_projection_record(self)
 
     hidden_size = property(lambda self: int(self.config.hidden_size))
-    vocab_size = property(lambda self: int(self.model.get_input_embeddings().weight.shape[0]))
+    vocab_size = property(lambda self: int(self._embeddings.weight.shape[0]))
     num_layers = property(lambda self: len(self.layers))
-    dtype = property(lambda self: self.model.get_input_embeddings().weight.dtype)
-    device = property(lambda self: self.model.get_input_embeddings().weight.device)
-    heads_device = property(lambda self: self.model.get_output_embeddings().weight.device)
+    dtype = property(lambda self: self._embeddings.weight.dtype)
+    device = property(lambda self: self._embeddings.weight.device)
+    heads_device = property(lambda self: self._unembedding.weight.device)
     """Where a spread backbone ends: hidden states are handed over there, and heads and states live there."""
 
     @property
@@ -80,16 +85,14 @@ class Backbone:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings E(x), as the embedding module gives them; for heads, so behind the gradient gate."""
-        return gate(
-            self.model.get_input_embeddings()(tokens.to(self.device)).to(self.heads_device), self.gradient_scale
-        )
+        return gate(self._embeddings(tokens.to(self.device)).to(self.heads_device), self.gradient_scale)
 
     def logits(self, final_ND: Tensor) -> Tensor:
         """Logits from hidden states after the final norm."""
         return self.projection.without_norm()(final_ND)
 
-    def forward(self, tokens_BT: Tensor, *, taps: Sequence[Tap] = (), **inputs: Any) -> tuple[Tensor, Taps]:
-        """The decoder's own forward: the hidden states after the final norm, and the taps asked for."""
+    def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
+        """The decoder's own forward: the hidden states after the final norm, and those asked for."""
         with self._recording(taps) as recorded:
             output = self.decoder(input_ids=tokens_BT.to(self.device), **inputs)
         final_BTD = output.last_hidden_state.to(self.heads_device)
@@ -154,7 +157,7 @@ class Backbone:
             depth_N: depth of each node, the root's 0; a node's position is its row's next position plus its depth.
                 (B, N) where rows differ.
             sees_NN: True where a node sees another: its ancestors and itself; (B, N, N) where rows differ.
-            taps: hidden states to record besides the final ones.
+            taps: what to record besides the final hidden states; stacks of heads run behind the decoder.
         """
         tokens_BN, depth_N, sees_NN = (x.to(self.heads_device) for x in (tokens_BN, depth_N, sees_NN))
         positions_BN = state.next_position_B[:, None] + depth_N
@@ -170,13 +173,29 @@ class Backbone:
     ) -> Pass:
         final_BND, recorded = self.forward(
             tokens_BN,
-            taps=taps,
+            taps=hidden_taps(taps),
             attention_mask=mask,
             position_ids=positions_BN,
             past_key_values=state.cache,
             use_cache=True,
         )
-        return Pass(tokens_BN=tokens_BN, positions_BN=positions_BN, taps=recorded, final_BND=final_BND)
+        found = self.run_stacks(taps, recorded, positions_BN, mask, state.cache)
+        return Pass(tokens_BN=tokens_BN, positions_BN=positions_BN, taps=found, final_BND=final_BND)
+
+    def run_stacks(
+        self, taps: Sequence[Tap], recorded: HiddenTaps, positions_BN: Tensor, mask: Any, cache: Any
+    ) -> Taps:
+        """The taps, those of stacks computed from the hidden states that were recorded.
+
+        Args:
+            mask: the decoder's; None where the pass is causal and nothing else.
+        """
+        stacks = [tap for tap in taps if isinstance(tap, StackTap)]
+        if stacks and mask is None:  # some kinds of attention are causal by their mask alone
+            all_BN = torch.ones_like(positions_BN, dtype=torch.bool)
+            mask = self.mask_style.finish(causal(all_BN), positions_BN, positions_BN, self.dtype)
+        found = {tap: tap.heads.run_stack(tap.index, recorded[tap.reads], positions_BN, mask, cache) for tap in stacks}
+        return {tap: found[tap] if isinstance(tap, StackTap) else recorded[tap] for tap in taps}
 
     def commit(self, state: BackboneState, output: Pass, plan: CommitPlan) -> BackboneState:
         """Keep the planned slots of the last pass in the cache; the rest is gone."""
@@ -207,7 +226,6 @@ class Backbone:
             cache: a cache that the layer writes under its own `layer_idx`, or None.
             values: tensors to run the layer with in place of its own, by name.
         """
-        accepted = inspect.signature(layer.forward).parameters
         layer_type = read_layer_type(layer) if self.mask_style.by_layer_type else FULL
         given: dict[str, Any] = {
             "attention_mask": in_dtype_of(hidden_BTD, mask[layer_type] if isinstance(mask, dict) else mask),
@@ -216,9 +234,9 @@ class Backbone:
             "layer_past": cache,
             "use_cache": cache is not None,
         }
-        if "position_embeddings" in accepted:
+        if "position_embeddings" in self._layer_takes:
             given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
-        taken = {name: value for name, value in given.items() if name in accepted}
+        taken = {name: value for name, value in given.items() if name in self._layer_takes}
         output = (
             layer(hidden_BTD, **taken)
             if values is None
@@ -228,12 +246,12 @@ class Backbone:
 
     def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> tuple[Tensor, ...]:
         rotary = self.decoder.rotary_emb
-        by_type = (layer_type,) if "layer_type" in inspect.signature(rotary.forward).parameters else ()
+        by_type = (layer_type,) if self._rotary_by_type else ()
         return tuple(x.to(hidden_BTD.device) for x in rotary(hidden_BTD, positions_BT, *by_type))
 
     @contextlib.contextmanager
-    def _recording(self, taps: Sequence[Tap]) -> Iterator[Taps]:
-        recorded: Taps = {}
+    def _recording(self, taps: Sequence[HiddenTap]) -> Iterator[HiddenTaps]:
+        recorded: HiddenTaps = {}
         handles: list[Any] = []
         try:
             for tap in taps:
@@ -244,8 +262,7 @@ class Backbone:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, tap: Tap, recorded: Taps) -> Any:
-        assert isinstance(tap, int)
+    def _hook(self, tap: int, recorded: HiddenTaps) -> Any:
         if not 0 <= tap <= self.num_layers:
             raise ValueError(
                 f"A tap of {tap} layers before the end was asked of a backbone with {self.num_layers} layers."

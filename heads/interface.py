@@ -24,7 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone import Backbone, CommitPlan, Tap, Taps
+from heads.cache import TreeCache
 from heads.draft_vocabulary import DraftVocabulary, SharedRows, StartedRows, check_draft_tokens
+from heads.passes import HiddenTap, HiddenTaps, hidden_taps
 from heads.projection import Projection
 
 MAX_HEADS = 32
@@ -57,7 +59,7 @@ class TeacherForcing:
 
     Attributes:
         tokens_BT: the true tokens.
-        taps: hidden states of the taps that the family asked for, each (B, T, D).
+        taps: the backbone's hidden states of `hidden_taps`, each (B, T, D).
         positions_BT: positions, starting again at 0 in each packed document.
         mask: the attention mask that the backbone used, for families with layers of their own.
         rows: for head k at index k - 1, the supervised positions as indices into the flattened (B·T); a row r of head k
@@ -65,12 +67,12 @@ class TeacherForcing:
     """
 
     tokens_BT: Tensor
-    taps: Taps
+    taps: HiddenTaps
     positions_BT: Tensor
     mask: Any
     rows: Sequence[Tensor]
 
-    def tap(self, tap: Tap, rows_R: Tensor) -> Tensor:
+    def tap(self, tap: HiddenTap, rows_R: Tensor) -> Tensor:
         """(R, D): one tap's states at the rows."""
         return self.taps[tap].flatten(0, 1)[rows_R]
 
@@ -209,7 +211,23 @@ class TokenHeads(nn.Module):
     @property
     @abstractmethod
     def taps(self) -> tuple[Tap, ...]:
-        """The hidden states of the backbone that this family reads."""
+        """What a decoding pass is asked to record for `commit`."""
+
+    @property
+    def hidden_taps(self) -> tuple[HiddenTap, ...]:
+        """The hidden states of the backbone behind `taps`: what teacher forcing is given."""
+        return hidden_taps(self.taps)
+
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """For a family with a `StackTap` among its taps: the stack's layers over the hidden states that it reads.
+
+        Args:
+            index: the tap's.
+            cache: layers write to it under indices behind the backbone's own, which are kept and compacted like those.
+        """
+        raise NotImplementedError(f"{self.family} heads have no layers over the context")
 
     @property
     def borrowed(self) -> Sequence[nn.Module]:
@@ -238,7 +256,10 @@ class TokenHeads(nn.Module):
 
     @abstractmethod
     def first_level(self, state: Any) -> Any:
-        """The level above the root: one entry a row, from the last committed position."""
+        """The level above the root: one entry a row, from the last committed position.
+
+        Levels are tensors, or tuples, lists and dicts of them, whose first axis counts rows, later nodes.
+        """
 
     @abstractmethod
     def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
@@ -259,7 +280,7 @@ class PositionWiseHeads(TokenHeads):
     of its own; the conformance suite holds it against `head`.
     """
 
-    tap: Tap
+    tap: HiddenTap
 
     @abstractmethod
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
@@ -276,10 +297,8 @@ class PositionWiseHeads(TokenHeads):
             yield self.head(k, batch.tap(self.tap, rows_R), tokens_Rk)
 
     def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
-        kept_BD = plan.last(plan.select(taps[self.tap]))
-        if state is None:
-            return kept_BD
-        return torch.where(plan.valid_BA.any(dim=1)[:, None], kept_BD, state)  # a finished row keeps its state
+        (tap,) = self.taps
+        return plan.newest(taps[tap], state)
 
     def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
         return state[rows_R]

@@ -7,20 +7,56 @@ out of step. Rows of a batch keep different numbers of slots: what fills up a ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from heads.cache import TreeCache
 
-Tap = int | Literal["final"]
+HiddenTap = int | Literal["final"]
 """A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer
 n layers before the end, before the final norm: 0 the last, 1 the one before it, …; the number of layers: embeddings."""
 
+
+class RunsStacks(Protocol):
+    """Heads with decoder layers of their own over the context."""
+
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """(B, N, D) behind the layers of one stack, which write to slots of their own in the cache."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackTap:
+    """What a stack of the heads' own layers makes of a hidden state; passes run it like more layers of the backbone.
+
+    Two are equal where they name the same stack of the same heads.
+    """
+
+    heads: RunsStacks
+    index: int
+    reads: HiddenTap
+
+
+Tap = HiddenTap | StackTap
+"""What a pass records: a hidden state of the backbone, or what layers of the heads make of one."""
+
+HiddenTaps = dict[HiddenTap, Tensor]
 Taps = dict[Tap, Tensor]
+
+
+def hidden_taps(taps: Iterable[Tap]) -> tuple[HiddenTap, ...]:
+    """The backbone's hidden states among these, and those that stacks read, each once.
+
+    >>> hidden_taps(["final", StackTap(heads=..., index=0, reads=1), StackTap(heads=..., index=1, reads=1)])
+    ('final', 1)
+    """
+    return tuple(dict.fromkeys(tap.reads if isinstance(tap, StackTap) else tap for tap in taps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +64,23 @@ class CommitPlan:
     """Which slots of one pass stay. The backbone's cache and every family's state follow the same plan.
 
     >>> plan = CommitPlan.from_paths([[0, 2], [0]], device="cpu")   # a ragged batch of two
-    >>> plan.slots_BA, plan.valid_BA.int(), plan.last_B
+    >>> plan.slots_BA, plan.valid_BA.int(), plan.newest_B
     (tensor([[0, 2],
             [0, 0]]), tensor([[1, 1],
-            [1, 0]], dtype=torch.int32), tensor([1, 0]))
+            [1, 0]], dtype=torch.int32), tensor([2, 0]))
 
     Attributes:
         slots_BA: slots of the pass in the order in which they are kept; where a row keeps fewer, slot 0 fills up.
         valid_BA: False for what only fills up (a masked hole from then on) and for padding.
-        last_B: index into A of each row's last kept slot.
+        newest_B: the slot of the pass that each row keeps last.
+        all_keep: every row is known to keep something.
         in_place: the kept slots are the first slots of the pass, in order, in every row; nothing has to move.
     """
 
     slots_BA: Tensor
     valid_BA: Tensor
-    last_B: Tensor
+    newest_B: Tensor
+    all_keep: bool
     in_place: bool
 
     @classmethod
@@ -54,7 +92,8 @@ class CommitPlan:
         return cls(
             slots_BA=torch.tensor(slots, device=device),
             valid_BA=torch.tensor(valid, device=device),
-            last_B=torch.tensor([max(0, len(path) - 1) for path in paths], device=device),
+            newest_B=torch.tensor([path[-1] if path else 0 for path in paths], device=device),
+            all_keep=all(paths),
             in_place=all(row == list(range(longest)) for row in slots),
         )
 
@@ -63,8 +102,8 @@ class CommitPlan:
         """Keep every slot, as after a prefill; padding on the left becomes holes."""
         batch, length = valid_BT.shape
         slots_BT = torch.arange(length, device=valid_BT.device).expand(batch, length)
-        last_B = torch.full((batch,), length - 1, device=valid_BT.device)
-        return cls(slots_BA=slots_BT, valid_BA=valid_BT, last_B=last_B, in_place=True)
+        newest_B = torch.full((batch,), length - 1, device=valid_BT.device)
+        return cls(slots_BA=slots_BT, valid_BA=valid_BT, newest_B=newest_B, all_keep=False, in_place=True)
 
     def select(self, x_BN: Tensor) -> Tensor:
         """The kept slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
@@ -74,8 +113,23 @@ class CommitPlan:
         return x_BN[rows_B1, self.slots_BA]
 
     def last(self, x_BA: Tensor) -> Tensor:
-        """Each row's last kept entry: (B, A, …) to (B, …)."""
-        return x_BA[torch.arange(x_BA.shape[0], device=x_BA.device), self.last_B]
+        """Each row's last kept entry of a tensor over kept slots: (B, A, …) to (B, …)."""
+        places_A = torch.arange(x_BA.shape[1], device=x_BA.device)
+        return x_BA[torch.arange(len(x_BA), device=x_BA.device), (self.valid_BA * places_A).argmax(dim=1)]
+
+    def newest(self, x_BND: Tensor, before_BD: Tensor | None = None) -> Tensor:
+        """(B, D): each row's last kept slot of a tensor over the pass's slots (B, N, D).
+
+        Args:
+            before_BD: what a row that keeps nothing goes on with; None where that is of no account.
+        """
+        if len(x_BND) == 1:
+            newest_BD = x_BND.index_select(1, self.newest_B)[:, 0]
+        else:
+            newest_BD = x_BND[torch.arange(len(x_BND), device=x_BND.device), self.newest_B]
+        if self.all_keep or before_BD is None:
+            return newest_BD
+        return torch.where(self.valid_BA.any(dim=1)[:, None], newest_BD, before_BD)
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7); Hydra's hidden_sta
 residual stream that the final norm alone brings to scale, so an inner tap as it is would be of another scale than what
 heads and unembeddings start from.
 """
-# B batch, T position, N slot of a pass, A kept slot, R row, D model width
+# B batch, T position, N slot of a pass, R row, D model width
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads import context_layers
-from heads.backbone import Backbone, CommitPlan, Tap, Taps
+from heads.backbone import Backbone, Tap
 from heads.cache import TreeCache
 from heads.context_layers import identity_layer, refuse_quantised_layers
 from heads.gradient_gate import gate
 from heads.interface import HeadsConfig, PositionWiseHeads, TeacherForcing
+from heads.passes import HiddenTap, StackTap
 
 
 @dataclass(kw_only=True)
@@ -37,7 +37,7 @@ class RepresentationConfig(HeadsConfig):
         hidden_offset: which layer's output is read: 0 the last one's, o the one's o layers earlier; the backbone's
             number of layers: the input embeddings.
         prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
-            (Hydra++). It runs over the context, with a cache of its own, and starts as the identity.
+            (Hydra++). It runs over the context, inside each pass, and starts as the identity.
     """
 
     hidden_offset: int = 0
@@ -70,46 +70,30 @@ class RepresentationHeads(PositionWiseHeads):
         self.prefix = nn.ModuleList(identity_layer(backbone, slot) for slot in range(config.prefix_layers))
 
     @property
-    def tap(self) -> Tap:  # type: ignore[override]
+    def tap(self) -> HiddenTap:  # type: ignore[override]
         return self.config.hidden_offset or "final"
 
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """f itself, as passes make it, where it is not what they record anyway."""
+        plain = self.tap == "final" and not self.prefix
+        return (self.tap,) if plain else (StackTap(heads=self, index=0, reads=self.tap),)
+
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """f, and the prefix layer over it."""
+        f_BND = self.normed(hidden_BND)
+        for layer in self.prefix:
+            f_BND = self.backbone.run_layer(layer, f_BND, positions_BN, mask, cache)
+        return f_BND
+
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
-        f_BTD = self.through_prefix(self.normed(batch.taps[self.tap]), batch.positions_BT, batch.mask, None)
-        yield from self.heads_on(f_BTD, batch)
+        yield from self.heads_on(self.run_stack(0, batch.taps[self.tap], batch.positions_BT, batch.mask, None), batch)
 
     def heads_on(self, f_BTD: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
         """Head k's hidden states at its rows, for k = 1 … K, from f at every position."""
         yield from super().teacher_forced(replace(batch, taps={self.tap: f_BTD}))
-
-    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Any:
-        """Each row's newest f; with a prefix layer, what its cache holds as well."""
-        if self.prefix:
-            f_BAD, positions_BA = self.normed(plan.select(taps[self.tap])), plan.select(positions_BN)
-            return context_layers.commit(self.backbone, [self.through_prefix], state, f_BAD, positions_BA, plan)
-        newest_BD = self.normed(plan.last(plan.select(taps[self.tap])))
-        if state is None:
-            return newest_BD
-        return torch.where(plan.valid_BA.any(dim=1)[:, None], newest_BD, state)  # a finished row keeps its state
-
-    def keep_rows(self, state: Any, rows_R: Tensor) -> Any:
-        return state.keep_rows(rows_R) if self.prefix else super().keep_rows(state, rows_R)
-
-    def keep_slots(self, state: Any, num_slots: int) -> Any:
-        return state.keep_slots(num_slots) if self.prefix else super().keep_slots(state, num_slots)
-
-    def first_level(self, state: Any) -> Any:
-        return super().first_level(self.newest(state))
-
-    def newest(self, state: Any) -> Tensor:
-        """(B, D): f at each row's last committed token."""
-        f_BD: Tensor = state.newest[0] if self.prefix else state
-        return f_BD
-
-    def through_prefix(self, f_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: TreeCache | None) -> Tensor:
-        """f as heads read it; without a prefix layer as it is."""
-        for layer in self.prefix:
-            f_BTD = self.backbone.run_layer(layer, f_BTD, positions_BT, mask, cache)
-        return f_BTD
 
     def normed(self, tap_D: Tensor) -> Tensor:
         """(…, D): the tap after the final norm; the norm is the backbone's, so its gradient passes the gate."""

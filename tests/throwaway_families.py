@@ -149,6 +149,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gru, prefix": ("gru", {"prefix_layers": 1, "hidden_offset": 1, "unembedding": "shared"}),
 }
 """Families with options that change how they run over the context."""
+OTHER_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"dynamo, lora": ("dynamo", {"lora_rank": 2})}
 
 
 def copy_layer(backbone: Backbone) -> nn.Module:
@@ -163,8 +164,8 @@ def copy_layer(backbone: Backbone) -> nn.Module:
 def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int = 0, **config: Any) -> TokenHeads:
     """Heads of any family in the backbone's dtype, every parameter randomised: a start at zero would hide errors."""
     torch.manual_seed(seed)
-    if family in VARIANTS:
-        family, options = VARIANTS[family]
+    if family in VARIANTS or family in OTHER_VARIANTS:
+        family, options = (VARIANTS | OTHER_VARIANTS)[family]
         config = options | config
     if family in THROWAWAY:
         draft_tokens = config.pop("draft_tokens", None)
@@ -210,7 +211,7 @@ def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tok
         positions_BT = torch.arange(length).expand(batch, length)
         mask = backbone.mask_style.finish(causal(valid_BT), positions_BT, positions_BT, backbone.dtype)
         _, taps = backbone.forward(
-            tokens_BT, taps=token_heads.taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+            tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
     index_BT = torch.arange(batch * length).view(batch, length)
     rows = [index_BT[:, : length - 1 - k].flatten() for k in range(1, token_heads.num_heads + 1)]

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads.backbone import Backbone, Tap
+from heads.backbone import Backbone
 from heads.gradient_gate import gate
 from heads.interface import TeacherForcing, TokenHeads
 from heads.masks import positions_within_documents, within_documents
+from heads.passes import HiddenTap
 from heads.projection import Projection
 from train.lookahead import first_layer_sees_ahead
 from train.loss_config import LossConfig
@@ -367,14 +368,14 @@ class TrainedModel(nn.Module):
         return torch.stack([recorded[tap] for tap in self.stored_taps], dim=1)
 
     @property
-    def stored_taps(self) -> tuple[Tap, ...]:
+    def stored_taps(self) -> tuple[HiddenTap, ...]:
         """The taps of the heads, and the final states where the loss reads them, or heads read none."""
         taps, reads_final = self._taps, self.loss.reads_final_states
         return taps if taps and ("final" in taps or not reads_final) else (*taps, "final")
 
     @property
-    def _taps(self) -> tuple[Tap, ...]:
-        return () if self.token_heads is None else self.token_heads.taps
+    def _taps(self) -> tuple[HiddenTap, ...]:
+        return () if self.token_heads is None else self.token_heads.hidden_taps
 
     def _attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Documents as attention sees them, positions (B, T) in them, and who may attend to whom (B, T, T)."""

@@ -3,9 +3,10 @@
 A plain pass grows by a few slots each time, so no two passes have one shape. Here the cache's buffers have the size of
 a bucket (256 slots, then twice as many, …), every pass attends to the whole bucket under a mask, its keys and values
 are written at a position that is a tensor, and its nodes are filled up to a multiple of 4. One graph then serves every
-pass of one bucket and one number of nodes: the decoder, its taps and its masks, by `torch.compile`, on CUDA with CUDA
-graphs. Graphs are made for the batch that a text begins with: where rows end, dead rows that repeat the last one take
-their places, until all have ended or a smaller graph that was made for another batch holds those that are left.
+pass of one bucket and one number of nodes: the decoder, its taps and its masks, and what layers of the heads' own make
+of the taps, by `torch.compile`, on CUDA with CUDA graphs. Graphs are made for the batch that a text begins with: where
+rows end, dead rows that repeat the last one take their places, until all have ended or a smaller graph that was made
+for another batch holds those that are left.
 
 The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
 operations in another order (tests/heads/decoding/test_compiled.py compares them).
@@ -28,8 +29,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from heads.backbone import Backbone, BackboneState, Pass, Tap, Taps
+from heads.backbone import Backbone, BackboneState, Pass, Tap
 from heads.cache import TreeCache
+from heads.passes import HiddenTap, HiddenTaps, StackTap, hidden_taps
 
 FIRST_BUCKET = 256
 NODE_STEP = 4
@@ -42,7 +44,8 @@ class CompiledBackbone(Backbone):
         backbone: what is compiled; its model and its caches are shared.
 
     Attributes:
-        compile_seconds: seconds of the first call of each graph so far, compiling included.
+        compile_seconds: seconds of the first call of each graph so far, compiling included, by (what it records, rows,
+            nodes, slots).
 
     Raises:
         ValueError: nothing here can compile it; the sentence says what is missing.
@@ -52,9 +55,9 @@ class CompiledBackbone(Backbone):
         if obstacle := what_stops_compiling(backbone):
             raise ValueError(f"compile=True was given, but {obstacle}; change that, or give compile=False.")
         vars(self).update(vars(backbone))
-        self.compile_seconds: dict[tuple[Any, ...], float] = {}
-        self._graphs: dict[tuple[Any, ...], Graph] = {}
-        self._free: dict[tuple[int, int], list[Buffers]] = {}
+        self.compile_seconds: dict[Key, float] = {}
+        self._graphs: weakref.WeakKeyDictionary[Any, dict[Key, Graph]] = weakref.WeakKeyDictionary()
+        self._free: dict[Size, list[Buffers]] = {}
         self._loans: weakref.WeakKeyDictionary[TreeCache, Loan] = weakref.WeakKeyDictionary()
 
     def verify(
@@ -65,7 +68,7 @@ class CompiledBackbone(Backbone):
         padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()
         capacity = bucket_for(committed + padded)
-        rows = self.rows_for(state.cache, batch, (tuple(taps), padded, capacity))
+        rows = self.rows_for(state.cache, batch, taps, (padded, capacity))
         buffers = self.fit(state.cache, batch, rows, capacity)
         inputs = (
             fill_up(tokens_BN, padded),
@@ -77,7 +80,7 @@ class CompiledBackbone(Backbone):
         )
         start_1 = torch.full((1,), committed, device=tokens_BN.device)
         final_XPD, positions_XP, recorded = self.run(
-            buffers, (tuple(taps), rows, padded, capacity), (*(repeat_last(x, rows) for x in inputs), start_1)
+            taps, buffers, (rows, padded, capacity), (*(repeat_last(x, rows) for x in inputs), start_1)
         )
         for layer in state.cache.layers:
             layer.pending = padded
@@ -88,20 +91,33 @@ class CompiledBackbone(Backbone):
             final_BND=final_XPD[:batch, :nodes],
         )
 
-    def run(self, buffers: Buffers, key: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
-        """The key's graph on these inputs; its first call compiles it, and the seconds are kept."""
-        if key in self._graphs:
-            return self._graphs[key](buffers, inputs)
+    def run(
+        self, taps: Sequence[Tap], buffers: Buffers, shape: tuple[int, int, int], inputs: tuple[Tensor, ...]
+    ) -> Any:
+        """The graph of this shape on these inputs; its first call compiles it, and the seconds are kept."""
+        graphs, key = self.graphs_of(taps), (names_of(taps), *shape)
+        if key in graphs:
+            return graphs[key](tuple(taps), buffers, inputs)
         start = time.perf_counter()
-        self._graphs[key] = Graph(self, key[0])
-        output = self._graphs[key](buffers, inputs)
+        graphs[key] = Graph(self, hidden_taps(taps), num_layers=len(buffers))
+        output = graphs[key](tuple(taps), buffers, inputs)
         self.compile_seconds[key] = time.perf_counter() - start
         return output
 
-    def rows_for(self, cache: TreeCache, batch: int, shape: tuple[Any, ...]) -> int:
+    def graphs_of(self, taps: Sequence[Tap]) -> dict[Key, Graph]:
+        """Graphs in which layers of heads run go when those heads go; the others belong to the backbone."""
+        owner = next((tap.heads for tap in taps if isinstance(tap, StackTap)), self)
+        return self._graphs.setdefault(owner, {})
+
+    def rows_for(self, cache: TreeCache, batch: int, taps: Sequence[Tap], shape: tuple[int, int]) -> int:
         """Rows of the graph that a batch runs in: those that it began with, or fewer where there is such a graph."""
         began_with = self._loans[cache].began_with if cache in self._loans else batch
-        known = {rows for taps, rows, *rest in self._graphs if (taps, *rest) == shape and batch <= rows <= began_with}
+        wanted = names_of(taps), shape
+        known = {
+            rows
+            for names, rows, *rest in self.graphs_of(taps)
+            if (names, tuple(rest)) == wanted and batch <= rows <= began_with
+        }
         return min(known, default=began_with)
 
     def fit(self, cache: TreeCache, batch: int, rows: int, capacity: int) -> Buffers:
@@ -114,11 +130,12 @@ class CompiledBackbone(Backbone):
         if loan is None:
             loan = self._loans[cache] = Loan(began_with=batch)
             weakref.finalize(cache, give_back, self._free, loan)
-        if loan.size != (rows, capacity):
+        size = rows, capacity, len(cache.layers)
+        if loan.size != size:
             give_back(self._free, loan)
-            free = self._free.get((rows, capacity))
+            free = self._free.get(size)
             loan.buffers = free.pop() if free else [make_buffers(layer, rows, capacity) for layer in cache.layers]
-            loan.size = (rows, capacity)
+            loan.size = size
         for layer, (keys, values) in zip(cache.layers, loan.buffers, strict=True):
             if layer.keys.data_ptr() == keys.data_ptr():
                 continue  # lent before, and neither rows left nor did it grow elsewhere since
@@ -128,20 +145,35 @@ class CompiledBackbone(Backbone):
         return loan.buffers
 
 
+Key = tuple[tuple[Any, ...], int, int, int]
+"""Of a graph: what it records, rows, nodes, slots."""
+
 Buffers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, each (rows, key-value heads, slots, head width)."""
+
+Size = tuple[int, int, int]
+"""Rows, slots and layers of buffers; layers of heads, which come behind the backbone's, may be among them."""
 
 
 @dataclass(kw_only=True)
 class Loan:
-    """What a cache was lent: buffers of `size` (rows, slots); and the rows that its first compiled pass had."""
+    """What a cache was lent: buffers of `size`; and the rows that its first compiled pass had."""
 
     began_with: int
-    size: tuple[int, int] = (0, 0)
+    size: Size = (0, 0, 0)
     buffers: Buffers = field(default_factory=list)
 
 
-def give_back(free: dict[tuple[int, int], list[Buffers]], loan: Loan) -> None:
+def names_of(taps: Sequence[Tap]) -> tuple[Any, ...]:
+    """Taps without the heads that they belong to.
+
+    >>> names_of(["final", StackTap(heads=..., index=0, reads=1)])
+    ('final', (0, 1))
+    """
+    return tuple((tap.index, tap.reads) if isinstance(tap, StackTap) else tap for tap in taps)
+
+
+def give_back(free: dict[Size, list[Buffers]], loan: Loan) -> None:
     """Those of CUDA wait for the next cache of their size; others are freed."""
     if loan.buffers and loan.buffers[0][0].is_cuda:
         free.setdefault(loan.size, []).append(loan.buffers)
@@ -169,15 +201,16 @@ class Graph:
     are put in place each time.
     """
 
-    def __init__(self, backbone: Backbone, taps: tuple[Tap, ...]) -> None:
+    def __init__(self, backbone: Backbone, taps: tuple[HiddenTap, ...], num_layers: int) -> None:
         self.backbone = backbone
-        self.taps = taps
         self.recorded, self.hooks = make_hooks(backbone, taps)
-        self.cache = FixedCache(backbone.num_layers)
+        self.cache = FixedCache(num_layers)
         self.on_cuda = backbone.device.type == "cuda"
         self.run_pass = compile_apart(run_pass, self.on_cuda)
 
-    def __call__(self, buffers: Buffers, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def __call__(
+        self, taps: tuple[Tap, ...], buffers: Buffers, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         for mine, (keys, values) in zip(self.cache.layers, buffers, strict=True):
             mine.keys, mine.values = keys, values
         if self.on_cuda:
@@ -185,7 +218,7 @@ class Graph:
         try:
             with self.hooks_in_place():
                 final_BPD, positions_BP, recorded = self.run_pass(
-                    self.backbone, self.cache, self.taps, self.recorded, *inputs
+                    self.backbone, self.cache, taps, self.recorded, *inputs
                 )
         finally:
             for mine in self.cache.layers:  # the buffers were lent: a graph outlives the texts that it ran for
@@ -210,7 +243,7 @@ Hooks = list[tuple[dict[int, Any], dict[int, Any]]]
 """Where layers keep their hooks, and what is to be put there."""
 
 
-def make_hooks(backbone: Backbone, taps: Sequence[Tap]) -> tuple[Taps, Hooks]:
+def make_hooks(backbone: Backbone, taps: Sequence[HiddenTap]) -> tuple[HiddenTaps, Hooks]:
     """The hooks of `Backbone.forward` and the dict that they write to, taken out of the layers again."""
     layers = [backbone.layers[max(0, backbone.num_layers - 1 - tap)] for tap in taps if tap != "final"]
     registries = [
@@ -231,7 +264,7 @@ def run_pass(
     backbone: Backbone,
     cache: FixedCache,
     taps: tuple[Tap, ...],
-    recorded: Taps,
+    recorded: HiddenTaps,
     tokens_BP: Tensor,
     depth_BP: Tensor,
     sees_BPP: Tensor,
@@ -240,7 +273,7 @@ def run_pass(
     slot_positions_BC: Tensor,
     start_1: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What is compiled: masks, the decoder, its taps. No shape depends on how much is committed."""
+    """What is compiled: masks, the decoder, taps and stacks. No shape depends on how much is committed."""
     batch, nodes = tokens_BP.shape
     slots_P = start_1 + torch.arange(nodes, device=tokens_BP.device)
     positions_BP = next_position_B[:, None] + depth_BP
@@ -253,9 +286,9 @@ def run_pass(
         input_ids=tokens_BP, attention_mask=mask, position_ids=positions_BP, past_key_values=cache, use_cache=True
     )
     recorded["final"] = output.last_hidden_state
-    found = [recorded[tap] for tap in taps]
+    found = backbone.run_stacks(taps, recorded, positions_BP, mask, cache)
     recorded.clear()
-    return output.last_hidden_state, positions_BP, found
+    return output.last_hidden_state, positions_BP, [found[tap] for tap in taps]
 
 
 def compile_apart(function: Callable[..., Any], on_cuda: bool) -> Callable[..., Any]:

@@ -76,17 +76,28 @@ def draft(
         projections: head k's at index k - 1, read once for each `generate` call.
         state: the family's state after the last commit.
     """
+    return fill(token_heads, projections, token_heads.first_level(state), root_B, index.levels, index.order_N)
+
+
+def fill(
+    token_heads: TokenHeads,
+    projections: Sequence[Projection],
+    level: Any,
+    root_B: Tensor,
+    levels: Sequence[LevelIndex],
+    order_N: Tensor,
+) -> Tensor:
+    """The same from the level above the root: nothing but arithmetic, which may be compiled."""
     drafted = [root_B[:, None]]
-    level = token_heads.first_level(state)
     tokens_M = root_B
     candidates_MR = root_B[:, None]
-    for k, at in enumerate(index.levels, start=1):
+    for k, at in enumerate(levels, start=1):
         if k > 1 and token_heads.grounded:
             tokens_M = candidates_MR[at.parents_M, at.ranks_M]
         hidden_MD, level = token_heads.step(k, level, tokens_M, at.parents_M)
         candidates_MR = best_tokens(projections[k - 1], hidden_MD, at.num_candidates)
         drafted.append(candidates_MR[at.child_parents_BC, at.child_ranks_C])
-    return torch.cat(drafted, dim=1)[:, index.order_N]
+    return torch.cat(drafted, dim=1)[:, order_N]
 
 
 def best_tokens(projection: Projection, hidden_MD: Tensor, count: int) -> Tensor:

@@ -219,7 +219,7 @@ class Run:
     ) -> tuple[BackboneState, Any, Tensor]:
         """Keep the new tokens in all states, and the logits behind each row's last one."""
         heads_state = self.token_heads.commit(heads_state, output.tokens_BN, output.taps, output.positions_BN, plan)
-        logits_BV = self.backbone.logits(plan.last(plan.select(output.final_BND)))
+        logits_BV = self.backbone.logits(plan.newest(output.final_BND))
         return self.backbone.commit(state, output, plan), heads_state, logits_BV
 
     def finish(self, rows: list[Row]) -> Tensor | DecodingOutput:

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from heads.backbone import CommitPlan, Pass, Tap
 from heads.decoding.compiled import compiled
+from heads.decoding.compiled_drafting import compiled_drafting
 from heads.decoding.drafting import TreeIndex, draft
 from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
@@ -52,8 +53,9 @@ class TreeDecoding:
         rule: which drafts stay where a request samples (docs/acceptance.md): "exact" follows the backbone's own draws
             through the heads' best candidates; "rejection" draws the candidates by lot and weighs them, as lossless;
             "typical" or `heads.TypicalRule(…)` keeps likely drafts and is lossy. Greedy text is the same under all.
-        compile: passes run as compiled graphs of fixed shapes (heads/decoding/compiled.py): faster where passes are
-            short, after seconds of compiling for each shape that is met.
+        compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
+            (heads/decoding/compiled.py, compiled_drafting.py): faster where passes are short, after seconds of
+            compiling for each shape that is met. Drafts that are drawn by lot and dynamic trees are drafted without.
 
     Raises:
         ValueError: a tree that is deeper than the heads draft, or that is malformed, or an unknown rule; `compile`
@@ -73,6 +75,7 @@ class TreeDecoding:
     ) -> None:
         self.token_heads = token_heads
         self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
+        self.drafting = compiled_drafting(token_heads) if compile else None
         self.rule = read_rule(rule, generator)
         self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup, self.rule)
         self.generator = generator
@@ -151,6 +154,7 @@ class HeadsDrafter:
         deepest = max(self.token_heads.num_heads, decoding.tree.depth or 0)
         self.projections = [self.token_heads.projection(k) for k in range(1, deepest + 1)]
         self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
+        self.began_with = 0
         self.state: Any = None
 
     @property
@@ -159,6 +163,7 @@ class HeadsDrafter:
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         self.commit(output, plan)
+        self.began_with = len(rows)
         if self.decoding.lookup:
             self.lookups = {row.index: Lookup(self.decoding.lookup) for row in rows}
 
@@ -211,7 +216,10 @@ class HeadsDrafter:
         """Tokens of a static tree's nodes (B, N)."""
         if not self.asks_heads:
             return root_B[:, None]
-        return draft(self.token_heads, self.projections, self.state, root_B, index)
+        if (drafting := self.decoding.drafting) is None:
+            return draft(self.token_heads, self.projections, self.state, root_B, index)
+        of_graph = self.decoding.index(self.began_with, root_B.device, chained=False)
+        return drafting.draft(self.token_heads, self.projections, self.state, root_B, of_graph)
 
     def propose_dynamic(self, root_B: Tensor, chains_BL: Tensor | None, tree: DynamicTree) -> Proposal:
         """A tree of its own shape for each row."""

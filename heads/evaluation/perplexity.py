@@ -132,7 +132,7 @@ def predict(token_heads: TokenHeads, tokens_BT: Tensor, rows: Sequence[Tensor]) 
     may_attend = causal(torch.ones_like(tokens_BT, dtype=torch.bool))  # what fills up lies behind all that is read
     mask = backbone.mask_style.finish(may_attend, positions_BT, positions_BT, backbone.dtype)
     final_BTD, taps = backbone.forward(
-        tokens_BT, taps=token_heads.taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+        tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
     )
     own = backbone.projection.without_norm()
     yield Prediction(rows_R=rows[0], hidden_RD=final_BTD.flatten(0, 1)[rows[0]], projection=own)

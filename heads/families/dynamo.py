@@ -5,15 +5,14 @@ stem ───────┼ layer(s) 1 ─ norm ─ unembedding   x_{t+2}    h
             └ layer(s) 2 ─ norm ─ unembedding   x_{t+3}    head 2
 
 DynaMo, section 3.1; the variants of figure 12 and table 9 are fields of `Config`. The stem is every layer up to the
-penultimate (tap 1). Heads read no drafted token, so their layers run once over what a pass committed, with a key-value
-cache that follows the backbone's commit plan, and the next draft is ready when the path is accepted.
+penultimate (tap 1). Heads read no drafted token but a node's own text, so their layers run inside each pass
+(heads/context_layers.py), and the next draft is ready when the path is accepted.
 """
-# B batch, T position, A kept slot, N slot of a pass, R supervised row, M tree node, D model width
+# B batch, T position, N slot of a pass, R supervised row, M tree node, D model width
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -24,12 +23,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
 from torch import Tensor, nn
 
-from heads import context_layers
-from heads.backbone import Backbone, CommitPlan, Taps
+from heads.backbone import Backbone, CommitPlan, Tap, Taps
 from heads.cache import TreeCache
-from heads.context_layers import State, in_slot, new_layer, refuse_quantised_layers
+from heads.context_layers import in_slot, new_layer, refuse_quantised_layers
 from heads.gradient_gate import gate
 from heads.interface import HeadsConfig, TeacherForcing, TokenHeads
+from heads.passes import HiddenTap, StackTap
 from heads.projection import Projection
 
 
@@ -107,12 +106,12 @@ class Heads(TokenHeads):
         self.unembeddings = nn.ParameterList(own)
 
     @property
-    def _tap(self) -> int:
+    def _tap(self) -> HiddenTap:
         return 1 if self.config.tap == "penultimate" else 0
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return (self._tap,)
+    def taps(self) -> tuple[Tap, ...]:
+        return tuple(StackTap(heads=self, index=k - 1, reads=self._tap) for k in range(1, self.num_heads + 1))
 
     @property
     def borrowed(self) -> Sequence[nn.Module]:
@@ -126,36 +125,38 @@ class Heads(TokenHeads):
 
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
         for k in range(1, self.num_heads + 1):
-            hidden_BTD = self._run(k, batch.taps[self._tap], batch.positions_BT, batch.mask, None)
+            hidden_BTD = self.run_stack(k - 1, batch.taps[self._tap], batch.positions_BT, batch.mask, None)
             yield hidden_BTD.flatten(0, 1)[batch.rows[k - 1]]
 
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """Head index + 1's layers; without any, what they would read."""
+        for layer in cast("nn.ModuleList", self.layers[index]):
+            if isinstance(layer, SharedLayer):
+                hidden_BND = layer.run(self.backbone, hidden_BND, positions_BN, mask, cache)
+            else:
+                hidden_BND = self.backbone.run_layer(layer, hidden_BND, positions_BN, mask, cache)
+        return hidden_BND
+
     def commit(
-        self, state: State | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
-    ) -> State:
-        stacks = [functools.partial(self._run, k) for k in range(1, self.num_heads + 1)]
-        hidden_BAD, positions_BA = plan.select(taps[self._tap]), plan.select(positions_BN)
-        return context_layers.commit(self.backbone, stacks, state, hidden_BAD, positions_BA, plan)
+        self, state: list[Tensor] | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
+    ) -> list[Tensor]:
+        """Each head's newest output."""
+        return [plan.newest(taps[tap], None if state is None else state[k]) for k, tap in enumerate(self.taps)]
 
-    def keep_rows(self, state: State, rows_R: Tensor) -> State:
-        return state.keep_rows(rows_R)
+    def keep_rows(self, state: list[Tensor], rows_R: Tensor) -> list[Tensor]:
+        return [newest_BD[rows_R] for newest_BD in state]
 
-    def keep_slots(self, state: State, num_slots: int) -> State:
-        return state.keep_slots(num_slots)
+    def keep_slots(self, state: list[Tensor], num_slots: int) -> list[Tensor]:
+        return state  # of one slot only, which the coming commit replaces
 
-    def first_level(self, state: State) -> list[Tensor]:
-        return state.newest
+    def first_level(self, state: list[Tensor]) -> list[Tensor]:
+        return state
 
     def step(self, k: int, level: list[Tensor], tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, list[Tensor]]:
         chosen = [newest[parents_M] for newest in level]
         return chosen[k - 1], chosen
-
-    def _run(self, k: int, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: TreeCache | None) -> Tensor:
-        for layer in cast("nn.ModuleList", self.layers[k - 1]):
-            if isinstance(layer, SharedLayer):
-                hidden_BTD = layer.run(self.backbone, hidden_BTD, positions_BT, mask, cache)
-            else:
-                hidden_BTD = self.backbone.run_layer(layer, hidden_BTD, positions_BT, mask, cache)
-        return hidden_BTD
 
 
 class SharedLayer(nn.Module):
@@ -168,7 +169,7 @@ class SharedLayer(nn.Module):
     def __init__(self, backbone: Backbone, rank: int, targets: list[str] | None, slot: int) -> None:
         super().__init__()
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets or lora_targets(backbone))
-        template = in_slot(copy.deepcopy(backbone.layers[-1]), slot)
+        template = in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot)
         try:
             inject_adapter_in_model(config, template)
         except ValueError as error:

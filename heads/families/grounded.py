@@ -9,7 +9,6 @@ no gradient from here when it is frozen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +99,8 @@ class Heads(RepresentationHeads):
         embedded = self.backbone.embed(tokens).to(dtype)
         return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 
-    def first_level(self, state: Any) -> Tensor:
-        return self.newest(state)
+    def first_level(self, state: Tensor) -> Tensor:
+        return state
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """As the contract has it; a level is the nodes' inputs [f ; E_1 ; … ; E_k], so each token is embedded once."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +89,8 @@ class Heads(RepresentationHeads):
         embedded = self.backbone.embed(tokens).to(dtype)
         return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 
-    def first_level(self, state: Any) -> Tensor:
-        return self.newest(state)
+    def first_level(self, state: Tensor) -> Tensor:
+        return state
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """As the contract has it, for any k: a level is the nodes' h."""

@@ -56,3 +56,11 @@ class Heads(PositionWiseHeads):
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
         return self.bodies[k - 1](tap_RD)
+
+    def first_level(self, state: Tensor) -> Tensor:
+        return state
+
+    def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
+        """As the contract has it; no token is read, so none is carried along."""
+        tap_MD = level[parents_M]
+        return self.bodies[k - 1](tap_MD), tap_MD

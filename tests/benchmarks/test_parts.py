@@ -64,3 +64,14 @@ def test_head_and_backbone_forwards_of_tree_decoding_are_told_apart_and_put_back
     assert isinstance(found[1], Parts)
     for wrapped, name in ((model, "forward"), (token_heads.backbone, "forward"), (token_heads, "projection")):
         assert name not in vars(wrapped)
+
+
+def test_layers_that_heads_run_in_a_pass_are_head_forwards() -> None:
+    model = shared_model("llama")
+    token_heads = create("grounded", model, num_heads=1, prefix_layers=1).to(model.dtype)
+    ours = tree(model, token_heads, Request(new_tokens=6), "grounded", 4, 0)
+    watch = functools.partial(watch_heads, token_heads)
+    backbone, heads, _, _ = measure_once(ours, watch, random_tokens(1, 6), Ticks())
+    passes = backbone / 2  # a forward and an unembedding each
+    assert heads == passes + 2 * (passes - 1), "a stack in each pass; a step and a projection behind all but the last"
+    assert "run_stack" not in vars(token_heads)

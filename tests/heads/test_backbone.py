@@ -490,7 +490,7 @@ def test_commit_plan_in_place(paths, in_place):
 def test_whole_plan_makes_holes_of_padding():
     plan = CommitPlan.whole(torch.tensor([[False, True, True], [True, True, True]]))
     assert plan.in_place
-    assert plan.last_B.tolist() == [2, 2]
+    assert plan.newest_B.tolist() == [2, 2]
     assert plan.valid_BA.tolist() == [[False, True, True], [True, True, True]]
 
 

@@ -96,12 +96,16 @@ def test_a_conversation_goes_on_from_kept_caches(variant):
 def test_rows_that_end_let_go_of_their_slots(variant):
     token_heads = make_heads(variant, backbone_of("llama"))
     texts = [random_tokens(7, seed=12).tolist(), random_tokens(4, seed=13).tolist(), random_tokens(9, seed=14).tolist()]
-    _, state = prefilled(token_heads, texts)
-    kept = token_heads.keep_rows(state, torch.tensor([1]))
-    assert kept.positions_BS.shape == (1, 4)
-    assert kept.cache.get_seq_length() == 4
-    alone = token_heads.first_level(prefilled(token_heads, texts[1:2])[1])
-    torch.testing.assert_close(token_heads.first_level(kept), alone, rtol=0, atol=DEFAULT_TOLERANCE)
+    state, heads_state = prefilled(token_heads, texts)
+    rows_R = torch.tensor([1])
+    state, heads_state = state.keep_rows(rows_R), token_heads.keep_rows(heads_state, rows_R)
+    assert len(state.cache.layers) == token_heads.backbone.num_layers + 1
+    assert all(layer.keys.shape[0] == 1 and layer.get_seq_length() == 4 for layer in state.cache.layers)
+    alone, alone_heads = prefilled(token_heads, texts[1:2])
+    torch.testing.assert_close(heads_state, alone_heads, rtol=0, atol=DEFAULT_TOLERANCE)
+    for mine, theirs in zip(state.cache.layers, alone.cache.layers, strict=True):
+        for found, wanted in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+            torch.testing.assert_close(found[:, :, :4], wanted[:, :, :4], rtol=0, atol=DEFAULT_TOLERANCE)
 
 
 @every_variant

@@ -243,7 +243,7 @@ def test_a_backbone_of_one_layer_has_no_stem() -> None:
     backbone = Backbone(tiny_model("llama", num_hidden_layers=1))
     with pytest.raises(ValueError, match="has 1 layer; dynamo heads branch off behind the penultimate"):
         heads.create("dynamo", backbone)
-    assert heads.create("dynamo", backbone, tap="last").taps == (0,)
+    assert heads.create("dynamo", backbone, tap="last").hidden_taps == (0,)
 
 
 def test_lora_targets_that_do_not_exist_are_a_sentence() -> None:

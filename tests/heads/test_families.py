@@ -54,7 +54,7 @@ def teacher_forced(token_heads: TokenHeads, tokens_BT: Tensor, documents_BT: Ten
     ]
     with torch.no_grad():
         _, taps = backbone.forward(
-            tokens_BT, taps=token_heads.taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+            tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
         forcing = TeacherForcing(
             tokens_BT=tokens_BT,

@@ -161,6 +161,6 @@ def test_fields_that_cannot_be_built_are_refused(family, config, said):
 
 @pytest.mark.parametrize("family", ["grounded", "gru"])
 def test_an_offset_ends_at_the_embeddings(family):
-    assert heads.create(family, backbone_of("llama"), hidden_offset=3).taps == (3,)
+    assert heads.create(family, backbone_of("llama"), hidden_offset=3).hidden_taps == (3,)
     with pytest.raises(ValueError, match=r"hidden_offset=4 was given; .* has 3 layers: allowed are 0 to 3"):
         heads.create(family, backbone_of("llama"), hidden_offset=4)

@@ -193,7 +193,7 @@ def changed(dtype=torch.float32, adapter=False, where=None):
 def outputs(model, token_heads):
     """Logits of the backbone and of each head over eight tokens."""
     tokens = random_tokens(1, 8, seed=5)
-    _, taps = token_heads.backbone.forward(tokens, taps=token_heads.taps, use_cache=False)
+    _, taps = token_heads.backbone.forward(tokens, taps=token_heads.hidden_taps, use_cache=False)
     whole = torch.arange(8)
     batch = TeacherForcing(tokens_BT=tokens, taps=taps, positions_BT=whole[None], mask=None, rows=[whole, whole])
     states = list(token_heads.teacher_forced(batch))

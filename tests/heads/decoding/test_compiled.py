@@ -5,11 +5,12 @@ Most tests capture the graphs and run them as they are: what Inductor makes of t
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
-from throwaway_families import fitted_heads
+from throwaway_families import fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, tiny_model
 
 import heads
@@ -76,7 +77,14 @@ def test_one_graph_for_each_shape_and_no_recompilation_behind_it(captured):
     assert all(seconds > 0 for seconds in fast.compile_seconds.values())
 
 
-@pytest.mark.parametrize(("family", "name", "rows"), [("grounded", "llama", 1), ("kv", "mistral_windowed", 2)])
+@pytest.mark.parametrize(
+    ("family", "name", "rows"),
+    [
+        ("grounded", "llama", 1),
+        ("kv", "mistral_windowed", 2),
+        ("grounded, prefix", "llama", 2),
+    ],
+)
 def test_text_is_generates(family, name, rows, captured, monkeypatch):
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 32)
     token_heads = fitted_heads(family, name)
@@ -109,6 +117,21 @@ def test_prompts_compile_nothing(captured):
     asked = {"attention_mask": mask, "max_new_tokens": 8, **ROOM}
     once = heads.TreeDecoding(token_heads, 6, lookup=0, compile=True)
     assert torch.equal(model.generate(tokens, custom_generate=once, **asked), model.generate(tokens, **asked))
+
+
+@pytest.mark.parametrize("variant", ["grounded, prefix", "gru, prefix", "dynamo", "dynamo, lora"])
+def test_layers_of_heads_run_in_the_graph(variant, captured):
+    """What a pass makes of the taps; heads without layers share no buffers with them; graphs go when the heads go."""
+    plain = Backbone(tiny_model("llama", attn="sdpa"))
+    fast = CompiledBackbone(plain)
+    token_heads = make_heads(variant, plain, num_heads=2)
+    prompt = random_tokens(2, 6)
+    for taps in (token_heads.taps, ("final",)):
+        check_close(walk(fast, prompt, taps, 3), walk(plain, prompt, taps, 3))
+    assert len(fast.compile_seconds) == 2
+    del token_heads, taps
+    gc.collect()
+    assert [names for graphs in fast._graphs.values() for names, *_ in graphs] == [("final",)]
 
 
 @torch.no_grad()
