@@ -1,17 +1,18 @@
 """Passes as compiled graphs of fixed shapes: `heads.TreeDecoding(token_heads, compile=True)`.
 
 A plain pass grows by a few slots each time, so no two passes have one shape. Here the cache's buffers have the size of
-a bucket (256 slots, then twice as many, …), every pass attends to the whole bucket under a mask, its keys and values
-are written at a position that is a tensor, and its nodes are filled up to a multiple of 4. One graph then serves every
-pass of one bucket and one number of nodes: the decoder, its taps and its masks, and what layers of the heads' own make
-of the taps, by `torch.compile`, on CUDA with CUDA graphs. Graphs are made for the batch that a text begins with: where
-rows end, dead rows that repeat the last one take their places, until all have ended or a smaller graph that was made
-for another batch holds those that are left.
+a bucket (256 slots, then twice as many, …), keys and values are written at a position that is a tensor, and nodes are
+filled up to a multiple of 4. On CUDA every pass attends to the whole bucket under a mask, so that one CUDA graph serves
+every pass of one bucket and one number of nodes. Elsewhere a pass attends to the slots that there are, a dimension that
+the graph leaves open: one graph for each number of nodes, however long the text gets. A graph holds the decoder, its
+taps and its masks, and what layers of the heads' own make of the taps. It is made for the batch that a text begins
+with: where rows end, dead rows that repeat the last one take their places, until all have ended or a smaller graph that
+was made for another batch holds those that are left.
 
 The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
 operations in another order (tests/heads/decoding/test_compiled.py compares them).
 """
-# B batch, X row of a graph with dead ones, N tree node, P node with those that fill up, C slot of a bucket,
+# B batch, X row of a graph with dead ones, N tree node, P node with those that fill up, C slot that a graph attends to,
 # S committed slot, D model width
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from heads.passes import HiddenTap, HiddenTaps, StackTap, hidden_taps
 
 FIRST_BUCKET = 256
 NODE_STEP = 4
+OPEN = 0
+"""In place of a graph's slots, where it takes any number of them."""
 
 
 class CompiledBackbone(Backbone):
@@ -42,19 +45,21 @@ class CompiledBackbone(Backbone):
 
     Args:
         backbone: what is compiled; its model and its caches are shared.
+        whole_buckets: passes attend to whole buckets, as CUDA graphs have to; None: on CUDA.
 
     Attributes:
         compile_seconds: seconds of the first call of each graph so far, compiling included, by (what it records, rows,
-            nodes, slots).
+            nodes, slots or `OPEN`).
 
     Raises:
         ValueError: nothing here can compile it; the sentence says what is missing.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, *, whole_buckets: bool | None = None) -> None:
         if obstacle := what_stops_compiling(backbone):
             raise ValueError(f"compile=True was given, but {obstacle}; change that, or give compile=False.")
         vars(self).update(vars(backbone))
+        self.whole_buckets = self.device.type == "cuda" if whole_buckets is None else whole_buckets
         self.compile_seconds: dict[Key, float] = {}
         self._graphs: weakref.WeakKeyDictionary[Any, dict[Key, Graph]] = weakref.WeakKeyDictionary()
         self._free: dict[Size, list[Buffers]] = {}
@@ -68,19 +73,20 @@ class CompiledBackbone(Backbone):
         padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()
         capacity = bucket_for(committed + padded)
-        rows = self.rows_for(state.cache, batch, taps, (padded, capacity))
-        buffers = self.fit(state.cache, batch, rows, capacity)
+        slots, of_graph = (capacity, capacity) if self.whole_buckets else (committed + padded, OPEN)
+        rows = self.rows_for(state.cache, batch, taps, (padded, of_graph))
+        buffers = first_slots(self.fit(state.cache, batch, rows, capacity), slots)
         inputs = (
             fill_up(tokens_BN, padded),
             fill_up(depth_N.expand(batch, nodes), padded),
             fill_up_square(sees_NN.expand(batch, nodes, nodes), padded),
             state.next_position_B,
-            fill_up(state.valid_BS, capacity),
-            fill_up(state.positions_BS, capacity),
+            fill_up(state.valid_BS, slots),
+            fill_up(state.positions_BS, slots),
         )
         start_1 = torch.full((1,), committed, device=tokens_BN.device)
         final_XPD, positions_XP, recorded = self.run(
-            taps, buffers, (rows, padded, capacity), (*(repeat_last(x, rows) for x in inputs), start_1)
+            taps, buffers, (rows, padded, of_graph), (*(repeat_last(x, rows) for x in inputs), start_1)
         )
         for layer in state.cache.layers:
             layer.pending = padded
@@ -96,6 +102,8 @@ class CompiledBackbone(Backbone):
     ) -> Any:
         """The graph of this shape on these inputs; its first call compiles it, and the seconds are kept."""
         graphs, key = self.graphs_of(taps), (names_of(taps), *shape)
+        if key[-1] == OPEN:
+            leave_slots_open(buffers, inputs)
         if key in graphs:
             return graphs[key](tuple(taps), buffers, inputs)
         start = time.perf_counter()
@@ -121,7 +129,7 @@ class CompiledBackbone(Backbone):
         return min(known, default=began_with)
 
     def fit(self, cache: TreeCache, batch: int, rows: int, capacity: int) -> Buffers:
-        """Buffers of a graph's size, of whose first rows the cache's are views from then on.
+        """Buffers of a bucket's size, of whose first rows the cache's are views from then on.
 
         What is committed is copied once a bucket and once whenever rows leave. Graphs of CUDA remember addresses, so
         buffers are used again: by their own cache while their size fits it, and by others once it is gone.
@@ -146,7 +154,7 @@ class CompiledBackbone(Backbone):
 
 
 Key = tuple[tuple[Any, ...], int, int, int]
-"""Of a graph: what it records, rows, nodes, slots."""
+"""Of a graph: what it records, rows, nodes, slots or `OPEN`."""
 
 Buffers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, each (rows, key-value heads, slots, head width)."""
@@ -316,6 +324,17 @@ class FixedCache(Cache):
         super().__init__(layers=[FixedLayer() for _ in range(num_layers)])
         for layer in self.layers:
             layer.is_initialized = True
+
+
+def first_slots(buffers: Buffers, slots: int) -> Buffers:
+    return [(keys[:, :, :slots], values[:, :, :slots]) for keys, values in buffers]
+
+
+def leave_slots_open(buffers: Buffers, inputs: tuple[Tensor, ...]) -> None:
+    """Mark the dimension of slots, of buffers and of what `verify` says of them, as one of any size."""
+    *_, valid_XS, positions_XS, _ = inputs
+    for x, dim in ((valid_XS, 1), (positions_XS, 1), *((x, 2) for pair in buffers for x in pair)):
+        torch._dynamo.mark_dynamic(x, dim)
 
 
 def bucket_for(slots: int) -> int:

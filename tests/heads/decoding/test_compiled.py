@@ -16,10 +16,11 @@ from tiny import PAD, left_padded, random_tokens, tiny_model
 import heads
 from heads.backbone import Backbone, CommitPlan
 from heads.decoding import compiled
-from heads.decoding.compiled import CompiledBackbone, has_cpp_compiler
+from heads.decoding.compiled import OPEN, CompiledBackbone, has_cpp_compiler
 from heads.decoding.tree import Shape
 
 SHAPE = Shape((-1, 0, 1, 0, 3, 3))
+whole_and_open = pytest.mark.parametrize("whole", [True, False], ids=["whole buckets", "open"])
 ROOM: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
 
 
@@ -55,21 +56,24 @@ def check_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
         assert float((fast - plain).abs().max()) <= tolerance * max(1.0, float(plain.abs().max()))
 
 
+@whole_and_open
 @pytest.mark.parametrize(("name", "rows"), [("llama", 2), ("mistral_windowed", 1), ("gemma3", 2)])
-def test_logits_and_taps_over_a_buckets_border(name, rows, captured, monkeypatch):
+def test_logits_and_taps_over_a_buckets_border(name, rows, whole, captured, monkeypatch):
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
     model = tiny_model(name, attn="sdpa")
     plain = Backbone(model)
-    fast = CompiledBackbone(plain)
+    fast = CompiledBackbone(plain, whole_buckets=whole)
     taps = ("final", 0, 1, plain.num_layers)
     prompt = random_tokens(rows, 6)
     check_close(walk(fast, prompt, taps, 6), walk(plain, prompt, taps, 6))
-    assert {key[3] for key in fast.compile_seconds} == {16, 32}, "six passes stand in two buckets"
+    slots = [key[3] for key in fast.compile_seconds]
+    assert slots == ([16, 32] if whole else [OPEN]), "six passes stand in two buckets"
     assert all(not hooks for layer in plain.layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks))
 
 
-def test_one_graph_for_each_shape_and_no_recompilation_behind_it(captured):
-    fast = CompiledBackbone(Backbone(tiny_model("llama", attn="sdpa")))
+@whole_and_open
+def test_one_graph_for_each_shape_and_no_recompilation_behind_it(whole, captured):
+    fast = CompiledBackbone(Backbone(tiny_model("llama", attn="sdpa")), whole_buckets=whole)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for length in (3, 9, 40):
             walk(fast, random_tokens(1, length), ("final", 1), 4)
@@ -135,12 +139,12 @@ def test_layers_of_heads_run_in_the_graph(variant, captured):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_dead_rows_change_nothing_in_those_that_are_left(name, captured, monkeypatch):
+@pytest.mark.parametrize(("name", "whole"), [("llama", True), ("llama", False), ("gemma3", True)])
+def test_dead_rows_change_nothing_in_those_that_are_left(name, whole, captured, monkeypatch):
     """Rows leave one by one, over a bucket's border: one graph a bucket, and the plain backbone's states."""
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
     plain = Backbone(tiny_model(name, attn="sdpa"))
-    fast = CompiledBackbone(plain)
+    fast = CompiledBackbone(plain, whole_buckets=whole)
     prompt, taps = random_tokens(4, 6), ("final", 1)
     states = [backbone.prefill(prompt, torch.ones_like(prompt).bool(), taps)[0] for backbone in (fast, plain)]
     for stays in ([0, 1, 2, 3], [0, 2, 3], [1, 2], [1], [0]):
@@ -154,7 +158,7 @@ def test_dead_rows_change_nothing_in_those_that_are_left(name, captured, monkeyp
             found.append([backbone.logits(output.final_BND), *(output.taps[tap] for tap in taps)])
             states[i] = backbone.commit(states[i], output, CommitPlan.from_paths(paths, "cpu"))
         check_close(*found)
-    assert sorted(key[1:] for key in fast.compile_seconds) == [(4, 8, 16), (4, 8, 32)]
+    assert sorted(key[1:] for key in fast.compile_seconds) == ([(4, 8, 16), (4, 8, 32)] if whole else [(4, 8, OPEN)])
 
 
 def test_a_batch_whose_rows_end_one_by_one_keeps_its_graphs(captured):
@@ -176,9 +180,10 @@ def test_a_batch_whose_rows_end_one_by_one_keeps_its_graphs(captured):
 
 
 @pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler is here for torch.compile")
-def test_inductor_gives_the_same_logits():
+@whole_and_open
+def test_inductor_gives_the_same_logits(whole):
     model = tiny_model("mistral_windowed", attn="sdpa", dtype=torch.float32)
-    plain, fast = Backbone(model), CompiledBackbone(Backbone(model))
+    plain, fast = Backbone(model), CompiledBackbone(Backbone(model), whole_buckets=whole)
     prompt = random_tokens(1, 6)
     check_close(walk(fast, prompt, ("final", 1), 3), walk(plain, prompt, ("final", 1), 3))
 
