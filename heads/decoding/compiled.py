@@ -49,7 +49,7 @@ class CompiledBackbone(Backbone):
 
     Attributes:
         compile_seconds: seconds of the first call of each graph so far, compiling included, by (what it records, rows,
-            nodes, slots or `OPEN`).
+            nodes, slots or `OPEN`, its number): graphs of different heads may agree in all but the number.
 
     Raises:
         ValueError: nothing here can compile it; the sentence says what is missing.
@@ -60,7 +60,7 @@ class CompiledBackbone(Backbone):
             raise ValueError(f"compile=True was given, but {obstacle}; change that, or give compile=False.")
         vars(self).update(vars(backbone))
         self.whole_buckets = self.device.type == "cuda" if whole_buckets is None else whole_buckets
-        self.compile_seconds: dict[Key, float] = {}
+        self.compile_seconds: dict[tuple[Any, ...], float] = {}
         self._graphs: weakref.WeakKeyDictionary[Any, dict[Key, Graph]] = weakref.WeakKeyDictionary()
         self._free: dict[Size, list[Buffers]] = {}
         self._loans: weakref.WeakKeyDictionary[TreeCache, Loan] = weakref.WeakKeyDictionary()
@@ -109,7 +109,7 @@ class CompiledBackbone(Backbone):
         start = time.perf_counter()
         graphs[key] = Graph(self, hidden_taps(taps), num_layers=len(buffers))
         output = graphs[key](tuple(taps), buffers, inputs)
-        self.compile_seconds[key] = time.perf_counter() - start
+        self.compile_seconds[*key, len(self.compile_seconds)] = time.perf_counter() - start
         return output
 
     def graphs_of(self, taps: Sequence[Tap]) -> dict[Key, Graph]:

@@ -138,6 +138,16 @@ def test_layers_of_heads_run_in_the_graph(variant, captured):
     assert [names for graphs in fast._graphs.values() for names, *_ in graphs] == [("final",)]
 
 
+def test_graphs_of_different_heads_are_counted_apart(captured):
+    """Both record the first stack over the final states, in passes of one shape."""
+    plain = Backbone(tiny_model("llama", attn="sdpa"))
+    fast = CompiledBackbone(plain)
+    for token_heads in (make_heads("grounded, prefix", plain, seed=seed) for seed in (1, 2)):
+        walk(fast, random_tokens(1, 6), token_heads.taps, 1)
+    one, other = fast.compile_seconds
+    assert one[:4] == other[:4]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "whole"), [("llama", True), ("llama", False), ("gemma3", True)])
 def test_dead_rows_change_nothing_in_those_that_are_left(name, whole, captured, monkeypatch):
