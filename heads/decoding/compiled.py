@@ -72,8 +72,10 @@ class CompiledBackbone(Backbone):
         batch, nodes = tokens_BN.shape
         padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()
-        capacity = bucket_for(committed + padded)
-        slots, of_graph = (capacity, capacity) if self.whole_buckets else (committed + padded, OPEN)
+        slots = committed + padded
+        # Open slots never fill a bucket: whole buffers are contiguous, for which Inductor makes a graph of its own.
+        capacity = bucket_for(slots if self.whole_buckets else slots + 1)
+        slots, of_graph = (capacity, capacity) if self.whole_buckets else (slots, OPEN)
         rows = self.rows_for(state.cache, batch, taps, (padded, of_graph))
         buffers = first_slots(self.fit(state.cache, batch, rows, capacity), slots)
         inputs = (

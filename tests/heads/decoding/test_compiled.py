@@ -191,11 +191,14 @@ def test_a_batch_whose_rows_end_one_by_one_keeps_its_graphs(captured):
 
 @pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler is here for torch.compile")
 @whole_and_open
-def test_inductor_gives_the_same_logits(whole):
+def test_inductor_gives_the_same_logits(whole, monkeypatch):
+    """From one graph, though the first of the passes over open slots would just fill a bucket of 16."""
+    monkeypatch.setattr(compiled, "FIRST_BUCKET", 64 if whole else 16)
     model = tiny_model("mistral_windowed", attn="sdpa", dtype=torch.float32)
     plain, fast = Backbone(model), CompiledBackbone(Backbone(model), whole_buckets=whole)
-    prompt = random_tokens(1, 6)
-    check_close(walk(fast, prompt, ("final", 1), 3), walk(plain, prompt, ("final", 1), 3))
+    prompt = random_tokens(1, 8)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        check_close(walk(fast, prompt, ("final", 1), 3), walk(plain, prompt, ("final", 1), 3))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
