@@ -209,7 +209,7 @@ def compile_first(
     seconds = list(compiled(wrapped).compile_seconds.values())[before:]
     console.print(
         f"\n{name}: warm-up with compiling, not in the tables: {time.perf_counter() - start:.0f} s, of which our "
-        f"{len(seconds)} new graphs took {sum(seconds):.0f} s",
+        f"{len(seconds)} new graphs of passes took {sum(seconds):.0f} s",
         highlight=False,
     )
 
