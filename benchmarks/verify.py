@@ -98,6 +98,13 @@ CHECKS = {
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo backbone, "
         "and the target; rows that an earlier call finished are kept",
     ),
+    "grounded ablation, seeds": Check(
+        command=(
+            *("python", "-m", "benchmarks.grounded_ablation", "--rows", "medusa", "grounded", "gru", "--steps", "100"),
+            *("--prompts", "16", "--rounds", "0", "--seeds", "3"),
+        ),
+        shows="gru beside grounded and medusa over three trainings: means and deviations; finished rows are kept",
+    ),
     "dynamo decoding": Check(
         command=("python", "-m", "benchmarks.dynamo_decoding"),
         shows="the parts of dynamic decoding by likelihood at equal tokens per pass (table 8)",

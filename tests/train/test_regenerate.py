@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from tiny import tiny_model
 from tiny_run import prepare, train, write_config
 
 from heads import checkpoint
@@ -13,9 +14,10 @@ from heads.chat import choose_template, encode_chat
 from heads.families import create
 from heads.loading import BackboneConfig, load_backbone, load_tokenizer
 from train.regenerate.command import regenerate
+from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile
 from train.regenerate.rewriting import end_of_turn
-from train.regenerate.writing import DrawByRow, draw, draw_uniforms
+from train.regenerate.writing import DrawByRow, Writer, draw, draw_uniforms
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -244,6 +246,15 @@ def test_a_backbone_that_overflows_is_told_of():
     processor = DrawByRow(torch.zeros(2, 1), prompt_length=4, temperature=0.7, top_p=0.9)
     with pytest.raises(ValueError, match=r"NaN; look for damaged weights, and for overflow: give --backbone\.dtype"):
         processor(torch.zeros(2, 4, dtype=torch.long), scores)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_damaged_weights_are_told_of_at_any_temperature(temperature):
+    model = tiny_model("llama", dtype=torch.float32)
+    torch.nn.init.constant_(model.get_output_embeddings().weight, torch.nan)
+    writer = Writer(model, RegenerateConfig(temperature=temperature, max_new_tokens=3), [1])
+    with pytest.raises(ValueError, match="The backbone's probabilities are NaN"):
+        writer.write([[3, 4, 5], [6, 7]], [(0,), (1,)])
 
 
 def test_an_answer_ends_where_the_template_ends_it(backbone):

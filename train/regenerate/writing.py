@@ -40,6 +40,7 @@ class Writer:
         self.ends = sorted(set(ends))
         self.decoding = decoding
         self.longest = max_positions(model)
+        self.looked_at = False
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Prompt and what may follow it fit the backbone's positions."""
@@ -60,6 +61,9 @@ class Writer:
     def write_batch(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key]) -> list[list[int]]:
         tokens_BT, mask_BT = pad_left(prompts, self.ends[0])
         length, device = tokens_BT.shape[1], self.model.device
+        if self.config.temperature == 0 and not self.looked_at:  # draws look at every token; greedy texts at none
+            refuse_nan(self.model(tokens_BT[-1:].to(device), attention_mask=mask_BT[-1:].to(device)).logits[:, -1])
+            self.looked_at = True
         output_BL = self.model.generate(
             tokens_BT.to(device),
             attention_mask=mask_BT.to(device),
@@ -116,6 +120,15 @@ class DrawByRow(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
 
 
+def refuse_nan(x_BV: Tensor) -> None:
+    """Raise ValueError for a backbone whose logits, or what is made of them, are NaN."""
+    if bool(x_BV.isnan().any()):
+        raise ValueError(
+            "The backbone's probabilities are NaN; look for damaged weights, and for overflow: give "
+            "--backbone.dtype bfloat16 or float32 for a model that was in float16."
+        )
+
+
 def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     """(B,): the token in whose share of [0, 1) each number lies, likeliest tokens first.
 
@@ -128,11 +141,7 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     Raises:
         ValueError: NaN among the probabilities.
     """
-    if bool(probs_BV[:, 0].isnan().any()):  # a softmax with one has no other
-        raise ValueError(
-            "The backbone's probabilities are NaN; look for damaged weights, and for overflow: give "
-            "--backbone.dtype bfloat16 or float32 for a model that was in float16."
-        )
+    refuse_nan(probs_BV[:, :1])  # a softmax with one NaN has nothing else
     ranked_BV, order_BV = probs_BV.sort(dim=1, descending=True, stable=True)
     before_BV = ranked_BV.cumsum(dim=1) - ranked_BV
     kept_BV = ranked_BV.masked_fill((before_BV >= top_p) & (before_BV > 0), 0.0)
