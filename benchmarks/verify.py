@@ -37,7 +37,7 @@ class Check:
 
 CHECKS = {
     "decoding": Check(
-        command=("python", "-m", "benchmarks.decoding", "--prompts", "8", "--picture", "docs/decoding_speed.png"),
+        command=("python", "-m", "benchmarks.decoding", "--prompts", "6", "--picture", "docs/decoding_speed.png"),
         shows="shipped heads beside plain generate and prompt lookup, eager and compiled, with and without repetition "
         "penalty, where each millisecond goes, and the targets",
     ),

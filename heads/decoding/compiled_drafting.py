@@ -47,7 +47,7 @@ class CompiledDrafting:
         run = self.graph(index.tree.paths, rows)
         try:
             tokens_XN = run(token_heads, projections, level, repeat_last(root_B, rows), index.levels, index.order_N)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except torch._dynamo.exc.Unsupported as error:
             raise ValueError(
                 f"compile=True was given, but torch makes no graph of drafting with {self.family} heads "
                 f"({str(error).splitlines()[0]}); give compile=False."
