@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,6 +59,18 @@ class PassTimes:
     rest_static: float
     rest_dynamic: float
     grounded: bool
+
+    def scaled(self, factor: float) -> PassTimes:
+        """The same on a machine that is so much slower."""
+        return replace(
+            self,
+            plain=factor * self.plain,
+            verify={nodes: factor * seconds for nodes, seconds in self.verify.items()},
+            step={at: factor * seconds for at, seconds in self.step.items()},
+            grow={at: factor * seconds for at, seconds in self.grow.items()},
+            rest_static=factor * self.rest_static,
+            rest_dynamic=factor * self.rest_dynamic,
+        )
 
     def draft(self, tree: Tree) -> float:
         """Of a static tree: one step of a head for each level."""

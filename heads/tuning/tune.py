@@ -48,6 +48,8 @@ class Tuning:
         finalists: the fastest of either kind, their passes timed whole; none of a kind whose drafts are never accepted.
         plain: tokens a second of plain `generate`, timed in the same rounds as the finalists.
         beside: the static tree that is predicted to be the fastest beside a looked-up chain, one row at a time.
+        calibration: seconds of whole passes over what their parts, timed earlier, add up to: parts find warmer
+            caches, and machines change their speed.
         checked: measured speeds by name, on prompts of the fit; of trees the one that is predicted to be the fastest.
     """
 
@@ -60,6 +62,7 @@ class Tuning:
     plain: float
     checked: dict[str, Speed]
     beside: Beside | None = None
+    calibration: float = 1.0
 
     @property
     def counts(self) -> RankCounts:
@@ -137,11 +140,13 @@ def tune(
     bench = Bench(token_heads, context_of(texts, config.batch), clock, config.settings)
     advance = progress("timing the best", config.repeats + 1)
     finalists, plain = time_finalists(bench, leaders(static), leaders(dynamic), config.repeats, advance)
+    calibration = whole_over_modelled(static, finalists)
     kind = predict(finalists, plain)
     winner = None if kind == "plain" else finalists[kind].tree
     beside = None
     if config.batch == 1:  # in a batch chains wait for each other, which is not played
-        beside = best_beside_lookup(static, replays, times, DEFAULT_LOOKUP)
+        slower = [dataclasses.replace(one, seconds_per_pass=calibration * one.seconds_per_pass) for one in static]
+        beside = best_beside_lookup(slower, replays, times.scaled(calibration), DEFAULT_LOOKUP)
     return Tuning(
         config=config,
         replays=replays,
@@ -151,8 +156,17 @@ def tune(
         finalists=finalists,
         plain=plain,
         beside=beside,
+        calibration=calibration,
         checked=check(token_heads, prompts, winner, beside, config, clock, progress),
     )
+
+
+def whole_over_modelled(static: Sequence[Choice], finalists: dict[Kind, Choice]) -> float:
+    """What the fastest static tree took, timed whole, over what its parts say; 1 where there is none."""
+    if (whole := finalists.get("static")) is None:
+        return 1.0
+    modelled = next(one.seconds_per_pass for one in static if one.tree is whole.tree)
+    return whole.seconds_per_pass / modelled
 
 
 def context_of(texts: Sequence[Texts], batch: int) -> Tensor:

@@ -40,7 +40,7 @@ from heads.tuning.replay import NEVER, RANKS, Replay, replay, write_texts
 from heads.tuning.report import draw_tuning, show, verdict
 from heads.tuning.speeds import Speed
 from heads.tuning.timing import Bench, PassTimes, interleaved_medians, measure_times
-from heads.tuning.tune import Tuning, context_of, time_finalists, tune
+from heads.tuning.tune import Tuning, context_of, time_finalists, tune, whole_over_modelled
 
 MISS = RANKS
 Ticks = Callable[[], float]
@@ -280,6 +280,18 @@ def test_whole_passes_overrule_the_model_of_times(monkeypatch):
     finalists, plain = time_finalists(bench, search.leaders(lucky), [], 2, lambda: advanced.append(1))
     assert {kind: (one.nodes, one.seconds_per_pass) for kind, one in finalists.items()} == {"static": (3, 0.5)}
     assert (plain, len(advanced)) == (1.0, 3)
+    assert whole_over_modelled(lucky, finalists) == pytest.approx(0.5 / 0.3)
+    assert whole_over_modelled(lucky, {}) == 1.0
+
+
+def test_times_of_a_slower_machine():
+    token_heads = fitted_heads("grounded", "llama")
+    times = measure_times(token_heads, random_tokens(1, 9), settings={}, repeats=1, clock=counting_clock())
+    tree, dynamic = Tree([[0], [0, 0], [1]]), DynamicTree(nodes=8, depth=2, width=2)
+    assert times.scaled(2.0).static(tree) == 2 * times.static(tree)
+    assert times.scaled(2.0).dynamic(dynamic) == 2 * times.dynamic(dynamic)
+    assert times.scaled(2.0).plain == 2 * times.plain
+    assert times.scaled(2.0).grounded == times.grounded
 
 
 def test_medians_are_interleaved():
