@@ -46,7 +46,7 @@ CHECKS = {
         shows="a pass of 1 to 64 nodes behind 512 to 8k tokens in plain steps, and what tokens per pass are worth",
     ),
     "trees": Check(
-        command=("python", "-m", "benchmarks.trees"),
+        command=("python", "-m", "benchmarks.trees", "--prompts", "20"),
         shows="trees fitted to heads and machine: tokens per second as `headway tune-tree` predicts them beside "
         "measured ones on other prompts, within 10 %, and what is said of a batch of 16",
     ),
