@@ -82,7 +82,7 @@ def test_copied_heads_run_their_own_weights():
             p.zero_()
     hidden, positions = torch.randn(1, 4, 32), torch.arange(4)[None]
     with torch.no_grad():
-        original, copied = (h._run(1, hidden, positions, None, None) for h in (model.token_heads, changed))
+        original, copied = (h.run_stack(0, hidden, positions, None, None) for h in (model.token_heads, changed))
     torch.testing.assert_close(copied, hidden)  # a layer of zeros adds nothing
     assert not torch.allclose(original, hidden)
 
