@@ -1,16 +1,17 @@
 """What plain generation would choose behind every node of a pass, all at once: a pass then waits for the device once.
 
 Walking node by node asks the device for one token before it knows the next node, a synchronisation for each emitted
-token. Here each node's logits pass the processors as a row of their own, with the node's own prefix, one token is
-chosen at each node, and all come over together. It takes processors whose rows do not depend on each other, nor on the
-prefix's order or length: prefixes of different lengths are filled up with a token that they hold already.
+token, and calls each processor for each. Here the logits of all nodes of all rows pass the processors as rows of one
+call, each with its node's own prefix, one token is chosen at each node, and all come over together. It takes processors
+whose rows do not depend on each other, nor on the prefix's order or length: prefixes of different lengths are filled up
+with a token that they hold already.
 
 Draws are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x); the
 nodes of one depth share one E, of which a walk meets one node only, and E is drawn depth by depth as the walk would
 draw it. For a single row, what was drawn for depths that were not reached is given back to the generator: the same seed
 gives the same text.
 """
-# B row, N tree node, D depth, L length so far, V vocabulary
+# B row, N tree node, R = B·N, D depth, L length so far, V vocabulary
 
 from __future__ import annotations
 
@@ -51,9 +52,22 @@ ROW_BY_ROW = (
 """These very classes: a subclass may do anything."""
 
 
-def pays(device: torch.device) -> bool:
-    """On a CPU nothing is waited for, and nodes that are not reached would be judged for nothing."""
-    return device.type != "cpu"
+FEW = 2**16
+"""Numbers of a row's nodes that a CPU judges in less time than the calls of a walk take: measured with vocabularies of
+2k to 128k tokens, where a penalty's call takes 0.1 ms for a row of few numbers and 1 ms for each 2^18 of many."""
+
+TOGETHER = 2**25
+"""Numbers that are judged in one call at most: processors make several copies of them."""
+
+
+def pays(rows: Sequence[Row], logits_BNV: Tensor) -> bool:
+    """On accelerators always: they are waited for once. A CPU judges nodes that are not reached for nothing: there it
+    pays where that is little, and where nothing is drawn (a draw is an exponential for each token)."""
+    if logits_BNV.device.type != "cpu":
+        return True
+    _, nodes, vocabulary = logits_BNV.shape
+    longest = max(len(row.tokens) for row in rows)
+    return rows[0].request.greedy and nodes * (vocabulary + longest) <= FEW
 
 
 def can_choose(request: Request, rows: Sequence[Row]) -> bool:
@@ -112,37 +126,68 @@ def choose_at_nodes(
         depths: how many a walk may pass, the root's included.
         randomness: asked where the request samples.
     """
+    batch, nodes, vocabulary = logits_BNV.shape
+    group = max(1, TOGETHER // (nodes * vocabulary))
+    return torch.cat(
+        [
+            choose_of_rows(rows[i:j], tokens_BN[i:j], depth_BN[i:j], sees_BNN[i:j], logits_BNV[i:j], depths, randomness)
+            for i, j in ((start, start + group) for start in range(0, batch, group))
+        ]
+    )
+
+
+def choose_of_rows(
+    rows: Sequence[Row],
+    tokens_BN: Tensor,
+    depth_BN: Tensor,
+    sees_BNN: Tensor,
+    logits_BNV: Tensor,
+    depths: int,
+    randomness: Randomness,
+) -> Tensor:
+    scores_BNV = score_nodes(rows, tokens_BN, sees_BNN, logits_BNV)
+    if rows[0].request.greedy:
+        return scores_BNV.argmax(dim=-1)
     chosen = []
-    for b, row in enumerate(rows):
-        scores_NV = score_nodes(row, tokens_BN[b], sees_BNN[b], logits_BNV[b])
-        if row.request.greedy:
-            chosen.append(scores_NV.argmax(dim=-1))
-            continue
+    for depth_N, scores_NV in zip(depth_BN.to(scores_BNV.device), scores_BNV, strict=True):
         p_NV = torch.softmax(scores_NV, dim=-1)
         waits_DV = randomness.draw(p_NV[0], depths)
-        chosen.append((p_NV / waits_DV[depth_BN[b].to(row.device)]).argmax(dim=-1))
+        chosen.append((p_NV / waits_DV[depth_N]).argmax(dim=-1))
     return torch.stack(chosen)
 
 
-def score_nodes(row: Row, tokens_N: Tensor, sees_NN: Tensor, logits_NV: Tensor) -> Tensor:
-    """(N, V): float32 logits after the row's processors, each node's with its own prefix.
+def score_nodes(rows: Sequence[Row], tokens_BN: Tensor, sees_BNN: Tensor, logits_BNV: Tensor) -> Tensor:
+    """(B, N, V): float32 logits after the rows' processors, each node's with its own prefix.
 
-    They lie where plain generation has them, on the row's device, which may be another than a spread backbone's last.
+    They lie where plain generation has them, on the rows' device, which may be another than a spread backbone's last.
     """
-    scores_NV = logits_NV.to(row.device, torch.float32)
-    if not row.processors:
-        return scores_NV
-    ahead_NN = torch.where(sees_NN, tokens_N[None, :], tokens_N[:, None])  # ancestors, and the node's own elsewhere
-    text_NL = torch.cat([row.prefix().expand(len(tokens_N), -1), ahead_NN.to(row.device)], dim=1)
-    for processor in row.processors:
-        scores_NV = for_nodes(processor, len(tokens_N))(text_NL, scores_NV)
-    return scores_NV
+    scores_BNV = logits_BNV.to(rows[0].device, torch.float32)
+    if not rows[0].processors:
+        return scores_BNV
+    batch, nodes, _ = logits_BNV.shape
+    ahead_BNN = torch.where(
+        sees_BNN, tokens_BN[:, None, :], tokens_BN[:, :, None]
+    )  # ancestors; elsewhere the node's own
+    texts_BNL = texts_of(rows)[:, None].expand(batch, nodes, -1)
+    texts_RL = torch.cat([texts_BNL, ahead_BNN.to(texts_BNL.device)], dim=2).flatten(0, 1)
+    scores_RV = scores_BNV.flatten(0, 1)
+    for own in zip(*(row.processors for row in rows), strict=True):
+        scores_RV = for_nodes(own, nodes)(texts_RL, scores_RV)
+    return scores_RV.view(batch, nodes, -1)
 
 
-def for_nodes(processor: Any, nodes: int) -> Any:
-    """A repetition penalty that holds the padding of its row holds it for each node."""
-    padding = getattr(processor, "prompt_ignore_length", None)
-    if isinstance(padding, Tensor):
-        processor = copy.copy(processor)
-        processor.prompt_ignore_length = padding.expand(nodes)
+def texts_of(rows: Sequence[Row]) -> Tensor:
+    """(B, L): the rows' texts, shorter ones filled up with their last token."""
+    longest = max(len(row.tokens) for row in rows)
+    texts = [row.prefix() for row in rows]
+    return torch.cat([torch.cat([x_1L, x_1L[:, -1:].expand(1, longest - x_1L.shape[1])], dim=1) for x_1L in texts])
+
+
+def for_nodes(own: Sequence[Any], nodes: int) -> Any:
+    """One processor for the nodes of all rows, of each row's own: a repetition penalty holds the padding of its row."""
+    paddings: list[Any] = [getattr(processor, "prompt_ignore_length", None) for processor in own]
+    if not isinstance(paddings[0], Tensor):
+        return own[0]
+    processor = copy.copy(own[0])
+    processor.prompt_ignore_length = torch.cat(paddings).repeat_interleave(nodes)
     return processor

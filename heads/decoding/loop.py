@@ -214,7 +214,7 @@ class Run:
         """The nodes' tokens on the host and, where all nodes are judged at once, what was chosen behind each."""
         tokens_BN, request = proposal.tokens_BN, self.request
         follows = self.rule.takes_best if request.greedy else self.rule.takes_draws
-        pays = request.judges_all_nodes_at_once or at_once.pays(logits_BNV.device)
+        pays = request.judges_all_nodes_at_once or at_once.pays(running, logits_BNV)
         if not (follows and pays and at_once.can_choose(request, running)):
             return tokens_BN.tolist(), [None] * len(running)
         if request.judges_all_nodes_at_once:

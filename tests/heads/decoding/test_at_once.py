@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    monkeypatch.setattr(at_once, "pays", lambda device: True)
+    monkeypatch.setattr(at_once, "pays", lambda *_: True)
 
 
 class Waits(TorchFunctionMode):
@@ -144,7 +144,7 @@ def test_each_node_is_penalised_by_its_own_prefix():
             return self.processors
 
     row = Row(request=Asked(), tokens=[1, 2], device=torch.device("cpu"))  # type: ignore[arg-type]
-    found_NV = score_nodes(row, tokens_N, tree.sees_NN(), logits_NV)
+    (found_NV,) = score_nodes([row], tokens_N[None], tree.sees_NN()[None], logits_NV[None])
     for node, held in enumerate(([1, 2], [1, 2, 5], [1, 2, 5, 6], [1, 2, 7])):
         expected_V = logits_NV[node].clone()
         expected_V[held] /= 2
@@ -162,7 +162,7 @@ def test_scores_lie_on_the_device_of_the_row(processors):
             return LogitsProcessorList(processors)
 
     row = Row(request=Asked(), tokens=[1, 2], device=torch.device("meta"))  # type: ignore[arg-type]
-    found_NV = score_nodes(row, torch.tensor([2, 5]), Tree([[0]]).sees_NN(), torch.zeros(2, 10))
+    (found_NV,) = score_nodes([row], torch.tensor([[2, 5]]), Tree([[0]]).sees_NN()[None], torch.zeros(1, 2, 10))
     assert (found_NV.device.type, found_NV.shape) == ("meta", (2, 10))
 
 
