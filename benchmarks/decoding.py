@@ -29,6 +29,7 @@ from benchmarks.decoding_targets import say_targets
 from benchmarks.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
 from benchmarks.tuned_heads import tuned
 from heads.decoding.compiled import compiled, what_stops_compiling
+from heads.decoding.compiled_drafting import compiled_drafting
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.tree import Tree
 from heads.evaluation.methods import (
@@ -200,18 +201,24 @@ def compile_first(
     console: Console, opened: Opened, methods: Sequence[Method], prompts: Sequence[Tensor], name: str
 ) -> None:
     """Every graph that the run meets is compiled here, outside all timings; the seconds are printed."""
-    wrapped = next(iter(opened.token_heads.values())).backbone
-    before = len(compiled(wrapped).compile_seconds)
+    before = compile_seconds(opened)
     start = time.perf_counter()
     for method in methods:
         for prompt_1T in prompts:
             method.run(prompt_1T)
-    seconds = list(compiled(wrapped).compile_seconds.values())[before:]
+    graphs, seconds = (now - then for now, then in zip(compile_seconds(opened), before, strict=True))
     console.print(
         f"\n{name}: warm-up with compiling, not in the tables: {time.perf_counter() - start:.0f} s, of which our "
-        f"{len(seconds)} new graphs of passes took {sum(seconds):.0f} s",
+        f"{graphs:.0f} new graphs took {seconds:.0f} s",
         highlight=False,
     )
+
+
+def compile_seconds(opened: Opened) -> tuple[int, float]:
+    """How many graphs of passes and of drafting there are so far, and the seconds that they took."""
+    all_heads = list(opened.token_heads.values())
+    made = [compiled(all_heads[0].backbone).compile_seconds, *(compiled_drafting(h).compile_seconds for h in all_heads)]
+    return sum(map(len, made)), sum(sum(seconds.values()) for seconds in made)
 
 
 def measure_dynamic(

@@ -9,6 +9,7 @@ tests/heads/decoding/test_compiled_drafting.py compares the tokens.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,12 +25,17 @@ from heads.projection import Projection
 
 
 class CompiledDrafting:
-    """One graph for each tree and number of rows of these heads, compiled when it is first asked for."""
+    """One graph for each tree and number of rows of these heads, compiled when it is first asked for.
+
+    Attributes:
+        compile_seconds: seconds of the first call of each graph so far, compiling included, by (tree, rows).
+    """
 
     def __init__(self, family: str, *, on_cuda: bool) -> None:
         self.family = family
         self.on_cuda = on_cuda
         self.graphs: dict[tuple[Any, int], Callable[..., Tensor]] = {}
+        self.compile_seconds: dict[tuple[Any, int], float] = {}
 
     def draft(
         self, token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, index: TreeIndex
@@ -44,7 +50,8 @@ class CompiledDrafting:
         """
         rows = len(index.rows_B)
         level = pytree.tree_map(lambda x_B: repeat_last(x_B, rows), token_heads.first_level(state))
-        run = self.graph(index.tree.paths, rows)
+        key, start = (tuple(index.tree.paths), rows), time.perf_counter()
+        run = self.graph(key)
         try:
             tokens_XN = run(token_heads, projections, level, repeat_last(root_B, rows), index.levels, index.order_N)
         except torch._dynamo.exc.Unsupported as error:
@@ -52,10 +59,10 @@ class CompiledDrafting:
                 f"compile=True was given, but torch makes no graph of drafting with {self.family} heads "
                 f"({str(error).splitlines()[0]}); give compile=False."
             ) from error
+        self.compile_seconds.setdefault(key, time.perf_counter() - start)
         return (tokens_XN.clone() if self.on_cuda else tokens_XN)[: len(root_B)]  # the next replay writes over it
 
-    def graph(self, paths: Sequence[tuple[int, ...]], rows: int) -> Callable[..., Tensor]:
-        key = tuple(paths), rows
+    def graph(self, key: tuple[Any, int]) -> Callable[..., Tensor]:
         if key not in self.graphs:
             self.graphs[key] = compile_apart(fill, self.on_cuda)
         if self.on_cuda:

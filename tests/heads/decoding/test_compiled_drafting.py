@@ -68,6 +68,7 @@ def test_one_graph_for_a_tree_and_a_batch_that_shrinks(captured):  # noqa: F811
     model = token_heads.backbone.model
     drafting = compiled_drafting(token_heads)
     drafting.graphs.clear()
+    drafting.compile_seconds.clear()
     tokens, mask = left_padded([random_tokens(n, seed=n).tolist() for n in (3, 9, 5)])
     settings = {**ROOM, "attention_mask": mask, "max_new_tokens": 24}
     plain = model.generate(tokens, **settings)
@@ -79,6 +80,8 @@ def test_one_graph_for_a_tree_and_a_batch_that_shrinks(captured):  # noqa: F811
             decoding = heads.TreeDecoding(token_heads, Tree(TREE.paths[1:]), lookup=3, compile=True)
             assert torch.equal(model.generate(tokens, custom_generate=decoding, **settings), plain)
     assert list(drafting.graphs) == [(TREE.paths, 3)]
+    assert list(drafting.compile_seconds) == [(TREE.paths, 3)]
+    assert drafting.compile_seconds[TREE.paths, 3] > 0
 
 
 def test_heads_that_make_no_graph_are_refused_in_a_sentence(captured, monkeypatch):  # noqa: F811
