@@ -26,7 +26,7 @@ from heads.decoding.joint import (
     decide,
     largest_side,
 )
-from heads.decoding.request import Request, Row, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.request import Request, Row, check_heads, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.stats import DecodingOutput, DecodingStats
 from heads.interface import TokenHeads
 from heads.ngrams import NgramTable
@@ -85,10 +85,7 @@ class DynamicDecoding:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | DecodingOutput:
-        if model is not self.token_heads.backbone.model:
-            raise ValueError(
-                "generate was called on another model than the heads' backbone; load the heads on this model."
-            )
+        check_heads(self.token_heads, model)
         request = read_request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
         )

@@ -19,6 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from heads.decoding.acceptance import Choose, choose_best, choose_by_lot
+from heads.interface import TokenHeads
 
 REFUSED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance runs the backbone a second time for every token",
@@ -183,6 +184,23 @@ def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
         raise ValueError(
             f"position_ids of shape {tuple(position_ids.shape)} were given that do not count each row's tokens from 0; "
             f"multi-token decoding knows no other positions: leave position_ids out or decode with plain generate."
+        )
+
+
+def check_heads(token_heads: TokenHeads, model: Any) -> None:
+    """Heads decode with the model that they stand on, and in its dtype unless autocast casts for them.
+
+    Raises:
+        ValueError: another model, or parameters of another dtype than its hidden states.
+    """
+    backbone = token_heads.backbone
+    if model is not backbone.model:
+        raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
+    others = sorted({str(p.dtype) for p in token_heads.parameters() if p.dtype != backbone.dtype})
+    if others and not torch.is_autocast_enabled(backbone.device.type):
+        raise ValueError(
+            f"The heads are in {' and '.join(others)}, but the backbone is in {backbone.dtype}; "
+            f"decode with token_heads.in_dtype(backbone.dtype), or load the heads without a dtype."
         )
 
 

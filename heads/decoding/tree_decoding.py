@@ -22,7 +22,7 @@ from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import GROWTH, ChainIndex, Lookup
 from heads.decoding.loop import Proposal, Run
-from heads.decoding.request import Row, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.request import Row, check_heads, check_positions, read_request, read_valid, refuse_unknown
 from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
@@ -95,10 +95,7 @@ class TreeDecoding:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | DecodingOutput:
-        if model is not self.token_heads.backbone.model:
-            raise ValueError(
-                "generate was called on another model than the heads' backbone; load the heads on this model."
-            )
+        check_heads(self.token_heads, model)
         request = read_request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
         )

@@ -753,6 +753,16 @@ def test_another_model_is_refused():
         tiny_model("llama").generate(PROMPT, custom_generate=decoding, max_new_tokens=4, **NO_EOS)
 
 
+def test_heads_in_another_dtype_decode_under_autocast_and_are_refused_without():
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    token_heads = heads.create("grounded", model, num_heads=2).float()
+    asked = {"custom_generate": heads.TreeDecoding(token_heads), "max_new_tokens": 4, **NO_EOS}
+    with pytest.raises(ValueError, match=r"heads are in torch\.float32, but the backbone is in torch\.bfloat16"):
+        model.generate(PROMPT, **asked)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.generate(PROMPT, **asked).shape == (1, PROMPT.shape[1] + 4)
+
+
 def test_a_tree_deeper_than_there_are_heads_is_refused():
     token_heads = fitted_heads("grounded", "llama")
     with pytest.raises(ValueError, match="4 deep but there are 3 heads"):
