@@ -47,8 +47,8 @@ CHECKS = {
     ),
     "trees": Check(
         command=("python", "-m", "benchmarks.trees", "--prompts", "20"),
-        shows="trees fitted to heads and machine: tokens per second as `headway tune-tree` predicts them beside "
-        "measured ones on other prompts, within 10 %, and what is said of a batch of 16",
+        shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts and as "
+        "measured on other prompts, within 10 %, and what is said of a batch of 16",
     ),
     "acceptance rules": Check(
         command=("python", "-m", "benchmarks.acceptance_rules"),
