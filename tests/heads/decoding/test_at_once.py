@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from throwaway_families import fitted_heads
-from tiny import PAD, left_padded, random_tokens
+from tiny import PAD, VOCAB, left_padded, random_tokens
 from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
@@ -80,6 +80,45 @@ def test_a_padded_batch_with_a_penalty_is_generates(everywhere):
     asked = {"attention_mask": mask, "do_sample": False, "repetition_penalty": 1.3}
     plain = token_heads.backbone.model.generate(tokens, **ROOM, **asked)
     assert torch.equal(decode(token_heads, tokens, **asked).sequences, plain)
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+def test_rows_are_judged_in_groups_where_nodes_hold_many_numbers(do_sample, everywhere, monkeypatch):
+    """Rows accept different numbers of tokens, so their prefixes part; whatever the groups, the text is one."""
+    token_heads = fitted_heads("grounded", "llama")
+    tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 6, 5)])
+    asked = {"attention_mask": mask, "do_sample": do_sample, "repetition_penalty": 1.3}
+    together = decode(token_heads, tokens, **asked)
+    lengths: list[int] = []
+    real = at_once.score_nodes
+    monkeypatch.setattr(at_once, "score_nodes", lambda rows, *rest: lengths.append(len(rows)) or real(rows, *rest))
+    for numbers, largest in ((1, 1), (2 * len(TREE.paths) * VOCAB, 2)):
+        lengths.clear()
+        monkeypatch.setattr(at_once, "TOGETHER", numbers)
+        assert torch.equal(decode(token_heads, tokens, **asked).sequences, together.sequences)
+        assert max(lengths) == largest
+
+
+def test_a_cpu_walks_where_nodes_hold_many_numbers_or_are_drawn_for():
+    class Asked:
+        processors = LogitsProcessorList()
+        max_length = 20
+
+        def __init__(self, greedy: bool) -> None:
+            self.greedy = greedy
+
+        def processors_of(self, row: int) -> LogitsProcessorList:
+            return self.processors
+
+    greedy, sampled = (
+        Row(request=Asked(greedy), tokens=[1] * 100, device=torch.device("cpu"))  # type: ignore[arg-type]
+        for greedy in (True, False)
+    )
+    few, many = torch.zeros(1, 16, 2048), torch.zeros(1, 16, 32000)
+    assert at_once.pays([greedy], few)
+    assert not at_once.pays([greedy], many)
+    assert not at_once.pays([sampled], few)
+    assert at_once.pays([sampled], many.to("meta"))
 
 
 @pytest.mark.parametrize("ignored", [5, 30, torch.tensor([7, 6, 5])], ids=["the prompt", "more", "of each row"])
