@@ -31,7 +31,8 @@ def medusa():
 def test_rows_differ_in_what_they_name_alone():
     medusa, grounded = made("medusa"), made("grounded")
     assert (medusa.family, grounded.family) == ("medusa", "grounded")
-    medusa.family = "grounded"
+    assert (medusa.rates.heads, grounded.rates.heads) == (1e-2, 5e-3)
+    medusa.family, medusa.rates = "grounded", grounded.rates
     assert medusa == grounded
     deeper = made("layers_3")
     assert deeper.heads == {"num_heads": 4, "num_hidden_layers": 3}
