@@ -52,22 +52,23 @@ ROW_BY_ROW = (
 """These very classes: a subclass may do anything."""
 
 
-FEW = 2**16
-"""Numbers of a row's nodes that a CPU judges in less time than the calls of a walk take: measured with vocabularies of
-2k to 128k tokens, where a penalty's call takes 0.1 ms for a row of few numbers and 1 ms for each 2^18 of many."""
+NUMBERS_OF_A_CALL = 2**15
+"""How many more numbers a CPU judges in the time that one call of a processor takes (a penalty: 0.12 ms for one node of
+2k tokens, 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
 
 TOGETHER = 2**25
 """Numbers that are judged in one call at most: processors make several copies of them."""
 
 
-def pays(rows: Sequence[Row], logits_BNV: Tensor) -> bool:
+def pays(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
     """On accelerators always: they are waited for once. A CPU judges nodes that are not reached for nothing: there it
-    pays where that is little, and where nothing is drawn (a draw is an exponential for each token)."""
+    pays where a walk half through the depths would take longer, and nothing is drawn (an exponential for each token).
+    """
     if logits_BNV.device.type != "cpu":
         return True
     _, nodes, vocabulary = logits_BNV.shape
     longest = max(len(row.tokens) for row in rows)
-    return rows[0].request.greedy and nodes * (vocabulary + longest) <= FEW
+    return rows[0].request.greedy and nodes * (vocabulary + longest) <= NUMBERS_OF_A_CALL * depths / 2
 
 
 def can_choose(request: Request, rows: Sequence[Row]) -> bool:

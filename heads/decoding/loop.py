@@ -214,7 +214,8 @@ class Run:
         """The nodes' tokens on the host and, where all nodes are judged at once, what was chosen behind each."""
         tokens_BN, request = proposal.tokens_BN, self.request
         follows = self.rule.takes_best if request.greedy else self.rule.takes_draws
-        pays = request.judges_all_nodes_at_once or at_once.pays(running, logits_BNV)
+        depths = 1 + max(shape.depth for shape in proposal.shapes)
+        pays = request.judges_all_nodes_at_once or at_once.pays(running, logits_BNV, depths)
         if not (follows and pays and at_once.can_choose(request, running)):
             return tokens_BN.tolist(), [None] * len(running)
         if request.judges_all_nodes_at_once:
@@ -222,7 +223,6 @@ class Run:
         else:
             batch, nodes = tokens_BN.shape
             depth_BN, sees_BNN = proposal.depth.expand(batch, nodes), proposal.sees.expand(batch, nodes, nodes)
-            depths = 1 + max(shape.depth for shape in proposal.shapes)
             chosen_BN = at_once.choose_at_nodes(running, tokens_BN, depth_BN, sees_BNN, logits_BNV, depths, randomness)
         both_2BN = torch.stack([tokens_BN.to(chosen_BN.device), chosen_BN])
         tokens, chosen = both_2BN.tolist()  # the one place where the host waits for the pass

@@ -100,6 +100,8 @@ def test_rows_are_judged_in_groups_where_nodes_hold_many_numbers(do_sample, ever
 
 
 def test_a_cpu_walks_where_nodes_hold_many_numbers_or_are_drawn_for():
+    """16 nodes of 2,148 numbers are 1.05 calls: a walk of two depths is as long, one of three is longer."""
+
     class Asked:
         processors = LogitsProcessorList()
         max_length = 20
@@ -115,10 +117,11 @@ def test_a_cpu_walks_where_nodes_hold_many_numbers_or_are_drawn_for():
         for greedy in (True, False)
     )
     few, many = torch.zeros(1, 16, 2048), torch.zeros(1, 16, 32000)
-    assert at_once.pays([greedy], few)
-    assert not at_once.pays([greedy], many)
-    assert not at_once.pays([sampled], few)
-    assert at_once.pays([sampled], many.to("meta"))
+    assert at_once.pays([greedy], few, depths=3)
+    assert not at_once.pays([greedy], few, depths=2)
+    assert not at_once.pays([greedy], many, depths=10)
+    assert not at_once.pays([sampled], few, depths=10)
+    assert at_once.pays([sampled], many.to("meta"), depths=1)
 
 
 @pytest.mark.parametrize("ignored", [5, 30, torch.tensor([7, 6, 5])], ids=["the prompt", "more", "of each row"])
