@@ -52,6 +52,7 @@ from heads.tuning.config import TuneConfig
 from train.run import explain_errors
 
 REPETITION_PENALTY = 1.1
+FITTED_ON = 16  # prompts at least: fewer tell more of themselves than of the trees
 KINDS = {"": None, ", heads alone": 0}  # what a row's name ends with -> tokens looked up; None: as tuning says
 COMPILED = ", compiled"
 Trees = dict[str, Tree | DynamicTree]
@@ -61,13 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
     opened = open_heads(options.heads)
-    to_fit = max(2, options.prompts)
+    to_fit = max(FITTED_ON, options.prompts)
     found = default_prompts(opened.source, opened.tokenizer, 2 * to_fit, options.prompt_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     say_what_runs(console, opened, options)
-    fitted = TuneConfig(new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY)
+    fitted = TuneConfig(
+        new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY, checked_prompts=FITTED_ON // 2
+    )
+    measured = [found[0::2][i * to_fit // options.prompts] for i in range(options.prompts)]
     with tuned(console, opened, found[1::2], fitted) as alone:
-        compare(console, opened, found[0::2][: options.prompts], options, alone)
+        compare(console, opened, measured, options, alone)
 
 
 def compare(

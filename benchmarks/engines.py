@@ -223,6 +223,10 @@ def largest_difference(one: dict[Any, Any], other: dict[Any, Any]) -> float:
     return float(found.nan_to_num(nan=float("inf")).max())
 
 
+HALFWAY: dict[str, Any] = {"save_every_steps": STEPS // 2, "trainer": {"save_total_limit": None}}
+"""A checkpoint in the middle, from which another engine can go on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     case: str
@@ -258,9 +262,9 @@ class Comparison:
         return run
 
     def compare(self, case: str, engine: str, split: Split) -> Row:
-        reference = self.train(case, "single", ONE)
+        reference = self.train(case, "single", ONE, **HALFWAY)
         started = time.perf_counter()
-        run = self.train(case, engine, split)
+        run = self.train(case, engine, split, **HALFWAY)
         return Row(
             case=case,
             engine=engine,
@@ -280,21 +284,19 @@ class Comparison:
         return found[0] == found[1]
 
     def goes_on(self, case: str, before: str, split_before: Split, after: str, split_after: Split) -> float:
-        """Stop one engine's run half way, let another go on; the weights' difference from an uninterrupted run.
+        """Let one engine go on from the middle of another's run; the weights' difference from one process's whole run.
 
         Weights, moments and data order are the same under every engine, so the second half ends where one process
         would have.
         """
         name = f"{case}-{before}-then-{after}".replace(" ", "_").replace(",", "")
-        more = {"save_every_steps": STEPS // 2, "trainer": {"save_total_limit": None}}
-        config, run = write_config(self.folder, name, CASES[case], split_before, gpu=self.gpu, **more)
+        config, run = write_config(self.folder, name, CASES[case], split_after, gpu=self.gpu, **HALFWAY)
         shutil.rmtree(run, ignore_errors=True)
-        launch(config, before, split_before)
-        last = run / f"checkpoint-{STEPS}"
-        shutil.rmtree(last)
-        config, _ = write_config(self.folder, name, CASES[case], split_after, gpu=self.gpu, **more)
+        shutil.copytree(self.train(case, before, split_before, **HALFWAY), run)
+        shutil.rmtree(run / f"checkpoint-{STEPS}")
+        shutil.rmtree(run / "last")
         launch(config, after, split_after, "--resume", "true")
-        return largest_difference(read_weights(self.train(case, "single", ONE)), read_weights(run))
+        return largest_difference(read_weights(self.train(case, "single", ONE, **HALFWAY)), read_weights(run))
 
 
 def runs(case: str, engine: str, gpu: bool) -> bool:

@@ -51,16 +51,16 @@ def test_two_processes_train_what_one_trains(comparison, engine, case):
 
 @with_gloo
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("case", "before", "after"),
     [
-        (("fsdp2", TWO), ("single", ONE)),
-        pytest.param(("zero1", TWO), ("single", ONE), marks=with_deepspeed),
-        pytest.param(("single", ONE), ("zero3", TWO), marks=with_deepspeed),
+        ("dynamo, three rates", ("fsdp2", TWO), ("single", ONE)),
+        pytest.param("grounded, frozen", ("zero1", TWO), ("single", ONE), marks=with_deepspeed),
+        pytest.param("dynamo, three rates", ("single", ONE), ("zero3", TWO), marks=with_deepspeed),
     ],
     ids=["fsdp2-single", "zero1-single", "single-zero3"],
 )
-def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison, before, after):
-    assert comparison.goes_on("dynamo, three rates", *before, *after) <= TOLERANCE
+def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison, case, before, after):
+    assert comparison.goes_on(case, *before, *after) <= TOLERANCE
 
 
 @with_gloo
