@@ -8,6 +8,8 @@ exit code of their processes, so a file `requeue` in the run's folder says the s
 from __future__ import annotations
 
 import contextlib
+import functools
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -72,8 +74,29 @@ def listening() -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
+def shield_workers(loader: Any) -> None:
+    """A DataLoader's workers ignore these signals from now on: the main process still needs them."""
+    loader.worker_init_fn = ShieldedWorker(loader.worker_init_fn)
+    kill_workers_at_exit()
+
+
+@functools.cache  # once a process
+def kill_workers_at_exit() -> None:
+    """At its exit multiprocessing sends SIGTERM to its daemons and waits for them: for ever, where they ignore it.
+
+    A DataLoader asks its workers to leave before that. One that was just begun when the run failed was not asked.
+    """
+    multiprocessing.util.Finalize(None, kill_daemons, exitpriority=0)
+
+
+def kill_daemons() -> None:
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+
+
 class ShieldedWorker:
-    """A DataLoader's worker_init_fn after which the worker ignores these signals: the main process still needs it."""
+    """A DataLoader's worker_init_fn after which the worker ignores these signals."""
 
     def __init__(self, init: Any) -> None:
         self.init = init

@@ -29,7 +29,7 @@ from train.continuation import Continuation, Place, read_place
 from train.engine import Engine, check_active
 from train.evaluation import evaluate, evaluate_backbone
 from train.gathering import copy_for_decoding, filled, whole_weights
-from train.interruption import Interruption, ShieldedWorker
+from train.interruption import Interruption, shield_workers
 from train.model import TrainedModel
 from train.non_finite import StepGuard, read_together, weights_are_finite
 from train.numbered_blocks import BLOCK, numbered
@@ -113,8 +113,7 @@ class HeadsTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
         if self.args.dataloader_num_workers:
-            base = getattr(loader, "base_dataloader", loader)
-            base.worker_init_fn = ShieldedWorker(base.worker_init_fn)
+            shield_workers(getattr(loader, "base_dataloader", loader))
         return loader
 
     def _get_dataloader(self, dataset: Any, description: str, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,6 @@
 """Full disks, removed folders, unreadable data, workers that die: a sentence, and a checkpoint that can be loaded."""
 
+import contextlib
 import os
 import re
 import resource
@@ -158,7 +159,9 @@ def test_a_large_file_is_judged_by_pieces(tmp_path, monkeypatch):
 
 
 def test_a_worker_that_is_killed_ends_in_a_sentence(folder):
-    """SIGKILL, as by a machine that runs out of memory."""
+    """SIGKILL, as by a machine that runs out of memory; far from the epoch's end, where one worker follows another."""
+    text = folder / "text.jsonl"
+    text.write_text(text.read_text() * 20)
     config = write_config(folder, "worker", trainer={"dataloader_num_workers": 1})
     process = start(config, script=slow_script(folder, step=0.1))
     wait_until(lambda: newest_whole(folder / "worker")[0], process)
@@ -172,6 +175,42 @@ def test_a_worker_that_is_killed_ends_in_a_sentence(folder):
     assert f"{found} is whole: go on from it with --resume true" in said
     assert not passed_over
     train(config, "--resume", "true", "--trainer.max_steps", str(step_of(found) + 1))
+
+
+HANGING_WORKER = """
+import os, signal, time
+from torch.utils.data._utils import signal_handling
+from train import interruption
+from train.run import main
+
+def hang(self, worker):                       # as one does that was forked while a thread held a lock
+    for number in interruption.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    os.write(begun, b"!")
+    time.sleep(1000)
+
+def fail(*_):                                 # another worker dies before DataLoader knows of the new one
+    os.read(seen, 1)
+    raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+seen, begun = os.pipe()
+interruption.ShieldedWorker.__call__ = hang
+signal_handling._set_worker_pids = fail
+main()
+"""
+
+
+def test_a_worker_that_nobody_asked_to_leave_does_not_keep_a_failed_run_waiting(folder):
+    (folder / "hanging.py").write_text(HANGING_WORKER)
+    config = write_config(folder, "hanging", trainer={"dataloader_num_workers": 1})
+    process = start(config, script=folder / "hanging.py")
+    try:
+        said = process.communicate(timeout=60)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 1
+    assert "error: DataLoader worker (pid 1) is killed by signal: Killed;" in said
 
 
 def test_a_shard_that_vanishes_under_a_stream_ends_in_a_sentence(folder, monkeypatch, capsys):
