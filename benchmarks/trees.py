@@ -2,8 +2,10 @@
 
 For each folder of heads a tree is tuned on one half of held-out prompts; then plain `generate`, the default tree, the
 best static and the best dynamic tree decode the other half with the heads alone, and the tree that was fitted for it
-beside a looked-up chain. Prediction and measurement leave out the prompts' passes. A last line tunes for a large batch,
-where trees stop paying.
+beside a looked-up chain. The halves then change places, and both together are judged: the texts of one half may copy
+more than those of the other, which no fit to one can know and which a swap takes out of the comparison; the halves'
+own deviations stay in the table. Prediction and measurement leave out the prompts' passes. A last line tunes for a
+large batch, where trees stop paying.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ BESIDE = "tuned beside lookup"
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One decoding: what was predicted on one half of the prompts and measured on the other."""
+    """One decoding: what was predicted on one half of the prompts and measured on the other.
+
+    Attributes:
+        halves: the two lines that this one pools; none in a line of one half.
+    """
 
     heads: str
     decoding: str
@@ -53,6 +59,7 @@ class Line:
     measured: Speed
     plain_predicted: float
     plain_measured: float
+    halves: tuple[Line, ...] = ()
 
     @property
     def deviation(self) -> float:
@@ -79,11 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             checked_prompts=options.prompts,
             repetition_penalty=options.repetition_penalty,
         )
-        tuning = tune(token_heads, prompts[0::2], config, clock=clock_of(opened.model.device))
-        console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
-        for line in compare(name, opened, token_heads, tuning, prompts[1::2], options.rounds):
-            console.print(f"  {line.decoding}: {line.tree}", highlight=False)
-            lines.append(line)
+        halves = []
+        for fitted, other in ((prompts[0::2], prompts[1::2]), (prompts[1::2], prompts[0::2])):
+            tuning = tune(token_heads, fitted, config, clock=clock_of(opened.model.device))
+            console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+            halves.append(compare(name, opened, token_heads, tuning, other, options.rounds))
+            for line in halves[-1]:
+                console.print(f"  {line.decoding}: {line.tree}", highlight=False)
+        lines += pool(*halves)
     console.print(lines_table(lines))
     for what, ours in (
         ("heads alone", [line for line in lines if line.decoding != BESIDE]),
@@ -94,18 +104,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say_large_batch(console, opened, prompts[0::2], options)
     if options.json:
         found = [
-            dataclasses.asdict(line) | {"deviation": line.deviation, "ratio_deviation": line.ratio_deviation}
+            dataclasses.asdict(line)
+            | {"deviation": line.deviation, "ratio_deviation": line.ratio_deviation}
+            | {"ratio_deviation_of_halves": [half.ratio_deviation for half in line.halves]}
             for line in lines
         ]
         machine = {"machine": describe_machine(opened.model.device), "versions": versions()}
         Path(options.json).write_text(json.dumps({"lines": found, **machine}, indent=2) + "\n", encoding="utf-8")
 
 
+def pool(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
+    """Both halves as one text, for each decoding that both have; they write as many tokens, so that rates pool as
+    their harmonic mean."""
+    by_name = {line.decoding: line for line in second}
+    return [
+        Line(
+            heads=one.heads,
+            decoding=one.decoding,
+            tree=one.tree if one.tree == other.tree else f"{one.tree}; {other.tree}",
+            predicted=pool_speeds(one.predicted, other.predicted),
+            measured=pool_speeds(one.measured, other.measured),
+            plain_predicted=statistics.harmonic_mean([one.plain_predicted, other.plain_predicted]),
+            plain_measured=statistics.harmonic_mean([one.plain_measured, other.plain_measured]),
+            halves=(one, other),
+        )
+        for one in first
+        if (other := by_name.get(one.decoding)) is not None
+    ]
+
+
+def pool_speeds(one: Speed, other: Speed) -> Speed:
+    """
+    >>> pool_speeds(Speed(tokens_per_pass=2, tokens_per_second=60), Speed(tokens_per_pass=2, tokens_per_second=120))
+    Speed(tokens_per_pass=2.0, tokens_per_second=80.0)
+    """
+    return Speed(
+        tokens_per_pass=statistics.harmonic_mean([one.tokens_per_pass, other.tokens_per_pass]),
+        tokens_per_second=statistics.harmonic_mean([one.tokens_per_second, other.tokens_per_second]),
+    )
+
+
 def say_worst(console: Console, what: str, lines: Sequence[Line]) -> None:
     """The ratio to plain generation is judged, which is timed beside either: a machine may change its speed."""
     worst = max(lines, key=lambda line: abs(line.ratio_deviation))
     within = "yes" if abs(worst.ratio_deviation) <= ALLOWED else "no"
-    drifts = [line.plain_measured / line.plain_predicted - 1 for line in lines]
+    drifts = [half.plain_measured / half.plain_predicted - 1 for line in lines for half in line.halves or (line,)]
     console.print(
         f"{what}: speed over plain generation predicted within {ALLOWED:.0%} of measured: {within} (worst: "
         f"{worst.heads}, {worst.decoding}, {worst.ratio_deviation:+.1%}); between the two plain generation itself "
@@ -184,7 +227,10 @@ def median_speed(speeds: Sequence[Speed]) -> Speed:
 
 
 def lines_table(lines: Sequence[Line]) -> Table:
-    title = "\npredicted on one half of the prompts, measured on the other; greedy with a repetition penalty"
+    title = (
+        "\npredicted on one half of the prompts, measured on the other, both ways; greedy with a repetition penalty;\n"
+        "the last columns: the ratio's deviation where the first half was fitted, and where the second was"
+    )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("heads\n")
     table.add_column("tree\n")
@@ -193,6 +239,8 @@ def lines_table(lines: Sequence[Line]) -> Table:
         table.add_column("mea-\nsured", justify="right")
         if "pass" not in what:
             table.add_column("devi-\nation", justify="right")
+    for half in ("first", "second"):
+        table.add_column(f"{half}\nhalf", justify="right")
     for line in lines:
         predicted, measured = line.predicted, line.measured
         table.add_row(
@@ -206,6 +254,7 @@ def lines_table(lines: Sequence[Line]) -> Table:
             f"{predicted.tokens_per_second / line.plain_predicted:.2f}",
             f"{measured.tokens_per_second / line.plain_measured:.2f}",
             f"{line.ratio_deviation:+.1%}",
+            *(f"{half.ratio_deviation:+.1%}" for half in line.halves),
         )
     return table
 
