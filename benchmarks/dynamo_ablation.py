@@ -26,6 +26,7 @@ from benchmarks.consoles import wide_console
 from benchmarks.training_rows import train_row
 from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
+from train.hidden_states import checksum
 from train.model import TrainedModel
 from train.run import explain_errors
 from train.trainer import collate
@@ -257,7 +258,9 @@ def write_rows(rows: Sequence[Any], options: argparse.Namespace) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if name != "json"}
+    """The options, and what is in the file that `config` names: a name stays the same while its content changes."""
+    given = {name: value for name, value in vars(options).items() if name != "json"}
+    return given | ({"config_sha256": checksum(Path(options.config))} if "config" in given else {})
 
 
 if __name__ == "__main__":

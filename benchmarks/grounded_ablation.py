@@ -99,6 +99,7 @@ VARIANTS = (
     Variant(name="gru", figure="8", changes={"family": "gru", **FAST}),
     Variant(name="prefix", figure="–", changes={"heads": {"prefix_layers": 1}}),
     Variant(name="soft", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0}}),
+    Variant(name="medusa_soft", figure="–", changes={"family": "medusa", **FAST, "loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="soft_top_n", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0, "top_n": 64}}),
     Variant(name="regression", figure="–", changes={"loss": {"regression": 0.1}}),
     Variant(name="hydra++", figure="–", changes={"heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}}),
@@ -115,27 +116,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
     rows: dict[str, list[Row]] = {}
+    made: set[str] = set()
     configs: dict[str, TrainConfig] = {}
     for variant in chosen(options.rows):
         if variant.needs is not None and not Path(variant.needs).is_file():
             print(f"{variant.name} is left out: there is no {variant.needs}; write it with {REGENERATE}", flush=True)
             continue
         rows[variant.name] = [row_of(variant, seed, options) for seed in range(options.seeds)]
+        made |= {kept_row(variant, seed, options).made() for seed in range(options.seeds)}
         configs[variant.name] = config_of(variant, 0, options)
+    if not rows:
+        raise ValueError("No row is left to compare.")
     costs = step_seconds(configs, options.rounds, options.batch) if options.rounds else {}
     machine = describe_machine(torch.device("cpu"))
     console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False, soft_wrap=True)
     console.print(table(rows, costs, f"{options.steps} steps of {options.batch} blocks, {options.seeds} seed(s)"))
     for line in claims(rows):
         console.print(f"  {line}", highlight=False, soft_wrap=True)
+    console.print(
+        f"rows are kept in {options.out}; made by {' and '.join(sorted(made))}", highlight=False, soft_wrap=True
+    )
     if options.json:
         content = {name: [dataclasses.asdict(row) for row in found] for name, found in rows.items()}
         Path(options.json).write_text(
             json.dumps({"machine": machine, "rows": content, "step_seconds": costs}, indent=2) + "\n"
         )
-    if options.picture:
-        draw(rows, options.picture)
-        console.print(f"picture: {options.picture}", highlight=False)
+    picture = options.picture or str(Path(options.out) / "ablation.png")
+    draw(rows, picture)
+    console.print(f"picture: {picture}", highlight=False)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -166,7 +174,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="rows and heads are kept here (%(default)s)",
     )
     parser.add_argument("--json", metavar="FILE", help="write all rows with their evaluations here")
-    parser.add_argument("--picture", metavar="FILE", help="draw figures 2 and 5 to 8 into this PNG")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw figures 2 and 5 to 8 into this PNG (default: ablation.png in --out)"
+    )
     return parser
 
 
@@ -183,10 +193,14 @@ def chosen(names: Sequence[str] | None) -> list[Variant]:
     return [variant for variant in VARIANTS if names is None or variant.name in names]
 
 
+def kept_row(variant: Variant, seed: int, options: argparse.Namespace) -> KeptRow:
+    config = config_of(variant, seed, options)
+    return KeptRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
+
+
 def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Row:
     """The kept row, or a new one that is then kept."""
-    config = config_of(variant, seed, options)
-    kept = KeptRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
+    config, kept = config_of(variant, seed, options), kept_row(variant, seed, options)
     if (found := kept.read()) is not None:
         return Row(**found)
     print(f"{variant.name}, seed {seed} …", file=sys.stderr, flush=True)

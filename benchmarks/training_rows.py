@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
@@ -25,6 +26,7 @@ from train.blocks import PackedData
 from train.config import TrainConfig, read_config
 from train.model import TrainedModel
 from train.packing import build_datasets
+from train.provenance import commit
 from train.run import build_model, build_trainer, store_hidden_states, training_arguments
 from train.trainer import HeadsTrainer
 
@@ -51,6 +53,9 @@ def train_row(config: TrainConfig, *, steps: bool = True, blocks: int | None = N
     Args:
         steps: take the config's steps; without, the variant stays as it starts.
         blocks: train on the first of the shuffled blocks alone, which is then all that is stored of hidden states.
+
+    Raises:
+        ValueError: fewer blocks than asked for: some would be seen twice.
     """
     arguments = training_arguments(config)
     set_seed(config.seed)
@@ -61,7 +66,13 @@ def train_row(config: TrainConfig, *, steps: bool = True, blocks: int | None = N
     trainer.remove_callback(PrinterCallback)  # standard output is for the table
     if blocks is not None:
         stored: Any = trainer.train_dataset
-        trainer.train_dataset = stored.select(range(min(blocks, len(stored))))
+        if len(stored) < blocks:
+            raise ValueError(
+                f"{', '.join(source.path for source in config.data.train)} has {len(stored):,} blocks of "
+                f"{config.data.block_size} tokens and {blocks:,} are asked for, so that some would be seen twice; give "
+                f"fewer steps or more data."
+            )
+        trainer.train_dataset = stored.select(range(blocks))
     if not steps:
         return Trained(model=model, trainer=trainer, data=data, tokenizer=tokenizer, seconds=0.0)
     store_hidden_states(trainer)
@@ -140,7 +151,13 @@ class KeptRow:
         file = self.place / "row.json"
         return json.loads(file.read_text(encoding="utf-8"))["row"] if file.is_file() else None
 
+    def made(self) -> str:
+        """The commit and the versions that made the finished row."""
+        content = json.loads((self.place / "row.json").read_text(encoding="utf-8"))
+        return str(content.get("made", "not recorded"))
+
     def write(self, row: Mapping[str, Any]) -> None:
-        content = json.dumps({"settings": self.settings, "row": row}, indent=2, default=str) + "\n"
+        made = f"commit {(commit() or 'unknown')[:10]}, torch {torch.__version__}"
+        content = json.dumps({"settings": self.settings, "made": made, "row": row}, indent=2, default=str) + "\n"
         self.place.mkdir(parents=True, exist_ok=True)
         write_whole(self.place, {"row.json": content.encode()})

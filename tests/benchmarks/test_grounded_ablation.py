@@ -1,12 +1,14 @@
 """Rows of an ablation are what their names say, and statements about them are read off their figures."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.grounded_ablation import VARIANTS, build_parser, chosen, config_of, settings
 from benchmarks.grounded_claims import claims
-from benchmarks.training_rows import KeptRow, read_overridden
+from benchmarks.training_rows import KeptRow, read_overridden, train_row
 
 OPTIONS = ("--steps", "8")
 
@@ -46,6 +48,7 @@ def test_a_row_is_kept_under_all_that_decides_it(tmp_path):
         return KeptRow(folder=tmp_path, name="row", settings=settings(made(name, flags, seed), options))
 
     kept().write({"tokens_per_pass": 2.0})
+    assert re.fullmatch(rf"commit .{{1,10}}, torch {re.escape(torch.__version__)}", kept().made())
     assert kept().read() == {"tokens_per_pass": 2.0}
     others = [kept(flags=("--steps", "9")), kept(seed=1), kept("layers_2"), kept(flags=(*OPTIONS, "--nodes", "16"))]
     assert [other.read() for other in others] == [None] * 4
@@ -67,11 +70,29 @@ def test_the_target_is_reached_or_not_with_figures(medusa):
     assert ["not reached" in line for line in lines] == [True] * 4
 
 
+def test_families_are_compared_under_the_same_labels(medusa):
+    soft = {"medusa_soft": medusa, "soft": [row([0.42, 0.30, 0.24, 0.22], 2.4)]}
+    (line,) = claims(soft)
+    assert line == "grounded over medusa, both with soft labels, at least +0.43 tokens a pass: reached (+0.50)"
+    assert not any("soft" in line for line in claims({"medusa": medusa, "soft": soft["soft"]}))
+
+
+def test_too_few_blocks_are_refused(tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("def main():\n    return 1\n" * 200)
+    config = read_overridden(
+        "configs/demo/grounded.yaml",
+        {"data": {"train": [{"path": str(text)}], "eval_fraction": 0.0}, "output_dir": str(tmp_path / "run")},
+    )
+    with pytest.raises(ValueError, match=r"short.txt has \d+ blocks of \d+ tokens and 1,000 are asked for"):
+        train_row(config, blocks=1000)
+
+
 def test_noise_needs_seeds():
     grounded = [row([0.4, 0.3, 0.20, 0.20], 2.0), row([0.4, 0.3, 0.24, 0.24], 2.0)]
     worse = [row([0.4, 0.3, 0.20, 0.20], 2.0)]
     (line,) = [line for line in claims({"grounded": grounded[:1], "gru": worse}) if line.startswith("gru")]
-    assert "reached (head 3 +0.0 points" in line
+    assert "better with one seed (head 3 +0.0 points" in line
     (line,) = [line for line in claims({"grounded": grounded[1:], "gru": worse}) if line.startswith("gru")]
     assert "one seed does not tell" in line
     (line,) = [line for line in claims({"grounded": grounded, "gru": worse * 2}) if line.startswith("gru")]
