@@ -48,7 +48,7 @@ CHECKS = {
     "trees": Check(
         command=("python", "-m", "benchmarks.trees", "--prompts", "20"),
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts and as "
-        "measured on other prompts, within 10 %, and what is said of a batch of 16",
+        "measured on other prompts, both halves in turn, within 10 %, and what is said of a batch of 16",
     ),
     "acceptance rules": Check(
         command=("python", "-m", "benchmarks.acceptance_rules"),
@@ -67,6 +67,10 @@ CHECKS = {
     "training options": Check(
         command=("python", "-m", "benchmarks.training", "compile", "stored", "scaling", "chunks"),
         shows="compiled layers, stored hidden states, two processes, chunk sizes of the loss",
+    ),
+    "loss costs": Check(
+        command=("python", "-m", "benchmarks.loss_costs"),
+        shows="the loss with a teacher's distribution in its kinds, beside hard labels (docs/losses.md)",
     ),
     "draft vocabulary": Check(
         command=("python", "-m", "benchmarks.draft_vocabulary"),
