@@ -108,6 +108,7 @@ VARIANTS = (
         figure="–",
         changes={"family": "gru", **FAST, "heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}},
     ),
+    Variant(name="draft_1024", figure="–", changes={"heads": {"draft_vocabulary": 1024}}),
     Variant(name="regenerated", figure="–", changes={"data": {"train": [{"path": REGENERATED}]}}, needs=REGENERATED),
 )
 
