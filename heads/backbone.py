@@ -21,6 +21,7 @@ from heads.gradient_gate import gate
 from heads.masks import FULL, causal, read_mask_style
 from heads.passes import BackboneState, CommitPlan, HiddenTap, HiddenTaps, Pass, StackTap, Tap, Taps, hidden_taps
 from heads.projection import Projection, read_projection
+from heads.rope_border import find_rope_border
 from heads.wrapping import (
     check_projection_record,
     find_final_norm,
@@ -60,6 +61,7 @@ class Backbone:
         self._layer_takes = frozenset(inspect.signature(self.layers[-1].forward).parameters)
         rotary = getattr(self.decoder, "rotary_emb", None)
         self._rotary_by_type = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
+        self.rope_border = find_rope_border(self.decoder)
         self.norm = find_final_norm(self.decoder)
         self.gradient_scale = 1.0
         """LR_MB / LR_B: what gradients of heads are multiplied with where they enter a backbone that is trained."""
@@ -116,7 +118,8 @@ class Backbone:
     ) -> tuple[BackboneState, Pass]:
         """Run a prompt, or what follows a state's tokens, in passes of at most `PREFILL_TOKENS` tokens; the last one.
 
-        So no mask is square and large: 8192 tokens are read with masks of at most 1024 x 8192.
+        So no mask is square and large: 8192 tokens are read with masks of at most 1024 x 8192. A prompt beyond a border
+        of the rotary embeddings (heads/rope_border.py) is read in one pass: its first tokens as its last.
 
         Args:
             valid_BT: False for padding, which lies on the left.
@@ -128,8 +131,10 @@ class Backbone:
         batch, length = tokens_BT.shape
         state = state or BackboneState.empty(batch, tokens_BT.device, length)
         plain = self.mask_style.window is None and bool(valid_BT.all())
-        for start in range(0, length, chunk or PREFILL_TOKENS):
-            tokens_BN, valid_BN = (x[:, start : start + (chunk or PREFILL_TOKENS)] for x in (tokens_BT, valid_BT))
+        crosses = self.rope_border is not None and length > self.rope_border.tokens
+        chunk = chunk or (length if crosses else PREFILL_TOKENS)
+        for start in range(0, length, chunk):
+            tokens_BN, valid_BN = (x[:, start : start + chunk] for x in (tokens_BT, valid_BT))
             depth_BN = (valid_BN.long().cumsum(dim=1) - 1).clamp(min=0)
             if plain and not state.positions_BS.shape[1]:  # causal and nothing else: the model needs no mask of ours
                 output = self._pass(state, tokens_BN, depth_BN, None, taps)
@@ -140,6 +145,15 @@ class Backbone:
                 commit(output, plan)
             state = self.commit(state, output, plan)
         return state, output
+
+    def check_length(self, valid_BT: Tensor, longest: int) -> None:
+        """Before a prompt is decoded to at most `longest` tokens, padding included.
+
+        Raises:
+            ValueError: a text over a border of the rotary embeddings.
+        """
+        if self.rope_border is not None:
+            self.rope_border.refuse(prompt=valid_BT.shape[1], padded=not bool(valid_BT.all()), longest=longest)
 
     def verify(
         self,

@@ -115,6 +115,7 @@ class Run:
 
     @torch.no_grad()
     def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
+        self.backbone.check_length(valid_BT, self.request.max_length)
         rows = [
             Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
             for b, tokens in enumerate(tokens_BT.tolist())

@@ -37,6 +37,11 @@ class KeptCaches(Generic[D]):
     def __init__(self) -> None:
         self._kept: Kept[D] | None = None
 
+    @property
+    def length(self) -> int:
+        """Tokens of the call before."""
+        return 0 if self._kept is None else len(self._kept.tokens)
+
     def take(self, tokens: Sequence[int]) -> Kept[D] | None:
         """What was kept, rolled back to the prefix that it shares with these tokens; None where it shares none."""
         kept, self._kept = self._kept, None

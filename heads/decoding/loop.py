@@ -108,6 +108,7 @@ class Run:
 
     @torch.no_grad()
     def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
+        self.backbone.check_length(valid_BT, self.request.max_length)
         rows = [
             Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
             for b, tokens in enumerate(tokens_BT.tolist())
@@ -162,6 +163,9 @@ class Run:
                 f"keep_caches=True was given for {len(tokens_BT)} rows{'' if valid_BT.all() else ' with padding'}; "
                 f"caches are kept for one row without padding: give one text at a time, or leave keep_caches out."
             )
+        border = self.backbone.rope_border
+        if border is not None and border.parts(self.kept.length, tokens_BT.shape[1]):
+            self.kept.forget()
         kept = self.kept.take(tokens_BT[0].tolist())
         if kept is None:
             return None, 0

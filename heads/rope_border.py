@@ -1,0 +1,87 @@
+"""Rotary embeddings that change with the length of the text: what is decoded on either side of their border.
+
+Two kinds of RoPE take their frequencies from the longest position of a pass: "longrope" (Phi-3 and its kin) has one set
+of frequencies up to the border and another beyond, "dynamic" (NTK) ever new ones beyond it. Keys that were cached under
+other frequencies than the queries' are wrong. Plain generation reads the whole text anew when it crosses the border of
+longrope; beyond that of dynamic its text depends on what was generated before the call. So a text that stays on one
+side of a longrope border is decoded, one that would cross it is refused, and dynamic is decoded up to its border.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+MOVING = ("longrope", "dynamic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeBorder:
+    """The longest text under the first frequencies, and what kind of RoPE has others beyond."""
+
+    kind: str
+    tokens: int
+
+    def refuse(self, *, prompt: int, padded: bool, longest: int) -> None:
+        """Of one call: its prompt's tokens, whether rows are padded to it, and the tokens of its longest text.
+
+        A text's last token is emitted and never read, so a text may have one token more.
+
+        >>> border = RopeBorder(kind="longrope", tokens=24)
+        >>> border.refuse(prompt=10, padded=True, longest=25)
+        >>> border.refuse(prompt=25, padded=False, longest=90)
+        >>> border.refuse(prompt=10, padded=False, longest=26)              # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: This backbone's rotary embeddings (longrope) change at 24 tokens, and a text of 10 to 26 was ...
+
+        Raises:
+            ValueError: a text that may go over the border.
+        """
+        if longest <= self.tokens + 1:
+            return
+        if self.kind == "longrope" and prompt > self.tokens and not padded:
+            return
+        allowed = f"texts of at most {self.tokens + 1} tokens"
+        if self.kind == "longrope":
+            allowed += f", or prompts of more than {self.tokens} without padding"
+        raise ValueError(
+            f"This backbone's rotary embeddings ({self.kind}) change at {self.tokens} tokens, and a text of {prompt} "
+            f"to {longest} was asked for, whose cached keys would be of both kinds; allowed are {allowed}: give a "
+            f"smaller max_new_tokens, or decode with plain generate."
+        )
+
+    def parts(self, one: int, other: int) -> bool:
+        """Do texts of so many tokens lie on different sides?
+
+        >>> border = RopeBorder(kind="longrope", tokens=24)
+        >>> border.parts(24, 25), border.parts(3, 24), border.parts(25, 90)
+        (True, False, False)
+        """
+        return (one > self.tokens) != (other > self.tokens)
+
+
+def find_rope_border(decoder: nn.Module) -> RopeBorder | None:
+    """The lowest border of a decoder's rotary embeddings; None where none moves."""
+    found = [border for module in decoder.modules() for border in borders_of(module)]
+    return min(found, key=lambda border: border.tokens, default=None)
+
+
+def borders_of(module: nn.Module) -> list[RopeBorder]:
+    """Of one module; rotary embeddings of models that mix layer types hold a kind for each."""
+    kinds = getattr(module, "rope_type", None)
+    by_type: dict[str | None, Any] = kinds if isinstance(kinds, dict) else {None: kinds}
+    return [
+        RopeBorder(kind=kind, tokens=read_border(module, kind, layer_type))
+        for layer_type, kind in by_type.items()
+        if kind in MOVING
+    ]
+
+
+def read_border(module: Any, kind: str, layer_type: str | None) -> int:
+    if kind == "dynamic":
+        return int(module.original_max_seq_len)
+    parameters = module.config.rope_parameters
+    return int((parameters if layer_type is None else parameters[layer_type])["original_max_position_embeddings"])
