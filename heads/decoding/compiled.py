@@ -77,7 +77,9 @@ class CompiledBackbone(Backbone):
         capacity = bucket_for(slots if self.whole_buckets else slots + 1)
         slots, of_graph = (capacity, capacity) if self.whole_buckets else (slots, OPEN)
         rows = self.rows_for(state.cache, batch, taps, (padded, of_graph))
-        buffers = first_slots(self.fit(state.cache, batch, rows, capacity), slots)
+        buffers = self.fit(state.cache, batch, rows, capacity)
+        if not self.whole_buckets:
+            buffers = first_slots(buffers, slots)
         inputs = (
             fill_up(tokens_BN, padded),
             fill_up(depth_N.expand(batch, nodes), padded),
@@ -102,15 +104,25 @@ class CompiledBackbone(Backbone):
     def run(
         self, taps: Sequence[Tap], buffers: Buffers, shape: tuple[int, int, int], inputs: tuple[Tensor, ...]
     ) -> Any:
-        """The graph of this shape on these inputs; its first call compiles it, and the seconds are kept."""
+        """The graph of this shape on these inputs; its first call compiles it, and the seconds are kept.
+
+        Raises:
+            ValueError: torch cannot make one graph of this backbone's passes.
+        """
         graphs, key = self.graphs_of(taps), (names_of(taps), *shape)
         if key[-1] == OPEN:
             leave_slots_open(buffers, inputs)
         if key in graphs:
             return graphs[key](tuple(taps), buffers, inputs)
-        start = time.perf_counter()
-        graphs[key] = Graph(self, hidden_taps(taps), num_layers=len(buffers))
-        output = graphs[key](tuple(taps), buffers, inputs)
+        start, graph = time.perf_counter(), Graph(self, hidden_taps(taps), num_layers=len(buffers))
+        try:
+            output = graph(tuple(taps), buffers, inputs)
+        except torch._dynamo.exc.Unsupported as error:
+            raise ValueError(
+                f"compile=True was given, but torch makes no graph of passes of {type(self.model).__name__} "
+                f"({str(error).splitlines()[0]}); give compile=False."
+            ) from error
+        graphs[key] = graph
         self.compile_seconds[*key, len(self.compile_seconds)] = time.perf_counter() - start
         return output
 
@@ -144,7 +156,7 @@ class CompiledBackbone(Backbone):
         if loan.size != size:
             give_back(self._free, loan)
             free = self._free.get(size)
-            loan.buffers = free.pop() if free else [make_buffers(layer, rows, capacity) for layer in cache.layers]
+            loan.buffers = free.pop() if free else [self.make_buffers(layer, rows, capacity) for layer in cache.layers]
             loan.size = size
         for layer, (keys, values) in zip(cache.layers, loan.buffers, strict=True):
             if layer.keys.data_ptr() == keys.data_ptr():
@@ -153,6 +165,19 @@ class CompiledBackbone(Backbone):
             values[:batch, :, : layer.length] = layer.values[:, :, : layer.length]
             layer.keys, layer.values = keys[:batch], values[:batch]
         return loan.buffers
+
+    def make_buffers(self, layer: Any, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+        """Zeros: what a mask hides must still be finite.
+
+        A pass writes to them, and Inductor makes no CUDA graph of one that writes to tensors which may move. The mark
+        that they stay is on these very objects: a slice, even of all slots, has none.
+        """
+        made = [
+            buffer.new_zeros(rows, buffer.shape[1], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)
+        ]
+        for buffer in made if self.whole_buckets else ():
+            torch._dynamo.mark_static_address(buffer)
+        return made[0], made[1]
 
 
 Key = tuple[tuple[Any, ...], int, int, int]
@@ -349,17 +374,6 @@ def bucket_for(slots: int) -> int:
     while bucket < slots:
         bucket *= 2
     return bucket
-
-
-def make_buffers(layer: Any, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Zeros: what a mask hides must still be finite."""
-    made = [
-        buffer.new_zeros(rows, buffer.shape[1], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)
-    ]
-    for buffer in made:
-        if buffer.is_cuda:
-            torch._dynamo.mark_static_address(buffer)
-    return made[0], made[1]
 
 
 def repeat_last(x_BN: Tensor, rows: int) -> Tensor:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from throwaway_families import fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, tiny_model
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 
 import heads
 from heads.backbone import Backbone, CommitPlan
@@ -201,6 +203,27 @@ def test_inductor_gives_the_same_logits(whole, monkeypatch):
         check_close(walk(fast, prompt, ("final", 1), 3), walk(plain, prompt, ("final", 1), 3))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_pass_over_whole_buckets_writes_to_stays_where_it_is(whole, monkeypatch):
+    """Inductor skips CUDA graphs for passes that write to other inputs; AOT autograd says the same on any device."""
+    found = []
+
+    def note(graph, _):
+        facts = TracingContext.try_get().fw_metadata
+        written = {i for i, info in enumerate(facts.input_info) if info.mutates_data}
+        found.append((len(written), written <= set(facts.static_input_indices)))
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **_: real(f, dynamic=False, fullgraph=True, backend=aot_autograd(fw_compiler=note))
+    )
+    fast = CompiledBackbone(Backbone(tiny_model("llama", attn="sdpa")), whole_buckets=whole)
+    with torch.no_grad():
+        walk(fast, random_tokens(1, 6), ("final",), 3)
+    assert found == [(2 * fast.num_layers, whole)], "keys and values of each layer; slices of open slots may move"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_cuda_graphs_give_the_same_text():
     model = tiny_model("llama", attn="sdpa", dtype=torch.float32).cuda()
@@ -210,6 +233,7 @@ def test_cuda_graphs_give_the_same_text():
     decoding = heads.TreeDecoding(token_heads, 6, compile=True)
     for _ in range(2):  # the second call takes up the buffers of the first
         assert torch.equal(model.generate(prompt, max_new_tokens=300, custom_generate=decoding, **ROOM), plain)
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
 
 
 def test_without_a_compiler_it_is_refused(monkeypatch):

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 import heads
 from heads import backbone as backbone_module
 from heads.backbone import Backbone
+from heads.decoding import compiled
 
 BORDER = 24
 PLAIN = {"eos_token_id": None, "pad_token_id": PAD, "do_sample": False}
@@ -107,6 +108,20 @@ def test_a_draft_model_decodes_under_the_same_rule(longrope_heads):
     assert torch.equal(plain, model.generate(prompt_BT, custom_generate=decoding, max_new_tokens=12, **PLAIN))
     with pytest.raises(ValueError, match="rotary embeddings"):
         model.generate(prompt_BT[:, :20], custom_generate=decoding, max_new_tokens=12, **PLAIN)
+
+
+def test_passes_that_torch_makes_no_graph_of_are_refused(monkeypatch):
+    """Dynamic RoPE asks its positions how long the text is."""
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    token_heads = make_heads("grounded", Backbone(build("dynamic")), num_heads=3)
+    decoding = heads.TreeDecoding(token_heads, TREE, compile=True)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"torch makes no graph of passes of LlamaForCausalLM \(.*; give compile=Fal"
+        ):
+            token_heads.backbone.model.generate(
+                random_tokens(1, 5, seed=0), custom_generate=decoding, max_new_tokens=8, **PLAIN
+            )
 
 
 def test_others_have_no_border():
