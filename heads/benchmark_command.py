@@ -10,6 +10,7 @@ from rich.console import Console
 
 from heads.command_options import (
     BackboneOption,
+    CompileOption,
     DtypeOption,
     LookupOption,
     Penalty,
@@ -41,6 +42,7 @@ def benchmark_command(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    compile: CompileOption = None,
     draft_model: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +76,8 @@ def benchmark_command(
     check_length(opened.model, found, new_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
     request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
-    methods = build_methods(opened, request, read_tree_option(tree), lookup, with_prompt_lookup=not no_prompt_lookup)
+    shape = read_tree_option(tree)
+    methods = build_methods(opened, request, shape, lookup, compile, with_prompt_lookup=not no_prompt_lookup)
     if draft_model is not None:
         methods += draft_methods(opened.model, open_draft_model(draft_model, dtype), request)
     float32 = None if judge is None else Float32Judge(model=opened.model, request=request)
@@ -94,15 +97,23 @@ def benchmark_command(
 
 
 def build_methods(
-    opened: Opened, request: Request, shape: str | int | None, lookup: int | None, *, with_prompt_lookup: bool
+    opened: Opened,
+    request: Request,
+    shape: str | int | None,
+    lookup: int | None,
+    compile: bool | None,
+    *,
+    with_prompt_lookup: bool,
 ) -> list[Method]:
     """A row each; heads are named as their folder, and a row without lookup says so."""
     methods = [plain(opened.model, request)]
     if with_prompt_lookup:
         methods.append(prompt_lookup(opened.model, request))
     for name, heads in opened.token_heads.items():
-        looks_up = TreeDecoding(heads, shape, lookup=lookup).lookup > 0  # a tree.json may have it switched off
-        methods.append(tree(opened.model, heads, request, name if looks_up else f"{name}, heads alone", shape, lookup))
+        # a tree.json may have it switched off
+        looks_up = TreeDecoding(heads, shape, lookup=lookup, compile=False).lookup > 0
+        row = name if looks_up else f"{name}, heads alone"
+        methods.append(tree(opened.model, heads, request, row, shape, lookup, compile))
     return methods
 
 

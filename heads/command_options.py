@@ -34,6 +34,13 @@ LookupOption = Annotated[
         help=f"Tokens copied from earlier text, tried beside the tree; {DEFAULT_LOOKUP} by default, 0 turns it off.",
     ),
 ]
+CompileOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Run passes as compiled graphs, after seconds of compiling; by default what tree.json says, else not.",
+    ),
+]
 DraftModelOption = Annotated[
     str | None,
     typer.Option(

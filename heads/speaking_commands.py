@@ -12,6 +12,7 @@ from heads.command_options import (
     BackboneOption,
     Color,
     ColorOption,
+    CompileOption,
     DraftModelOption,
     DtypeOption,
     Heads,
@@ -49,6 +50,7 @@ def generate_command(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    compile: CompileOption = None,
     draft_model: DraftModelOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
@@ -60,7 +62,9 @@ def generate_command(
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
     text = read_prompt(prompt)
     opened = open_heads([heads], backbone, dtype)
-    decoding = build_decoding(opened, tree, lookup, draft_model, plain, highlight, dtype, greedy=temperature == 0)
+    decoding = build_decoding(
+        opened, tree, lookup, compile, draft_model, plain, highlight, dtype, greedy=temperature == 0
+    )
     speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
     torch.manual_seed(seed)
     stream = speaker.speak(speaker.encode(text))
@@ -78,6 +82,7 @@ def chat_command(
     repetition_penalty: Penalty = 1.0,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    compile: CompileOption = None,
     draft_model: DraftModelOption = None,
     plain: Plain = False,
     highlight: Highlight = False,
@@ -90,7 +95,7 @@ def chat_command(
     opened = open_heads([heads], backbone, dtype)
     greedy = temperature == 0
     decoding = build_decoding(
-        opened, tree, lookup, draft_model, plain, highlight, dtype, greedy=greedy, keep_caches=True
+        opened, tree, lookup, compile, draft_model, plain, highlight, dtype, greedy=greedy, keep_caches=True
     )
     speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
     torch.manual_seed(seed)
@@ -112,6 +117,7 @@ def build_decoding(
     opened: Opened,
     tree: str | None,
     lookup: int | None,
+    compile: bool | None,
     draft_model: str | None,
     plain: bool,
     highlight: bool,
@@ -125,19 +131,22 @@ def build_decoding(
     Raises:
         ValueError: options that have no meaning together.
     """
-    drafts = highlight or draft_model is not None or tree is not None or lookup is not None
+    of_heads = any(option is not None for option in (tree, lookup, compile))
+    drafts = highlight or draft_model is not None or of_heads
     if plain and drafts:
         raise ValueError(
-            "--plain drafts nothing, so --highlight, --tree, --lookup and --draft-model have no meaning with it; "
+            "--plain drafts nothing, so --highlight, --tree, --lookup, --compile and --draft-model have no meaning "
+            "with it; "
             "leave out --plain."
         )
     if plain:
         return None
     if draft_model is None:
         (token_heads,) = opened.token_heads.values()
-        return TreeDecoding(token_heads, read_tree_option(tree), lookup=lookup, keep_caches=keep_caches)
-    if tree is not None or lookup is not None:
-        raise ValueError("--draft-model drafts in place of the heads; leave out --tree and --lookup with it.")
+        shape = read_tree_option(tree)
+        return TreeDecoding(token_heads, shape, lookup=lookup, compile=compile, keep_caches=keep_caches)
+    if of_heads:
+        raise ValueError("--draft-model drafts in place of the heads; leave out --tree, --lookup, --compile with it.")
     # Greedy text does not depend on the length; sampled text does, and --seed is to repeat it.
     return DraftModelDecoding(open_draft_model(draft_model, dtype), "adaptive" if greedy else DEFAULT_K)
 

@@ -43,6 +43,9 @@ def tune_tree_command(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw times and predicted speeds against nodes into this PNG.")
     ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Try compiled passes as well; tree.json says so where they are faster.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of sampling, with --temperature.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Of backbone and heads; auto: float32 on a CPU.")] = "auto",
 ) -> None:
@@ -67,6 +70,7 @@ def tune_tree_command(
         repetition_penalty=repetition_penalty,
         temperature=temperature,
         repeats=repeats,
+        compile=compile,
     )
     torch.manual_seed(seed)
     console = Console()

@@ -1,13 +1,16 @@
-"""Which tree and which looked-up chain `TreeDecoding` uses: what was asked for, what was tuned, the defaults."""
+"""What `TreeDecoding` decodes with, tree, looked-up chain, kind of passes: what was asked for or tuned, or defaults."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from heads.backbone import Backbone
+from heads.decoding.compiled import what_stops_compiling
 from heads.decoding.dynamic_tree import DynamicTree, check_integer
 from heads.decoding.lookup import DEFAULT_LOOKUP, check_lookup
 from heads.decoding.rules import Rule
@@ -28,9 +31,18 @@ def refuse_drawn_dynamic(rule: Rule, tree: Tree | DynamicTree) -> None:
         )
 
 
-def choose_tree_and_lookup(
-    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, rule: Rule
-) -> tuple[Tree | DynamicTree, int]:
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What `TreeDecoding` decodes with, each as its argument of that name says."""
+
+    tree: Tree | DynamicTree
+    lookup: int
+    compile: bool
+
+
+def choose(
+    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, compile: bool | None, rule: Rule
+) -> Chosen:
     """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults.
 
     A dynamic tree that nobody asked for gives way to a rule that was: then the file's static tree is taken.
@@ -44,7 +56,21 @@ def choose_tree_and_lookup(
         tree = tuned.tree
     if lookup is None:
         lookup = DEFAULT_LOOKUP if tuned is None or tuned.lookup is None else tuned.lookup
-    return choose_tree(token_heads, tree), check_lookup(check_integer(lookup, f"lookup={lookup!r}"))
+    if compile is None:
+        compile = tuned is not None and tuned.compile and can_compile(token_heads.backbone)
+    return Chosen(
+        tree=choose_tree(token_heads, tree),
+        lookup=check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
+        compile=compile,
+    )
+
+
+def can_compile(backbone: Backbone) -> bool:
+    """Where a tree.json asks for compiled passes and nobody else does, what stops them is a warning."""
+    obstacle = what_stops_compiling(backbone)
+    if obstacle:
+        warnings.warn(f"tree.json asks for compiled passes, but {obstacle}; they run uncompiled.", stacklevel=4)
+    return not obstacle
 
 
 def choose_tree(

@@ -27,7 +27,7 @@ from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
 from heads.decoding.tree import Tree
-from heads.decoding.tree_choice import AnyTree, choose_tree_and_lookup, refuse_drawn_dynamic
+from heads.decoding.tree_choice import AnyTree, choose, refuse_drawn_dynamic
 from heads.interface import TokenHeads
 
 
@@ -56,6 +56,7 @@ class TreeDecoding:
         compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
             (heads/decoding/compiled.py, compiled_drafting.py): faster where passes are short, after seconds of
             compiling for each shape that is met. Drafts that are drawn by lot and dynamic trees are drafted without.
+            None is what the tree.json that is used or given says (`headway tune-tree --compile`), else False.
 
     Raises:
         ValueError: a tree that is deeper than the heads draft, or that is malformed, or an unknown rule; `compile`
@@ -71,13 +72,14 @@ class TreeDecoding:
         lookup: int | None = None,
         keep_caches: bool = False,
         rule: str | Rule = "exact",
-        compile: bool = False,
+        compile: bool | None = None,
     ) -> None:
         self.token_heads = token_heads
-        self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
-        self.drafting = compiled_drafting(token_heads) if compile else None
         self.rule = read_rule(rule, generator)
-        self.tree, self.lookup = choose_tree_and_lookup(token_heads, tree, lookup, self.rule)
+        chosen = choose(token_heads, tree, lookup, compile, self.rule)
+        self.tree, self.lookup = chosen.tree, chosen.lookup
+        self.backbone = compiled(token_heads.backbone) if chosen.compile else token_heads.backbone
+        self.drafting = compiled_drafting(token_heads) if chosen.compile else None
         self.generator = generator
         self.kept: KeptCaches[HeadsDrafter] | None = KeptCaches() if keep_caches else None
         refuse_drawn_dynamic(self.rule, self.tree)

@@ -1,6 +1,7 @@
 """tree.json: what `headway tune-tree` found best for these heads on this machine, and where it holds.
 
-    {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "prediction": {…}, "measured_on": {…}, "heads_sha256": …}
+    {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "prediction": {…}, "measured_on": {…},
+     "heads_sha256": …}
 
 `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths` the best static
 tree) or "plain" (no tree pays: the heads draft nothing). The file lies beside the heads; `heads.load` remembers where,
@@ -36,6 +37,7 @@ class TunedTree:
         paths: of the best static tree; none where no static tree pays.
         dynamic: the best dynamic tree, where it is better than the static one.
         lookup: tokens to look up beside the tree; 0: none; None: the file, one of paths alone, says nothing.
+        compile: passes were faster as compiled graphs.
         prediction: what was predicted on which evidence, for people.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: of the heads' tensors; None where they were never saved.
@@ -45,6 +47,7 @@ class TunedTree:
     paths: tuple[tuple[int, ...], ...] = ()
     dynamic: DynamicTree | None = None
     lookup: int | None = 0
+    compile: bool = False
     prediction: Mapping[str, Any] = field(default_factory=dict)
     measured_on: Mapping[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
@@ -74,6 +77,7 @@ class TunedTree:
             "kind": self.kind,
             **({} if self.dynamic is None else {"dynamic": asdict(self.dynamic)}),
             "lookup": self.lookup,
+            "compile": self.compile,
             "prediction": dict(self.prediction),
             "measured_on": dict(self.measured_on),
             "heads_sha256": self.heads_sha256,
@@ -132,6 +136,9 @@ def parse(content: Any) -> TunedTree:
     without = kind == "plain" or (kind == "dynamic" and content["paths"] == [])
     paths = () if without else Tree(content["paths"]).paths[1:]
     lookup = content.get("lookup", 0 if "kind" in content else None)
+    compiles = content.get("compile", False)
+    if not isinstance(compiles, bool):
+        raise ValueError(f"its compile is {compiles!r}, allowed are true and false")
     checksum = content.get("heads_sha256")
     if not isinstance(checksum, str | None):
         raise ValueError(f"its heads_sha256 is {checksum!r}, allowed are a string and null")
@@ -143,6 +150,7 @@ def parse(content: Any) -> TunedTree:
         paths=paths,
         dynamic=DynamicTree(**content["dynamic"]) if kind == "dynamic" else None,
         lookup=None if lookup is None else check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
+        compile=compiles,
         heads_sha256=checksum,
         **objects,
     )

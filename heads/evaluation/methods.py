@@ -147,7 +147,7 @@ def tree(
     name: str,
     shape: TreeShape = None,
     lookup: int | None = None,
-    compile: bool = False,
+    compile: bool | None = None,
 ) -> Method:
     """Tree decoding with these heads; `shape`, `lookup`, `compile` as `TreeDecoding` takes them, by default its own."""
     decoding = TreeDecoding(token_heads, shape, lookup=lookup, compile=compile)

@@ -16,6 +16,7 @@ class TuneConfig:
         repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
         repeats: rounds of timing, of which medians are taken.
         checked_prompts: prompts that the winner is decoded on, at least one batch.
+        compile: decode them with compiled passes as well; tree.json says so where that was faster.
 
     Raises:
         ValueError: a number outside of what is allowed.
@@ -27,6 +28,7 @@ class TuneConfig:
     temperature: float = 0.0
     repeats: int = 15
     checked_prompts: int = 4
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name, least in {"new_tokens": 2, "batch": 1, "repeats": 1, "checked_prompts": 1}.items():

@@ -25,6 +25,7 @@ def tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> 
         paths=static.paths[1:] if isinstance(static, Tree) and kind != "plain" else (),
         dynamic=dynamic if isinstance(dynamic, DynamicTree) and kind == "dynamic" else None,
         lookup=tuning.lookup,
+        compile=tuning.compile,
         prediction=describe_prediction(tuning),
         measured_on={
             **describe_machine(backbone.device),

@@ -17,7 +17,7 @@ from heads.evaluation.report import GREY, MARKERS, PALETTE, save_figure, tidy
 from heads.tuning.acceptance import RankCounts
 from heads.tuning.search import Choice, best_by_size
 from heads.tuning.timing import PassTimes
-from heads.tuning.tune import Tuning
+from heads.tuning.tune import COMPILED, Tuning
 
 RANKS_SHOWN = 4
 
@@ -104,6 +104,26 @@ def checked_table(tuning: Tuning) -> Table:
 
 def verdict(tuning: Tuning) -> str:
     """What is used from now on, and why."""
+    return say_tree(tuning) + (say_compiled(tuning) if tuning.config.compile else "")
+
+
+def say_compiled(tuning: Tuning) -> str:
+    """Predictions are for passes that are not compiled; what compiled ones give was decoded."""
+    fastest = {
+        compiled: max(
+            (speed.tokens_per_second for name, speed in tuning.checked.items() if name.endswith(COMPILED) == compiled),
+            default=0.0,
+        )
+        for compiled in (True, False)
+    }
+    use = "used (compile)" if tuning.compile else "not used"
+    return (
+        f" Compiled passes decoded {fastest[True]:.1f} tokens/s at best, uncompiled ones {fastest[False]:.1f}: {use}; "
+        f"the prediction is for uncompiled ones."
+    )
+
+
+def say_tree(tuning: Tuning) -> str:
     ratios = {kind: choice.tokens_per_second / tuning.plain for kind, choice in tuning.finalists.items()}
     if tuning.kind == "plain":
         how, why = "with prompt lookup alone" if tuning.lookup else "plainly", why_plain(tuning, ratios)

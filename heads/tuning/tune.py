@@ -36,6 +36,8 @@ ROWS = 16
 """Texts that are written and replayed at once."""
 PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tree beside lookup"
 """What is decoded in the end."""
+COMPILED = ", compiled"
+"""Behind the name of what is decoded with compiled passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +81,30 @@ class Tuning:
         return max(self.checked, key=lambda name: self.checked[name].tokens_per_second)
 
     @property
+    def way(self) -> str:
+        """The chosen way of decoding, whether its passes are compiled or not."""
+        return self.chosen.removesuffix(COMPILED)
+
+    @property
+    def compile(self) -> bool:
+        return self.chosen.endswith(COMPILED)
+
+    @property
     def kind(self) -> Kind:
         """Of the tree that was the fastest when it was decoded."""
-        if self.chosen == TREE_AND_LOOKUP:
+        if self.way == TREE_AND_LOOKUP:
             return "static" if self.beside is not None else self.predicted
-        return self.predicted if self.chosen == TREE else "plain"
+        return self.predicted if self.way == TREE else "plain"
 
     @property
     def lookup(self) -> int:
-        return DEFAULT_LOOKUP if self.chosen in (LOOKUP_ALONE, TREE_AND_LOOKUP) else 0
+        return DEFAULT_LOOKUP if self.way in (LOOKUP_ALONE, TREE_AND_LOOKUP) else 0
 
     @property
     def tree(self) -> Tree | DynamicTree:
         if self.kind == "plain":
             return Tree.root_only()
-        if self.chosen == TREE_AND_LOOKUP and self.beside is not None:
+        if self.way == TREE_AND_LOOKUP and self.beside is not None:
             return self.beside.choice.tree
         return self.finalists[self.kind].tree
 
@@ -219,11 +230,26 @@ def check(
     clock: Clock,
     progress: Progress,
 ) -> dict[str, Speed]:
-    """Decode some of the prompts plainly, with lookup alone, with the winner alone and with a tree beside lookup."""
-    decodings = {PLAIN: None, LOOKUP_ALONE: TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)}
+    """Decode some of the prompts plainly, with lookup alone, with the winner alone and with a tree beside lookup.
+
+    With `config.compile` each of ours once more with compiled passes, behind a round in which their graphs are made.
+    """
+    ways: dict[str, tuple[Tree | DynamicTree, int]] = {LOOKUP_ALONE: (Tree.root_only(), DEFAULT_LOOKUP)}
     if winner is not None:
-        decodings[TREE] = TreeDecoding(token_heads, winner, lookup=0)
+        ways[TREE] = winner, 0
     with_chain = winner if beside is None else beside.choice.tree
     if with_chain is not None:
-        decodings[TREE_AND_LOOKUP] = TreeDecoding(token_heads, with_chain, lookup=DEFAULT_LOOKUP)
-    return measure_speeds(token_heads.backbone.model, decodings, prompts, config, clock, progress)
+        ways[TREE_AND_LOOKUP] = with_chain, DEFAULT_LOOKUP
+
+    def all_ways(compile: bool) -> dict[str, TreeDecoding | None]:
+        return {
+            name + COMPILED * compile: TreeDecoding(token_heads, tree, lookup=lookup, compile=compile)
+            for name, (tree, lookup) in ways.items()
+        }
+
+    model, decodings = token_heads.backbone.model, {PLAIN: None, **all_ways(compile=False)}
+    if config.compile:
+        compiled = all_ways(compile=True)
+        measure_speeds(model, compiled, prompts, config, clock, lambda _, total: progress("compiling", total))
+        decodings |= compiled
+    return measure_speeds(model, decodings, prompts, config, clock, progress)

@@ -14,6 +14,7 @@ from tiny import random_tokens, tiny_model
 
 import heads
 from heads.backbone import Backbone
+from heads.decoding import compiled
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tuned import TunedTree, read_tree_file
 from heads.interface import TokenHeads
@@ -42,8 +43,9 @@ def write(token_heads: TokenHeads, **fields: Any) -> None:
         TunedTree(kind="static", paths=PATHS, lookup=10, prediction={"tokens_per_pass": 2.0}, measured_on=HERE),
         TunedTree(kind="dynamic", paths=PATHS, dynamic=heads.DynamicTree(nodes=9, depth=2, width=2)),
         TunedTree(kind="plain", heads_sha256="abc"),
+        TunedTree(kind="plain", compile=True),
     ],
-    ids=lambda tuned: tuned.kind,
+    ids=["static", "dynamic", "plain", "compiled"],
 )
 def test_what_is_written_reads_back(tuned, tmp_path):
     (tmp_path / "tree.json").write_text(tuned.as_json(), encoding="utf-8")
@@ -64,6 +66,30 @@ def test_it_is_used_where_nothing_else_is_asked_for(saved):
     assert heads.TreeDecoding(saved, lookup=0).lookup == 0
     other = heads.TreeDecoding(saved, [[1]])
     assert (other.tree.paths[1:], other.lookup) == (((1,),), DEFAULT_LOOKUP)
+
+
+def is_compiled(decoding: heads.TreeDecoding) -> bool:
+    return isinstance(decoding.backbone, compiled.CompiledBackbone) and decoding.drafting is not None
+
+
+def test_passes_are_compiled_where_that_was_faster_unless_something_else_is_asked_for(saved, monkeypatch):
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    write(saved, compile=True)
+    assert is_compiled(heads.TreeDecoding(saved))
+    assert is_compiled(heads.TreeDecoding(saved, saved.tuned_tree))
+    assert not is_compiled(heads.TreeDecoding(saved, compile=False))
+    assert not is_compiled(heads.TreeDecoding(saved, 3)), "another tree was asked for"
+    write(saved, compile=False)
+    assert not is_compiled(heads.TreeDecoding(saved))
+    assert is_compiled(heads.TreeDecoding(saved, compile=True))
+
+
+def test_where_nothing_compiles_a_warning_says_so(saved, monkeypatch):
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: False)
+    write(saved, compile=True)
+    with pytest.warns(UserWarning, match=r"tree.json asks for compiled passes, but torch.compile found no C\+\+ comp"):
+        decoding = heads.TreeDecoding(saved)
+    assert not is_compiled(decoding)
 
 
 @pytest.mark.parametrize("as_given", [str, Path])
@@ -182,6 +208,7 @@ def test_new_heads_have_none():
             for value in ("10", 4.5, True)
         ),
         ({"kind": "plain", "heads_sha256": 5}, "heads_sha256 is 5, allowed are a string and null"),
+        ({"kind": "plain", "compile": 1}, "compile is 1, allowed are true and false"),
         ({"kind": "plain", "measured_on": 3}, "must be objects"),
     ],
     ids=str,

@@ -25,6 +25,7 @@ import heads
 from heads import checkpoint, tune_command
 from heads.backbone import Backbone
 from heads.cli import app
+from heads.decoding import tree_decoding
 from heads.decoding.dynamic_tree import DynamicTree
 from heads.decoding.lookup import DEFAULT_LOOKUP
 from heads.decoding.tree import Tree
@@ -40,7 +41,7 @@ from heads.tuning.replay import NEVER, RANKS, Replay, replay, write_texts
 from heads.tuning.report import draw_tuning, show, verdict
 from heads.tuning.speeds import Speed
 from heads.tuning.timing import Bench, PassTimes, interleaved_medians, measure_times
-from heads.tuning.tune import Tuning, context_of, time_finalists, tune, whole_over_modelled
+from heads.tuning.tune import Tuning, check, context_of, time_finalists, tune, whole_over_modelled
 
 MISS = RANKS
 Ticks = Callable[[], float]
@@ -382,6 +383,31 @@ def test_where_no_tree_pays_it_is_plain():
     written = tuned_tree(fitted_heads("grounded", "llama"), plain, num_prompts=4)
     assert (written.kind, written.paths, written.dynamic) == ("plain", (), None)
     assert written.prediction["best_tree_ratio_to_plain"] < 0.1
+
+
+def test_compiled_passes_are_decoded_too_where_that_is_asked_for(monkeypatch):
+    """Behind a round that nothing is counted of; what was fastest is written, compiled or not."""
+    asked = []
+    monkeypatch.setattr(tree_decoding, "compiled", lambda backbone: asked.append(backbone) or backbone)
+    monkeypatch.setattr(tree_decoding, "compiled_drafting", lambda _: None)
+    prompts, token_heads = [random_tokens(1, 5, seed=seed) for seed in (50, 51)], fitted_heads("grounded", "llama")
+    config = TuneConfig(new_tokens=12, repeats=1, checked_prompts=1, compile=True)
+    checked = check(token_heads, prompts, Tree([[0]]), None, config, counting_clock(), lambda *_: lambda: None)
+    assert asked == [token_heads.backbone] * 3
+    ours = {"lookup alone", "tuned tree", "tree beside lookup"}
+    assert set(checked) == {"plain", *ours, *(f"{name}, compiled" for name in ours)}
+    for name in ours:
+        assert checked[f"{name}, compiled"].tokens_per_pass == checked[name].tokens_per_pass, "the same text"
+    found = replace(tuned_tiny(), config=config)
+    for name, lookup in (("tuned tree, compiled", 0), ("tree beside lookup, compiled", DEFAULT_LOOKUP)):
+        fastest = Speed(tokens_per_pass=2.0, tokens_per_second=1e6)
+        written = tuned_tree(token_heads, replace(found, checked={**found.checked, name: fastest}), num_prompts=4)
+        assert (written.compile, written.lookup, bool(written.paths or written.dynamic)) == (True, lookup, True)
+        assert "Compiled passes decoded 1000000.0 tokens/s" in verdict(
+            replace(found, checked={**found.checked, name: fastest})
+        )
+    assert not tuned_tree(token_heads, found, num_prompts=4).compile
+    assert ": not used;" in verdict(found)
 
 
 SPEEDS = ("plain", "lookup alone", "tuned tree", "tree beside lookup")
