@@ -13,6 +13,7 @@ compiling took is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import time
@@ -69,13 +70,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fitted = TuneConfig(
         new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY, checked_prompts=FITTED_ON // 2
     )
-    measured = [found[0::2][i * to_fit // options.prompts] for i in range(options.prompts)]
-    with tuned(console, opened, found[1::2], fitted) as alone:
-        compare(console, opened, measured, options, alone)
+    places = [(options.offset + i * to_fit // options.prompts) % to_fit for i in range(options.prompts)]
+    measured, own = [found[0::2][place] for place in places], open_own(options)
+    with contextlib.ExitStack() as stack:
+        alone, own_alone = (
+            stack.enter_context(tuned(console, one, found[1::2], fitted)) if one else {} for one in (opened, own)
+        )
+        compare(console, opened, own, measured, options, alone, own_alone)
+
+
+def open_own(options: argparse.Namespace) -> Opened | None:
+    """Heads for dynamic decoding with the backbone that was trained with them, where they are not left out."""
+    return open_heads([options.dynamic]) if options.dynamic else None
 
 
 def compare(
-    console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace, alone: Trees
+    console: Console,
+    opened: Opened,
+    own: Opened | None,
+    prompts: Sequence[Tensor],
+    options: argparse.Namespace,
+    alone: Trees,
+    own_alone: Trees,
 ) -> None:
     """All blocks, their tables, targets, JSON and picture."""
     can_compile = may_compile(console, opened, options)
@@ -89,8 +105,10 @@ def compare(
             console, opened, request, prompts, options.repeats, name, alone, can_compile, draft
         )
         parts[name] = measure_where(console, opened, request, prompts, options.repeats, name, alone)
-        if options.dynamic:
-            blocks[f"{name}, dynamo's own backbone"] = measure_dynamic(console, options, request, prompts, name)
+        if own is not None:
+            blocks[f"{name}, dynamo's own backbone"] = measure_dynamic(
+                console, own, options, request, prompts, name, own_alone
+            )
     for name, found in parts.items():
         console.print(f"\n{name}:", highlight=False)
         say_targets(console, blocks[name], found, counts=name != "greedy")
@@ -128,6 +146,13 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=20,
         help="held-out prompts; trees are fitted to as many others, two at least (default: 20)",
+    )
+    parser.add_argument(
+        "--offset",
+        type=int,
+        default=0,
+        help="measure other prompts of the same half, shifted by so many (default: 0): how much there is to copy, and "
+        "so the speed, depends on the texts",
     )
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
@@ -226,15 +251,20 @@ def compile_seconds(opened: Opened) -> tuple[int, float]:
 
 
 def measure_dynamic(
-    console: Console, options: argparse.Namespace, request: Request, prompts: Sequence[Tensor], name: str
+    console: Console,
+    opened: Opened,
+    options: argparse.Namespace,
+    request: Request,
+    prompts: Sequence[Tensor],
+    name: str,
+    alone: Trees,
 ) -> list[Row]:
-    """Dynamic decoding, and trees of the same heads, against plain generation of the backbone trained with them."""
-    opened = open_heads([options.dynamic])
+    """Dynamic decoding, and tuned trees of the same heads, against plain generation of their own backbone."""
     ((folder, token_heads),) = opened.token_heads.items()
     own = dataclasses.replace(plain(opened.model, request), name=f"plain, {folder}'s own backbone")
     label = f"{folder}, dynamic, threshold {options.threshold}"
     methods = [own, dynamic(opened.model, token_heads, request, label, options.threshold)]
-    methods += [method for _, method in tree_methods(opened, request, {})]
+    methods += [method for _, method in tree_methods(opened, request, alone)]
     rows = measure(console, opened.model, methods, request, prompts, options.repeats, f"dynamic, {name}")
     console.print(speed_table(rows, f"\n{name}: {folder} beside plain generation of its own backbone"))
     return rows
