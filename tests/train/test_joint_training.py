@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_run import folder, metrics, own_cache, write_config  # noqa: F401 - fixtures
 from tiny import random_tokens, tiny_model
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, set_seed
 from typer.testing import CliRunner
 
 import heads
@@ -26,7 +26,7 @@ from train.config import read_config
 from train.model import TrainedModel
 from train.optimizer_groups import optimizer_groups
 from train.overhead import measure_heads_overhead
-from train.run import run
+from train.run import load_trainable, run
 
 SCALE = 0.1
 COUNT = 16  # of labels, as far as the loss knows: its division, in float32, is exact
@@ -413,6 +413,38 @@ def test_an_adapter_is_trained_on_with_its_own_rank(folder):  # noqa: F811
         train(folder, "joint-otherwise", init_from=str(first / "last"))
     frozen = train(folder, "joint-on-adapter", init_from=str(first / "last"), rates={"heads": 1e-2, "base": None})
     assert list((frozen / "last").glob("backbone-*/adapter_model.safetensors")), "the adapter goes with its heads"
+
+
+def adapter_of(model):
+    return {n.replace(".default", ""): p.detach() for n, p in model.named_parameters() if "lora_" in n}
+
+
+def test_an_adapter_learns_in_float32_on_a_bfloat16_backbone(folder):  # noqa: F811
+    """Every entry moves at a rate that bfloat16 would round away; a run that goes on, or starts from it, has all bits."""
+    half = {
+        "family": "medusa",
+        "backbone": {"dtype": "bfloat16"},
+        "lora": {"rank": 4},
+        "rates": {"base": 1e-4, "heads": 1e-3},
+        "trainer": {"max_steps": 4},
+    }
+    path = write_config(folder, "half-start", **(JOINT | half))
+    config = read_config(["--config", path])
+    set_seed(config.seed)
+    start = adapter_of(load_trainable(config, torch.device("cpu")))
+    assert {t.dtype for t in start.values()} == {torch.float32}
+    whole = train(folder, "half", save_every_steps=2, **half)
+    trained = {n.removeprefix("base base_model.model."): t for n, t in weights(whole / "last").items() if "lora_" in n}
+    assert {t.dtype for t in trained.values()} == {torch.float32}
+    for name, tensor in trained.items():
+        assert (tensor != start[name]).float().mean() > 0.99, name
+    before = {name: tensor.clone() for name, tensor in weights(whole / "last").items()}
+    shutil.rmtree(whole / "checkpoint-4")
+    train(folder, "half", "--resume", "true", save_every_steps=2, **half)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(whole / "last").items())
+    on = read_config(["--config", write_config(folder, "half-on", **(JOINT | half), init_from=str(whole / "last"))])
+    for name, tensor in adapter_of(load_trainable(on, torch.device("cpu"))).items():
+        assert torch.equal(tensor, trained[name]), name
 
 
 def test_init_from_goes_on_with_the_changed_backbone(folder):  # noqa: F811
