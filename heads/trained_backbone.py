@@ -10,10 +10,12 @@ and added in the backbone's dtype.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
 from peft.functional import cast_adapter_dtype
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from heads.backbone import Backbone
 
@@ -100,6 +103,24 @@ def keep_adapter_in_float32(model: Any) -> None:
     """
     for name in model.peft_config:
         cast_adapter_dtype(model, name)
+
+
+@contextlib.contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The weights under a LoRA adapter, for a moment; nothing changes where there is none.
+
+    peft's own switch also sets `requires_grad` of the adapter off and on, which engines that wrap parameters have
+    read before.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    before = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            layer._disable_adapters = was_off
 
 
 def has_adapter(model: Any) -> bool:

@@ -420,7 +420,7 @@ def adapter_of(model):
 
 
 def test_an_adapter_learns_in_float32_on_a_bfloat16_backbone(folder):  # noqa: F811
-    """Every entry moves at a rate that bfloat16 would round away; a run that goes on, or starts from it, has all bits."""
+    """Every entry moves at a rate that bfloat16 rounds away; a run that goes on, or starts from it, has all bits."""
     half = {
         "family": "medusa",
         "backbone": {"dtype": "bfloat16"},
