@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -41,9 +42,10 @@ class LoraSettings:
 
     Attributes:
         rank: of the added products; 0 for no adapter.
-        alpha: the product is scaled by alpha / rank; the rank where it is not given.
+        alpha: the product is scaled by alpha / rank, above 0; the rank where it is not given.
         dropout: on the adapter's input, 0 up to 1.
-        targets: names of the linear layers that get one; peft's choice for the architecture where it is not given.
+        targets: names of the linear layers that get one, each of which must be there; peft's choice for the
+            architecture where it is not given. The unembedding cannot have one.
     """
 
     rank: int = 0
@@ -55,6 +57,11 @@ class LoraSettings:
         """Raise ValueError, with what is allowed, on a value that no adapter takes."""
         if self.rank < 0:
             raise ValueError(f"lora.rank={self.rank} was given; allowed are 0 (no adapter) and more.")
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
+            raise ValueError(
+                f"lora.alpha={self.alpha} was given; it must be above 0, or the adapter would change nothing: give a "
+                f"number such as the rank, or leave it out."
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout={self.dropout} was given; allowed are 0 up to 1 (1 excluded).")
         if self.rank == 0 and self != LoraSettings():
@@ -65,8 +72,10 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
     """Put a new adapter into a model, in place and in float32; it changes nothing until it is trained.
 
     Raises:
-        ValueError: peft knows no targets for this architecture, or the named ones do not exist.
+        ValueError: peft knows no targets for this architecture, or one that is named does not exist, or is the
+            unembedding.
     """
+    check_targets(model, settings.targets or [])
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank if settings.alpha is None else settings.alpha,  # type: ignore[arg-type]
@@ -80,6 +89,35 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
         name = type(model).__name__
         raise ValueError(f"No LoRA adapter could be put into {name} ({first}); name lora.targets.") from error
     keep_adapter_in_float32(model)
+
+
+def check_targets(model: Any, targets: list[str]) -> None:
+    """peft takes a list of which one name is right, and leaves the others out without a word.
+
+    Raises:
+        ValueError: a name that no module ends in, or the unembedding's.
+    """
+    modules = dict(model.named_modules())
+    for target in targets:
+        named = [module for name, module in modules.items() if f".{name}".endswith(f".{target}")]
+        if not named:
+            raise ValueError(
+                f"lora.targets has {target!r}, which names no layer of {type(model).__name__}; allowed are "
+                f"{', '.join(layers_with_matrices(model))}."
+            )
+        if model.get_output_embeddings() in named:
+            raise ValueError(
+                f"lora.targets has {target!r}, the unembedding of {type(model).__name__}, whose weight the losses read "
+                f"without an adapter, which would never learn; leave it out: {', '.join(layers_with_matrices(model))} "
+                f"can have one."
+            )
+
+
+def layers_with_matrices(model: Any) -> list[str]:
+    """The last parts of the names of all layers that multiply with a matrix, the unembedding left out."""
+    unembedding = model.get_output_embeddings()
+    matrices = {n for n, m in model.named_modules() if getattr(getattr(m, "weight", None), "ndim", 0) == 2}
+    return sorted({n.rpartition(".")[2] for n in matrices if model.get_submodule(n) is not unembedding})
 
 
 def put_on_adapter(model: Any, folder: Path) -> None:

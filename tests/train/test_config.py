@@ -49,6 +49,9 @@ def test_yaml_then_overrides(tmp_path):
         ({"rates": {"base": 1e-5, "heads_to_base": -1e-6}}, r"rates.heads_to_base=-1e-06 was given; allowed are 0"),
         ({"lora": {"rank": 4}}, r"lora.rank was given but rates.base is null"),
         ({"lora": {"alpha": 4.0}}, r"lora.alpha, dropout or targets were given without lora.rank"),
+        ({"lora": {"rank": 4, "alpha": 0.0}, "rates": {"base": 1e-4}}, r"lora.alpha=0.0 was given; it must be above 0"),
+        ({"lora": {"rank": 4, "alpha": -4.0}, "rates": {"base": 1e-4}}, r"lora.alpha=-4.0"),
+        ({"lora": {"rank": 4, "alpha": float("nan")}, "rates": {"base": 1e-4}}, r"lora.alpha=nan"),
         ({"label_shift": 2}, r"label_shift and lookahead are for family: null"),
         ({"family": None, "heads": ...}, r"rates.base=None"),
         (

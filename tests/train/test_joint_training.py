@@ -238,6 +238,31 @@ def test_heads_of_a_lora_layer_go_with_no_adapter_on_the_backbone():
         create("dynamo", model, lora_rank=2)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "targets", "message"),
+    [
+        ("llama", ["q_proj", "k_prj"], r"'k_prj', which names no layer of LlamaForCausalLM; allowed are .*k_proj"),
+        ("llama", ["proj"], "'proj', which names no layer"),
+        ("llama", ["q_proj", "lm_head"], "'lm_head', the unembedding of LlamaForCausalLM"),
+        ("qwen3", ["lm_head"], "'lm_head', the unembedding"),
+        ("gpt_neox", ["lm_head"], "'lm_head', the unembedding.*query_key_value can have one"),
+        ("gpt2", ["c_atn"], "'c_atn', which names no layer.*c_attn"),
+    ],
+)
+def test_each_target_of_an_adapter_is_a_layer_that_it_can_change(architecture, targets, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        add_adapter(tiny_model(architecture), LoraSettings(rank=2, targets=targets))
+    assert "lm_head," not in str(refused.value).partition("; ")[2]
+
+
+def test_targets_may_be_parts_of_paths():
+    model = tiny_model("llama")
+    add_adapter(model, LoraSettings(rank=2, targets=["0.self_attn.q_proj", "mlp.up_proj"]))
+    adapted = {name.partition(".lora_")[0] for name in model.state_dict() if "lora_" in name}
+    layers = range(model.config.num_hidden_layers)
+    assert adapted == {"model.layers.0.self_attn.q_proj", *(f"model.layers.{i}.mlp.up_proj" for i in layers)}
+
+
 def test_half_precision_on_disk_is_loaded_in_half_precision_and_recognised(tmp_path):
     _, model, token_heads = changed(where=tmp_path)
     save_changed(model, token_heads, tmp_path / "heads", dtype=torch.bfloat16)
