@@ -84,6 +84,16 @@ CASES = {
             "self_distillation": {"weight": 0.5},
         }
     ),
+    "medusa, LoRA on bfloat16": Case(
+        config={
+            "family": "medusa",
+            "heads": {"num_heads": 2},
+            "rates": {"heads": 3e-3, "base": 1e-3},
+            "lora": {"rank": 4},
+            "backbone": {"dtype": "bfloat16"},
+        },
+        tolerance=2e-2,
+    ),
     "grounded, frozen in bfloat16": Case(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
     "dynamo, bf16": Case(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
     "backbone alone": Case(config={"family": None, "rates": {"base": 1e-3}}),

@@ -5,6 +5,7 @@ one row here, good or not, with its counts beside it, so that reports are exact 
 Tokenised documents are cached under `$HF_DATASETS_CACHE/headway`, one file per source, tokenizer, template and format.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ def load_documents(
 
 def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
     """All rows of a source as they stand, what they hold and in which column."""
-    if not 0 < source.fraction <= 1 or source.weight <= 0:
+    if not 0 < source.fraction <= 1 or not 0 < source.weight < math.inf:
         raise ValueError(
             f"{source.path!r} has fraction {source.fraction} and weight {source.weight}; "
             "give a fraction over 0 and up to 1, and a weight over 0."

@@ -3,13 +3,15 @@
     W' = W + (alpha / rank) · B A        computed in the dtype of loading, stored in the dtype asked for
 
 The heads' tensors are copied byte for byte, and the tree that was fitted to them with them. heads.json names the merged
-backbone and the fingerprint of its weights. Before anything is written, both backbones read the same tokens.
+backbone and the fingerprint of its weights. Before anything is written, both backbones read the same tokens: the merged
+one as it was added up, and again with its weights rounded to what is stored.
 """
 # B batch, T position, V vocabulary
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,15 @@ from heads.checkpoint import (
 )
 from heads.loading import BackboneConfig, Dtype, load_tokenizer
 from heads.opening import default_device, find_trained, load_recorded, recorded_backbone
-from heads.trained_backbone import has_adapter, save_backbone
+from heads.trained_backbone import adapter_off, has_adapter, save_backbone
+
+logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 16
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Of the logits, as a share of the largest: a merged product is rounded once where two were, in every layer."""
+MUCH_LOST = 0.1
+"""Of the adapter's effect on the distributions; what rounding loses above it is told."""
 
 
 def merge(
@@ -52,7 +58,8 @@ def merge(
         device: an accelerator if there is one, where it is not given.
 
     Raises:
-        ValueError: no adapter there, a quantised backbone, a folder that is taken, or merged logits that differ.
+        ValueError: no adapter there, a quantised backbone, a folder that is taken, or merged logits that differ, as
+            they are added up or as they are stored.
         OSError: the disk is full or `out` cannot be written.
     """
     description, config = check(folder, out)
@@ -60,12 +67,17 @@ def merge(
     model = load_recorded(replace_dtype(config, adder), folder, device or default_device())
     load(folder, model)  # tells of damaged heads, or of another adapter, before anything is written
     before_BTV = probe(model)
+    with adapter_off(model):
+        original_BTV = probe(model)
     merge_adapter(model)
     check_same(before_BTV, probe(model), folder)
-    model.to(stored_dtype(config, dtype))
+    stored = stored_dtype(config, dtype)
+    round_weights(model, stored)
+    check_stored(before_BTV, stored_BTV := probe(model), stored)
+    tell_what_is_lost(original_BTV, before_BTV, stored_BTV, stored)
     where = Path(out)
     where.mkdir(parents=True, exist_ok=True)
-    trained = save_backbone(model, where, tokenizer=load_tokenizer(config))
+    trained = save_backbone(model, where, dtype=stored, tokenizer=load_tokenizer(config))
     changed = {"backbone": describe_backbone(Backbone(model)), "trained_backbone": trained, "merged_from": str(folder)}
     text = json.dumps(description | changed, indent=2) + "\n"
     write_whole(where, {TENSORS: (Path(folder) / TENSORS).read_bytes(), DESCRIPTION: text.encode()})
@@ -144,14 +156,67 @@ def merge_adapter(model: Any) -> None:
     assert not has_adapter(model)
 
 
+@torch.no_grad()
+def round_weights(model: Any, dtype: torch.dtype) -> None:
+    """To what a dtype can hold, in place; they stay in their own, so that the next probe sees this rounding alone."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(dtype))
+
+
 def check_same(before_BTV: Tensor, after_BTV: Tensor, folder: str | Path) -> None:
     """
     Raises:
         ValueError: the merged backbone says something else, as where a tied weight was adapted in one of its places.
     """
-    difference = float((before_BTV - after_BTV).abs().max() / before_BTV.abs().max())
+    difference = largest_difference(before_BTV, after_BTV)
     if not difference <= TOLERANCE[before_BTV.dtype]:
         raise ValueError(
             f"The backbone of {folder} cannot be merged: its logits would change by {difference:.1e} of the largest, "
             f"as where an adapter sits on a tied weight; use heads and adapter as they are."
         )
+
+
+def check_stored(before_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
+    """
+    Raises:
+        ValueError: rounded to the dtype on disk it says something else, as where a weight is too large for float16.
+    """
+    difference = largest_difference(before_BTV, stored_BTV)
+    if not difference <= max(TOLERANCE[dtype], TOLERANCE[before_BTV.dtype]):
+        raise ValueError(
+            f"The merged backbone cannot be stored in {name_of(dtype)}: its logits would change by {difference:.1e} of "
+            f"the largest; give --dtype float32."
+        )
+
+
+def largest_difference(before_BTV: Tensor, after_BTV: Tensor) -> float:
+    """Of two backbones' logits, as a share of the largest; NaN where one of them is."""
+    return float((before_BTV - after_BTV).abs().max() / before_BTV.abs().max())
+
+
+def tell_what_is_lost(original_BTV: Tensor, adapted_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
+    """A warning where rounding moves the merged backbone by much of what the adapter had moved it by."""
+    lost, effect = divergence(stored_BTV, adapted_BTV), divergence(original_BTV, adapted_BTV)
+    if torch.finfo(dtype).eps > torch.finfo(adapted_BTV.dtype).eps and lost > MUCH_LOST * effect:
+        logger.warning(
+            "Rounded to %s, the merged backbone lies at a KL of %.1e from the adapted one, which the adapter had moved "
+            "by %.1e: much of what was trained is lost. Give --dtype float32 to keep it, or use heads and adapter as "
+            "they are.",
+            name_of(dtype),
+            lost,
+            effect,
+        )
+
+
+def divergence(one_BTV: Tensor, other_BTV: Tensor) -> float:
+    """KL(one ‖ other), the mean over positions.
+
+    >>> round(divergence(torch.tensor([[[0.0, 100.0]]]), torch.zeros(1, 1, 2)), 6)   # certain of one of two: log 2
+    0.693147
+    """
+    one_BTV, other_BTV = one_BTV.double().log_softmax(-1), other_BTV.double().log_softmax(-1)
+    return float((one_BTV.exp() * (one_BTV - other_BTV)).sum(-1).mean())
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -13,6 +13,7 @@ from heads.backbone import Backbone
 from heads.checkpoint import DESCRIPTION, load, read_description
 from heads.interface import TokenHeads
 from heads.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
+from heads.trained_backbone import put_on_adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ def load_with_backbone(
     trained LoRA adapter); else the one that heads.json names.
 
     Args:
-        dtype: of the backbone and the heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU.
+        dtype: of the backbone and the heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU. An
+            adapter stays in float32 on a backbone in less, as it was trained.
         device: an accelerator if there is one, where it is not given.
 
     Returns:
@@ -142,18 +144,6 @@ def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.devi
             f"{error} The heads were trained with trust_remote_code: if you trust that code, load the backbone in "
             f"Python with BackboneConfig(name_or_path={config.name_or_path!r}, trust_remote_code=True)."
         ) from error
-
-
-def put_on_adapter(model: Any, folder: Path) -> None:
-    """Load an adapter into a model; how the model's own weights are named in its files stays as it was.
-
-    transformers leaves the adapter's names there, under which a model whose adapter was merged would be saved.
-    """
-    before = vars(model).get("_weight_conversions")
-    model.load_adapter(str(folder))
-    vars(model).pop("_weight_conversions", None)
-    if before is not None:
-        model._weight_conversions = before
 
 
 def find_trained(folder: str | Path, name: str) -> Path:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -27,6 +28,7 @@ from heads.decoding.tree import MAX_NODES
 from heads.families import build_config
 from heads.loading import BackboneConfig
 from heads.trained_backbone import LoraSettings
+from train.amounts import is_amount, is_positive
 from train.loss_config import LossConfig
 from train.self_distillation import SelfDistillationConfig
 from train.warm_in import WarmInConfig
@@ -110,7 +112,7 @@ class RatesConfig:
                 "rates.heads_to_base was given without heads on a trained backbone; give rates.base and a family too, "
                 "or leave it null."
             )
-        if not 0 <= self.heads_to_base < math.inf:
+        if not is_amount(self.heads_to_base):
             raise ValueError(f"rates.heads_to_base={self.heads_to_base} was given; allowed are 0 and more.")
 
 
@@ -137,7 +139,7 @@ class OptimizerConfig:
                     f"optimizer.{name}={getattr(self, name)} was given; allowed are 0 up to 1 (1 excluded)."
                 )
         for name in ("eps", "weight_decay"):
-            if getattr(self, name) < 0:
+            if not is_amount(getattr(self, name)):
                 raise ValueError(f"optimizer.{name}={getattr(self, name)} was given; allowed are 0 and more.")
 
 
@@ -258,7 +260,7 @@ class TrainConfig:
                 f"{self.num_heads} heads need blocks of at least {self.num_heads + 2} tokens; data.block_size is "
                 f"{self.data.block_size}."
             )
-        if self.head_decay <= 0:
+        if not is_positive(self.head_decay):
             raise ValueError(f"head_decay={self.head_decay} was given; it must be above 0 (1 weights all heads alike).")
         self.loss.check(num_heads=self.num_heads, head_decay=self.head_decay)
         for name in self.report_to:
@@ -320,7 +322,7 @@ class TrainConfig:
 
 
 def check_rate(name: str, rate: float | None) -> None:
-    if rate is None or not math.isfinite(rate) or rate <= 0:
+    if not is_positive(rate):
         raise ValueError(f"{name}={rate} was given; nothing would be learned: give a rate above 0, such as 1e-4.")
 
 
@@ -340,7 +342,8 @@ def check_trainer_fields(fields: dict[str, Any]) -> None:
 def check_type(name: str, value: Any, default: Any) -> None:
     """A field whose default is a number or a switch takes the same kind."""
     wanted = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, int | float) else None
-    right = isinstance(value, bool) if wanted == "true or false" else isinstance(value, int | float)
+    is_number = isinstance(value, int | float) and not math.isnan(value)
+    right = isinstance(value, bool) if wanted == "true or false" else is_number
     if wanted is not None and not right:
         raise ValueError(f"trainer.{name} takes {wanted}; {value!r} was given.")
 
@@ -380,6 +383,7 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
         check_yaml_keys(path)
     parser = build_parser(prog)
     namespace: Namespace = parser.parse_args(arguments)
+    check_blocks(namespace.as_dict(), TrainConfig)
     values = parser.instantiate_classes(namespace).as_dict()
     values.pop("config", None)
     config = TrainConfig(**values)
@@ -417,6 +421,34 @@ def check_yaml_keys(path: Path) -> None:
     for key in yaml_keys(content):
         if key not in known and not key.startswith(("heads.", "trainer.", "backbone.quantization.")):
             raise ValueError(f"{path} has the unknown key {key!r}.{nearest(key, known)}")
+
+
+def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") -> None:
+    """A key that has fields below it holds names and values; null only where it stands for none.
+
+    Raises:
+        ValueError: nothing stands below such a key, or something else than names and values does.
+    """
+    for name, hint in get_type_hints(config_class).items():
+        value, key, kinds = values.get(name), f"{prefix}{name}", (hint, *get_args(hint))
+        is_block = dataclasses.is_dataclass(hint) or any(get_origin(kind) is dict for kind in kinds)
+        if not is_block or name not in values or (value is None and NoneType in kinds):
+            continue
+        if not isinstance(value, dict) or not all(isinstance(field, str) for field in value):
+            given = "nothing below it" if value is None else repr(value)
+            raise ValueError(
+                f"{key} was given with {given}; it takes names and values{such_as(hint)}: give some, or leave it out."
+            )
+        if dataclasses.is_dataclass(hint):
+            check_blocks(value, hint, f"{key}.")
+
+
+def such_as(hint: Any) -> str:
+    """
+    >>> such_as(RatesConfig)
+    ' (heads, base, heads_to_base)'
+    """
+    return f" ({', '.join(f.name for f in dataclasses.fields(hint))})" if dataclasses.is_dataclass(hint) else ""
 
 
 def known_keys(config_class: Any, prefix: str = "") -> list[str]:

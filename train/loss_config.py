@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
+from train.amounts import is_amount, is_positive
 from train.soft_targets import Divergence
 
 
@@ -49,11 +48,11 @@ class LossConfig:
     def check(self, *, num_heads: int, head_decay: float) -> None:
         """Raise ValueError on weights that train nothing, and on settings of a loss that weighs nothing."""
         for name in ("hard", "soft", "regression"):
-            if not is_weight(getattr(self, name)):
+            if not is_amount(getattr(self, name)):
                 raise ValueError(f"loss.{name}={getattr(self, name)} was given; allowed are 0 and more.")
         if self.divergence not in ("cross_entropy", "kl"):
             raise ValueError(f"loss.divergence={self.divergence!r} was given; allowed are 'cross_entropy' and 'kl'.")
-        if not is_weight(self.temperature) or not self.temperature:
+        if not is_positive(self.temperature):
             raise ValueError(f"loss.temperature={self.temperature} was given; it must be above 0.")
         if self.top_n is not None and self.top_n < 1:
             raise ValueError(f"loss.top_n={self.top_n} was given; allowed are 1 and more, or null for all tokens.")
@@ -80,12 +79,8 @@ class LossConfig:
             raise ValueError(
                 f"loss.head_weights and head_decay={head_decay} were given; both weight the heads: give one of them."
             )
-        if len(self.head_weights) != num_heads or not all(is_weight(w) and w for w in self.head_weights):
+        if len(self.head_weights) != num_heads or not all(map(is_positive, self.head_weights)):
             raise ValueError(
                 f"loss.head_weights={self.head_weights} was given for {num_heads} heads; give {num_heads} numbers "
                 f"above 0."
             )
-
-
-def is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0

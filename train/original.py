@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from heads.backbone import Backbone
 from heads.projection import Projection
-from heads.trained_backbone import has_adapter
+from heads.trained_backbone import adapter_off, has_adapter
 
 
 class Original(nn.Module):
@@ -55,24 +54,6 @@ class Original(nn.Module):
 def frozen_copy(model: Any) -> Any:
     """The model again, nothing of it trained."""
     return copy.deepcopy(model).requires_grad_(False).eval()
-
-
-@contextlib.contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The weights under a LoRA adapter, for a moment; nothing changes where there is none.
-
-    peft's own switch also sets `requires_grad` of the adapter off and on, which engines that wrap parameters have
-    read before.
-    """
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    before = [layer._disable_adapters for layer in layers]
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer, was_off in zip(layers, before, strict=True):
-            layer._disable_adapters = was_off
 
 
 @contextlib.contextmanager

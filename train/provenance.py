@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors")
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "peft")
 
 
 def recipe(config: Any) -> dict[str, Any]:

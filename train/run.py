@@ -194,7 +194,8 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
 def load_trainable(config: TrainConfig, device: torch.device) -> Any:
     """The backbone; in float32 where it is trained, unless the config names a dtype, and with its adapter if any.
 
-    Steps of 1e-6 of a weight's size are lost in bfloat16, which keeps 8 bits.
+    Steps of 1e-6 of a weight's size are lost in bfloat16, which keeps 8 bits. An adapter is float32 whatever the dtype
+    of the backbone under it.
     """
     fields = config.backbone
     if config.rates.base is not None and fields.dtype == "auto" and not fields.quantization:

@@ -10,8 +10,9 @@ divergence is taken at the positions that have a label.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from train.amounts import is_positive
 
 
 @dataclass(kw_only=True)
@@ -33,7 +34,7 @@ class SelfDistillationConfig:
                 f"self_distillation.weight={self.weight} was given; it is a share: give 0 (off) up to 1 (labels left "
                 f"out of the backbone's own loss)."
             )
-        if not 0 < self.temperature < math.inf:
+        if not is_positive(self.temperature):
             raise ValueError(f"self_distillation.temperature={self.temperature} was given; it must be above 0.")
         if not self.weight and self.temperature != 1.0:
             raise ValueError("self_distillation.temperature was given without a weight; give both, or neither.")

@@ -208,6 +208,7 @@ class HeadsTrainer(Trainer):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         """Weights come from a checkpoint before an engine takes them, the optimizer's state afterwards."""
+        self.tell_of_a_long_warm_in(max_steps)
         if resume_from_checkpoint is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             self._load_from_checkpoint(resume_from_checkpoint)
         if self.engine.shards_weights:
@@ -221,6 +222,18 @@ class HeadsTrainer(Trainer):
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
             self._load_scaler(resume_from_checkpoint)
         return prepared
+
+    def tell_of_a_long_warm_in(self, all_steps: int) -> None:
+        """A run may be cut short on purpose; then its heads have not come to count what the config says."""
+        warm_in = self.config.warm_in
+        if warm_in.length(all_steps) > all_steps:
+            logger.warning(
+                "warm_in.steps=%g is longer than the run of %d steps, whose last counts the heads' loss %.0f %% of "
+                "warm_in.coefficient; give fewer steps, or a share of all steps below 1.",
+                warm_in.steps,
+                all_steps,
+                100 * warm_in.reached(all_steps),
+            )
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:

@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from train.amounts import is_amount, is_positive
+
 Schedule = Literal["constant", "linear", "sine"]
 
 
@@ -36,14 +38,16 @@ class WarmInConfig:
         """Raise ValueError on a value that is none, or where it would change nothing."""
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"warm_in.schedule={self.schedule!r} was given; allowed are constant, linear, sine.")
-        if not 0 <= self.steps < math.inf:
-            raise ValueError(f"warm_in.steps={self.steps} was given; give steps, or a share of all steps below 1.")
+        if not is_amount(self.steps) or (self.steps > 1 and self.steps != int(self.steps)):
+            raise ValueError(
+                f"warm_in.steps={self.steps} was given; give whole steps, or a share of all steps below 1."
+            )
         if (self.schedule == "constant") != (self.steps == 0):
             raise ValueError(
                 f"warm_in.schedule={self.schedule} was given with warm_in.steps={self.steps:g}; linear and sine take "
                 f"steps (or a share of all steps below 1), constant takes none."
             )
-        if not 0 < self.coefficient < math.inf:
+        if not is_positive(self.coefficient):
             raise ValueError(f"warm_in.coefficient={self.coefficient} was given; it must be above 0, such as 0.2.")
         if self != WarmInConfig() and not heads_change_backbone:
             raise ValueError(
@@ -59,6 +63,14 @@ class WarmInConfig:
         (3, 40)
         """
         return math.ceil(self.steps * all_steps) if self.steps < 1 else int(self.steps)
+
+    def reached(self, all_steps: int) -> float:
+        """s(t) of the last of all steps; below 1 where the warm-in is longer than the run.
+
+        >>> WarmInConfig(schedule="linear", steps=40).reached(11), WarmInConfig(schedule="linear", steps=10).reached(11)
+        (0.25, 1.0)
+        """
+        return warmth(self.schedule, all_steps - 1, self.length(all_steps))
 
     def weight(self, step: int, all_steps: int) -> float:
         """c · s(t) of the step that follows `step` steps; it depends on nothing else, so that a run can go on.

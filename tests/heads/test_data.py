@@ -185,6 +185,9 @@ def test_fractions_are_seeded_subsets(tokenizer, tmp_path):
     for fraction in (0, 1.5):
         with pytest.raises(ValueError, match="fraction over 0"):
             documents(tokenizer, SourceConfig(path=path, fraction=fraction))
+    for weight in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a weight over 0"):
+            documents(tokenizer, SourceConfig(path=path, weight=weight))
 
 
 def test_streams_hold_what_is_stored(tokenizer, tmp_path):

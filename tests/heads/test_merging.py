@@ -15,13 +15,13 @@ import heads
 from heads import checkpoint
 from heads.cli import app
 from heads.families import create
-from heads.merging import check_same, merge, merge_adapter, probe
+from heads.merging import check_same, check_stored, merge, merge_adapter, probe, round_weights
 from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
 
 
 @torch.no_grad()
-def adapted(where, dtype=torch.float64, architecture="llama", family="grounded", **lora):
-    """Heads in a folder, on a backbone with an adapter that changes it clearly."""
+def adapted(where, dtype=torch.float64, architecture="llama", family="grounded", scale=0.3, **lora):
+    """Heads in a folder, on a backbone with an adapter that changes it clearly, or as `scale` says."""
     tiny_model(architecture, attn="sdpa", dtype=dtype, vocab_size=NUM_TOKENS).save_pretrained(where / "base")
     byte_tokenizer().save_pretrained(where / "base")
     model = heads.load_backbone(heads.BackboneConfig(name_or_path=str(where / "base"), dtype="float64"))
@@ -29,7 +29,7 @@ def adapted(where, dtype=torch.float64, architecture="llama", family="grounded",
     generator = torch.Generator().manual_seed(1)
     for name, p in model.named_parameters():
         if "lora_" in name:
-            p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+            p.copy_(scale * torch.randn(p.shape, generator=generator))
     token_heads = create(family, model, num_heads=2)
     recipe = {"config": {"backbone": {"attn_implementation": "sdpa"}}}
     heads.save(token_heads, where / "heads", recipe=recipe, dtype=torch.float32)
@@ -141,4 +141,49 @@ def test_nothing_is_written_of_a_merge_that_changes_logits(tmp_path, monkeypatch
     monkeypatch.setattr("heads.merging.merge_adapter", wrong)
     with pytest.raises(ValueError, match="cannot be merged: its logits would change by"):
         merge(folder, tmp_path / "merged", dtype="float64")
+    assert not (tmp_path / "merged").exists()
+
+
+@torch.no_grad()
+def distance(folder, dtype="float32"):
+    """KL(folder's ‖ the adapted one's) on tokens that the merge did not read."""
+    (found, *_), _ = logits(folder, dtype)
+    (wanted, *_), _ = logits(folder.parent / "heads", dtype)
+    found, wanted = found.double().log_softmax(-1), wanted.double().log_softmax(-1)
+    return float((found.exp() * (found - wanted)).sum(-1).mean())
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype", "told"), [(0.3, "auto", False), (0.02, "auto", True), (0.02, "float32", False)]
+)
+def test_an_adapter_that_rounding_would_lose_is_told(tmp_path, caplog, scale, dtype, told):
+    """A product that is small beside the weights falls below the eight bits that bfloat16 keeps of them."""
+    folder = adapted(tmp_path, dtype=torch.bfloat16, scale=scale)
+    merge(folder, tmp_path / "merged", dtype=dtype)
+    assert ("much of what was trained is lost. Give --dtype float32" in caplog.text) == told
+    assert (distance(tmp_path / "merged") > 1e-9) == (dtype == "auto")
+    if told:
+        assert "Rounded to bfloat16" in caplog.text
+
+
+@torch.no_grad()
+def test_what_is_stored_is_checked_as_it_is_stored(tmp_path):
+    """Weights that float16 cannot hold, which were fine as they were added up."""
+    model = tiny_model("llama", dtype=torch.float32)
+    model.model.embed_tokens.weight.mul_(1e6)  # the norm behind it takes it back
+    before = probe(model)
+    round_weights(model, torch.bfloat16)
+    check_stored(before, probe(model), torch.bfloat16)
+    round_weights(model, torch.float16)
+    with pytest.raises(ValueError, match=r"cannot be stored in float16.*give --dtype float32"):
+        check_stored(before, probe(model), torch.float16)
+
+
+def test_nothing_is_written_of_a_merge_that_cannot_be_stored(tmp_path, monkeypatch):
+    folder = adapted(tmp_path)
+    monkeypatch.setattr(
+        "heads.merging.round_weights", lambda model, dtype: model.get_output_embeddings().weight.data.mul_(2)
+    )
+    with pytest.raises(ValueError, match="cannot be stored in bfloat16"):
+        merge(folder, tmp_path / "merged", dtype="bfloat16")
     assert not (tmp_path / "merged").exists()

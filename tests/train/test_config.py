@@ -49,6 +49,10 @@ def test_yaml_then_overrides(tmp_path):
         ({"rates": {"base": 1e-5, "heads_to_base": -1e-6}}, r"rates.heads_to_base=-1e-06 was given; allowed are 0"),
         ({"lora": {"rank": 4}}, r"lora.rank was given but rates.base is null"),
         ({"lora": {"alpha": 4.0}}, r"lora.alpha, dropout or targets were given without lora.rank"),
+        ({"lora": {"rank": 4, "alpha": 0.0}, "rates": {"base": 1e-4}}, r"lora.alpha=0.0 was given; it must be above 0"),
+        ({"lora": {"rank": 4, "alpha": -4.0}, "rates": {"base": 1e-4}}, r"lora.alpha=-4.0"),
+        ({"lora": {"rank": 4, "alpha": float("nan")}, "rates": {"base": 1e-4}}, r"lora.alpha=nan"),
+        ({"warm_in": {"schedule": "sine", "steps": float("nan")}}, r"warm_in.steps=nan was given; give whole steps"),
         ({"label_shift": 2}, r"label_shift and lookahead are for family: null"),
         ({"family": None, "heads": ...}, r"rates.base=None"),
         (
@@ -57,6 +61,24 @@ def test_yaml_then_overrides(tmp_path):
         ),
         ({"heads": {"num_heads": 0}}, r"num_heads=0.*allowed are 1 to"),
         ({"head_decay": 0}, r"head_decay=0"),
+        ({"head_decay": float("nan")}, r"head_decay=nan was given; it must be above 0"),
+        ({"head_decay": float("inf")}, r"head_decay=inf"),
+        ({"optimizer": {"eps": float("nan")}}, r"optimizer.eps=nan was given; allowed are 0 and more"),
+        ({"optimizer": {"weight_decay": float("nan")}}, r"optimizer.weight_decay=nan"),
+        ({"trainer": {"warmup_steps": float("nan")}}, r"trainer.warmup_steps takes a number; nan was given"),
+        ({"heads": None}, r"heads was given with nothing below it; it takes names and values: give some, or leave it"),
+        ({"heads": {1: 2}}, r"heads was given with \{1: 2\}; it takes names and values"),
+        ({"trainer": None}, r"trainer was given with nothing below it"),
+        ({"trainer": {1: 2}}, r"trainer was given with \{1: 2\}"),
+        ({"backbone": {"name_or_path": "x", "quantization": {4: True}}}, r"backbone.quantization was given with"),
+        ({"rates": None}, r"rates was given with nothing below it; .* \(heads, base, heads_to_base\)"),
+        ({"lora": None}, r"lora was given with nothing below it; it takes names and values \(rank, alpha, "),
+        ({"loss": None}, r"loss was given with nothing below it"),
+        ({"loss": [1]}, r"loss was given with \[1\]; it takes names and values \(hard, soft, "),
+        ({"warm_in": None}, r"warm_in was given with nothing below it"),
+        ({"self_distillation": None}, r"self_distillation was given with nothing below it"),
+        ({"optimizer": None}, r"optimizer was given with nothing below it"),
+        ({"evaluation": None}, r"evaluation was given with nothing below it"),
         ({"loss": {"hard": 0}}, r"loss.hard, loss.soft and loss.regression are all 0"),
         ({"loss": {"soft": -1}}, r"loss.soft=-1.0 was given; allowed are 0 and more"),
         ({"loss": {"soft": 1, "temperature": 0}}, r"loss.temperature=0.0 was given; it must be above 0"),
@@ -89,6 +111,19 @@ def test_yaml_then_overrides(tmp_path):
 def test_what_cannot_train_is_said_before_anything_is_loaded(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         read_config(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("name", ["heads", "trainer", "lora", "loss", "rates"])
+def test_null_on_the_command_line_is_no_block_either(tmp_path, name, capsys):
+    with pytest.raises((ValueError, SystemExit)) as refused:
+        read_config([*write(tmp_path), f"--{name}", "null"])
+    assert name in f"{refused.value} {capsys.readouterr().err}"
+
+
+def test_null_stays_none_where_that_is_a_value(tmp_path):
+    backbone = {"name_or_path": "somewhere", "quantization": None, "tokenizer": None}
+    config = read_config(write(tmp_path, backbone=backbone, loss={"head_weights": None}, init_from=None, heads={}))
+    assert (config.backbone.quantization, config.loss.head_weights, config.heads) == (None, None, {})
 
 
 def test_a_tracker_that_is_not_installed_is_said(tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ def comparison(tmp_path_factory):
         ("fsdp2", "dynamo, three rates"),
         ("fsdp2", "grounded, frozen in bfloat16"),
         ("fsdp2", "medusa, LoRA, self-distillation"),
+        ("fsdp2", "medusa, LoRA on bfloat16"),
         pytest.param("zero1", "grounded, frozen", marks=with_deepspeed),
         pytest.param("zero2", "grounded, frozen", marks=with_deepspeed),
         pytest.param("zero3", "dynamo, three rates", marks=with_deepspeed),

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_run import folder, metrics, own_cache, write_config  # noqa: F401 - fixtures
 from tiny import random_tokens, tiny_model
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, set_seed
 from typer.testing import CliRunner
 
 import heads
@@ -26,7 +26,7 @@ from train.config import read_config
 from train.model import TrainedModel
 from train.optimizer_groups import optimizer_groups
 from train.overhead import measure_heads_overhead
-from train.run import run
+from train.run import load_trainable, run
 
 SCALE = 0.1
 COUNT = 16  # of labels, as far as the loss knows: its division, in float32, is exact
@@ -238,6 +238,31 @@ def test_heads_of_a_lora_layer_go_with_no_adapter_on_the_backbone():
         create("dynamo", model, lora_rank=2)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "targets", "message"),
+    [
+        ("llama", ["q_proj", "k_prj"], r"'k_prj', which names no layer of LlamaForCausalLM; allowed are .*k_proj"),
+        ("llama", ["proj"], "'proj', which names no layer"),
+        ("llama", ["q_proj", "lm_head"], "'lm_head', the unembedding of LlamaForCausalLM"),
+        ("qwen3", ["lm_head"], "'lm_head', the unembedding"),
+        ("gpt_neox", ["lm_head"], "'lm_head', the unembedding.*query_key_value can have one"),
+        ("gpt2", ["c_atn"], "'c_atn', which names no layer.*c_attn"),
+    ],
+)
+def test_each_target_of_an_adapter_is_a_layer_that_it_can_change(architecture, targets, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        add_adapter(tiny_model(architecture), LoraSettings(rank=2, targets=targets))
+    assert "lm_head," not in str(refused.value).partition("; ")[2]
+
+
+def test_targets_may_be_parts_of_paths():
+    model = tiny_model("llama")
+    add_adapter(model, LoraSettings(rank=2, targets=["0.self_attn.q_proj", "mlp.up_proj"]))
+    adapted = {name.partition(".lora_")[0] for name in model.state_dict() if "lora_" in name}
+    layers = range(model.config.num_hidden_layers)
+    assert adapted == {"model.layers.0.self_attn.q_proj", *(f"model.layers.{i}.mlp.up_proj" for i in layers)}
+
+
 def test_half_precision_on_disk_is_loaded_in_half_precision_and_recognised(tmp_path):
     _, model, token_heads = changed(where=tmp_path)
     save_changed(model, token_heads, tmp_path / "heads", dtype=torch.bfloat16)
@@ -413,6 +438,38 @@ def test_an_adapter_is_trained_on_with_its_own_rank(folder):  # noqa: F811
         train(folder, "joint-otherwise", init_from=str(first / "last"))
     frozen = train(folder, "joint-on-adapter", init_from=str(first / "last"), rates={"heads": 1e-2, "base": None})
     assert list((frozen / "last").glob("backbone-*/adapter_model.safetensors")), "the adapter goes with its heads"
+
+
+def adapter_of(model):
+    return {n.replace(".default", ""): p.detach() for n, p in model.named_parameters() if "lora_" in n}
+
+
+def test_an_adapter_learns_in_float32_on_a_bfloat16_backbone(folder):  # noqa: F811
+    """Every entry moves at a rate that bfloat16 rounds away; a run that goes on, or starts from it, has all bits."""
+    half = {
+        "family": "medusa",
+        "backbone": {"dtype": "bfloat16"},
+        "lora": {"rank": 4},
+        "rates": {"base": 1e-4, "heads": 1e-3},
+        "trainer": {"max_steps": 4},
+    }
+    path = write_config(folder, "half-start", **(JOINT | half))
+    config = read_config(["--config", path])
+    set_seed(config.seed)
+    start = adapter_of(load_trainable(config, torch.device("cpu")))
+    assert {t.dtype for t in start.values()} == {torch.float32}
+    whole = train(folder, "half", save_every_steps=2, **half)
+    trained = {n.removeprefix("base base_model.model."): t for n, t in weights(whole / "last").items() if "lora_" in n}
+    assert {t.dtype for t in trained.values()} == {torch.float32}
+    for name, tensor in trained.items():
+        assert (tensor != start[name]).float().mean() > 0.99, name
+    before = {name: tensor.clone() for name, tensor in weights(whole / "last").items()}
+    shutil.rmtree(whole / "checkpoint-4")
+    train(folder, "half", "--resume", "true", save_every_steps=2, **half)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(whole / "last").items())
+    on = read_config(["--config", write_config(folder, "half-on", **(JOINT | half), init_from=str(whole / "last"))])
+    for name, tensor in adapter_of(load_trainable(on, torch.device("cpu"))).items():
+        assert torch.equal(tensor, trained[name]), name
 
 
 def test_init_from_goes_on_with_the_changed_backbone(folder):  # noqa: F811

@@ -1,5 +1,6 @@
 """Whole runs on a tiny backbone: the real command, splits of a batch, resume, continuing, errors without tracebacks."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -115,6 +116,7 @@ def test_the_real_command_trains_saves_and_measures(folder):
     recipe = json.loads((folder / "real/last/heads.json").read_text())["recipe"]
     assert recipe["config"]["rates"]["heads"] == 1e-2
     assert recipe["versions"]["torch"] == torch.__version__
+    assert recipe["versions"]["peft"] == importlib.metadata.version("peft")
     assert recipe["measured"]["step"] == 20
 
 

@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 from heads.backbone import Backbone
 from heads.cli import app
 from heads.families import create
-from heads.trained_backbone import LoraSettings, add_adapter
+from heads.trained_backbone import LoraSettings, adapter_off, add_adapter
 from train.config import read_config
 from train.engine import Engine
 from train.model import TrainedModel
-from train.original import adapter_off
 from train.run import refuse_what_cannot_be_split
 from train.self_distillation import SelfDistillationConfig
 

@@ -85,7 +85,11 @@ def test_the_model_is_given_the_weight_of_the_step_under_way(folder, monkeypatch
         ({"warm_in": {"schedule": "linear"}}, "linear and sine take steps"),
         ({"warm_in": {"steps": 0.1}}, "constant takes none"),
         ({"warm_in": {"coefficient": 0.0}}, "must be above 0"),
-        ({"warm_in": {"schedule": "sine", "steps": -1}}, "give steps, or a share"),
+        ({"warm_in": {"schedule": "sine", "steps": -1}}, "give whole steps, or a share"),
+        (
+            {"warm_in": {"schedule": "sine", "steps": 1.5}},
+            r"warm_in\.steps=1\.5 was given; give whole steps, or a share",
+        ),
     ],
 )
 def test_what_is_refused(folder, changes, message):  # noqa: F811
@@ -107,6 +111,15 @@ def test_under_adamw_the_heads_own_weights_do_not_feel_a_constant_coefficient(fo
         moved.append([p.detach() - b for p, b in zip(model.token_heads.parameters(), before, strict=True)])
     for one, other in zip(*moved, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_a_warm_in_that_the_run_does_not_reach_is_told(folder, caplog):  # noqa: F811
+    steps = {"max_steps": 2}
+    train(folder, "warm-long", trainer=steps, warm_in={"schedule": "linear", "steps": 4}, **JOINT)
+    assert "warm_in.steps=4 is longer than the run of 2 steps, whose last counts the heads' loss 25 %" in caplog.text
+    caplog.clear()
+    train(folder, "warm-whole-run", trainer=steps, warm_in={"schedule": "linear", "steps": 2}, **JOINT)
+    assert "warm_in" not in caplog.text
 
 
 def test_default_is_what_was(folder):  # noqa: F811
