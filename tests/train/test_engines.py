@@ -37,7 +37,6 @@ def comparison(tmp_path_factory):
     [
         ("ddp", "dynamo, three rates"),
         ("fsdp2", "dynamo, three rates"),
-        ("fsdp2", "grounded, frozen in bfloat16"),
         ("fsdp2", "medusa, LoRA, self-distillation"),
         ("fsdp2", "medusa, LoRA on bfloat16"),
         pytest.param("zero1", "grounded, frozen", marks=with_deepspeed),
