@@ -3,32 +3,39 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from tiny import tiny_model
 from tiny_run import prepare, train, write_config
+from transformers import GenerationConfig
 
 from heads import checkpoint
 from heads.backbone import Backbone
 from heads.chat import choose_template, encode_chat
+from heads.data import DataConfig, SourceConfig
 from heads.families import create
 from heads.loading import BackboneConfig, load_backbone, load_tokenizer
+from train.packing import build_datasets
 from train.regenerate.command import regenerate
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile
-from train.regenerate.rewriting import end_of_turn
+from train.regenerate.rewriting import Tally, end_of_turn, rewrite_chat
 from train.regenerate.writing import DrawByRow, Writer, draw, draw_uniforms
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+ENDS = (256, *range(0, 256, 8))
+"""Of the tiny backbone, whose texts would hardly ever end with one end token; some are cut nevertheless."""
 CHATS = [[f"question {'x' * n} {turn}" for turn in range(1 + n % 3)] for n in range(7)]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch)
+    GenerationConfig(eos_token_id=list(ENDS)).save_pretrained(tmp_path / "base")
     turns = [
         [{"from": who, "value": text} for q in chat for who, text in (("human", q), ("gpt", "old"))] for chat in CHATS
     ]
@@ -61,7 +68,7 @@ def say(model, prompt, count=10):
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
-        if tokens[-1] == model.config.eos_token_id or tokens[-1] == 256:
+        if tokens[-1] in ENDS or tokens[-1] == model.config.eos_token_id:
             break
     return tokens[len(prompt) :]
 
@@ -74,8 +81,10 @@ def test_texts_are_continued_in_order(folder, backbone):
     for row, text in list(zip(found, texts, strict=True))[::5]:
         prompt = tokenizer(text)["input_ids"][:12]
         answer = say(model, prompt)
-        expected = [*answer[:-1], 256] if answer[-1] in (256, model.config.eos_token_id) else answer
-        assert row["input_ids"] == prompt + expected
+        ended = answer[-1] in (*ENDS, model.config.eos_token_id)
+        assert row["input_ids"] == prompt + ([*answer[:-1], 256] if ended else answer)
+        said = [1] * (len(answer) - 1) + [int(not ended or answer[-1] == 256)]
+        assert row["loss_mask"] == [0] * len(prompt) + said
 
 
 @pytest.mark.parametrize("data", ["text", "chat"])
@@ -99,19 +108,21 @@ def test_heads_change_no_row(folder, backbone, temperature):
 def test_each_answer_is_written_behind_the_new_ones(folder, backbone):
     model, tokenizer = backbone
     template = choose_template(tokenizer, None)
+    lengths = []
     for chat, row in zip(CHATS, rows(write(folder, "out.jsonl", "--temperature", "0", data="chat")), strict=True):
         told = []
         for question in chat:
             told.append({"role": "user", "content": question})
-            answer = tokenizer.decode(
-                say(model, encode_chat(tokenizer, template, told)), skip_special_tokens=True
-            ).strip()
-            if not answer:
+            tokens = say(model, encode_chat(tokenizer, template, told))
+            answer = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+            if not answer or tokens[-1] not in ENDS:
                 told.pop()
                 break
             told.append({"role": "assistant", "content": answer})
         assert row["messages"] == told
         assert "old" not in json.dumps(row)
+        lengths.append(len(told))
+    assert set(lengths) >= {0, 2, 4}
 
 
 @pytest.mark.parametrize("data", ["text", "chat"])
@@ -205,6 +216,77 @@ def test_bad_rows_keep_their_place(folder, capsys):
     found = rows(write(folder, "out.jsonl", "--limit", "5"))
     assert [len(row["input_ids"]) > 0 for row in found] == [True, False, False, True, True]
     assert "1 bad rows have empty lines; the first: " in capsys.readouterr().out
+
+
+REFUSING = (
+    "{% for m in messages %}{% if 'no!' in m.content %}{{ raise_exception('it says no') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}<|endoftext|>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+def test_a_conversation_that_the_template_refuses_is_a_bad_row(folder, capsys, turn):
+    lines = [json.loads(line) for line in (folder / "chat.jsonl").read_text().splitlines()]
+    lines[5]["conversations"][turn]["value"] = "no!"  # it has three questions; the first may well be answered
+    (folder / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "t.jinja").write_text(REFUSING)
+    flags = ("--data.chat_template", str(folder / "t.jinja"), "--max-new-tokens", "200")
+    found = rows(write(folder, "out.jsonl", *flags, data="chat"))
+    assert [row["line"] for row in found] == list(range(7))
+    assert [row["messages"] == [] for row in found] == [number == 5 for number in range(7)]
+    told = capsys.readouterr().out
+    assert "1 bad rows have empty lines; the first: " in told
+    assert "chat.jsonl line 6: The chat template refuses turns of user" in told
+
+
+def test_an_answer_that_was_cut_is_not_taught(folder, capsys):
+    cut = rows(write(folder, "cut.jsonl", "--temperature", "0", data="chat"))
+    whole = rows(write(folder, "whole.jsonl", "--temperature", "0", "--max-new-tokens", "200", data="chat"))
+    assert cut != whole
+    for short, long in zip(cut, whole, strict=True):
+        assert short["messages"] == long["messages"][: len(short["messages"])]
+    told = capsys.readouterr().out
+    ended = sum(len(short["messages"]) < len(long["messages"]) for short, long in zip(cut, whole, strict=True))
+    assert f"{ended} conversations end before an answer that --max-new-tokens 10 cut; raise it" in told
+
+
+def test_a_conversation_ends_with_an_answer_that_was_written(backbone):
+    _, tokenizer = backbone
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    messages = [{"role": "user", "content": "Hi"}, call, {"role": "tool", "content": "3"}]
+    tally = Tally()
+    rewriting = rewrite_chat(
+        [*messages, {"role": "assistant", "content": "old"}],
+        tokenizer=tokenizer,
+        template="{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
+        ends=[256],
+        fits=lambda prompt: True,
+        tally=tally,
+    )
+    next(rewriting)
+    with pytest.raises(StopIteration) as end:
+        rewriting.send([65, 66])  # no end
+    assert end.value.value == {"messages": []}
+    assert tally.cut_answers == 1
+
+
+def test_training_blocks_supervise_what_the_backbone_wrote(folder, backbone):
+    _, tokenizer = backbone
+    found = rows(write(folder, "out.jsonl", "--prompts-per-text", "2"))
+    written = [row for row in found if row["input_ids"]]
+    assert 0 < len(written) < len(found)
+    data = DataConfig(train=[SourceConfig(path=str(folder / "out.jsonl"))], block_size=16)
+    for streaming in (False, True):
+        data.streaming = streaming
+        packed = build_datasets(data, tokenizer, num_heads=2, vocab_size=257)
+        blocks = [(block["input_ids"], block["loss_mask"]) for block in packed.train]
+        pairs = {pair for ids, mask in blocks for pair in zip(map(int, ids), map(bool, mask), strict=True)}
+        said = {token for row in written for token, one in zip(row["input_ids"], row["loss_mask"], strict=True) if one}
+        letters = set(tokenizer("abcdef ")["input_ids"])  # of prompts
+        assert {token for token, supervised in pairs if supervised} <= said
+        assert {token for token, supervised in pairs if not supervised} <= letters | {256}
+        total = sum(sum(row["loss_mask"]) for row in written)
+        assert total - 16 < sum(int(np.sum(mask)) for _, mask in blocks) <= total
 
 
 def test_several_prompts_of_a_text(folder):

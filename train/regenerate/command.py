@@ -63,7 +63,7 @@ def regenerate(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n")
         sys.exit(130)
-    report(output, tally)
+    report(output, settings, tally)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -188,10 +188,14 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
     return [{"line": line, **finished[line]} for line in lines]
 
 
-def report(output: OutputFile, tally: Tally) -> None:
+def report(output: OutputFile, settings: RegenerateConfig, tally: Tally) -> None:
     told = [
         f"{output.path}: {output.lines:,} lines, {tally.lines:,} of them written now with {tally.tokens:,} tokens",
-        f"{tally.cut:,} answers or texts were ended by --max-new-tokens" if tally.cut else "",
+        f"{tally.cut_texts:,} texts were ended by --max-new-tokens" if tally.cut_texts else "",
+        f"{tally.cut_answers:,} conversations end before an answer that --max-new-tokens {settings.max_new_tokens} "
+        f"cut; raise it to keep such answers"
+        if tally.cut_answers
+        else "",
         f"{tally.shortened:,} conversations end before an answer that was empty or too long" if tally.shortened else "",
         f"{tally.bad:,} bad rows have empty lines; the first: {tally.first_problem}" if tally.bad else "",
     ]
