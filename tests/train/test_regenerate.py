@@ -14,6 +14,7 @@ from heads import checkpoint
 from heads.backbone import Backbone
 from heads.chat import choose_template, encode_chat
 from heads.data import DataConfig, SourceConfig
+from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create
 from heads.loading import BackboneConfig, load_backbone, load_tokenizer
 from train.packing import build_datasets
@@ -337,6 +338,49 @@ def test_damaged_weights_are_told_of_at_any_temperature(temperature):
     writer = Writer(model, RegenerateConfig(temperature=temperature, max_new_tokens=3), [1])
     with pytest.raises(ValueError, match="The backbone's probabilities are NaN"):
         writer.write([[3, 4, 5], [6, 7]], [(0,), (1,)])
+
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_nan_in_any_row_of_any_batch_is_told_of(temperature, heads):
+    model = tiny_model("llama", attn="sdpa", dtype=torch.float32)
+    decoding = TreeDecoding(create("grounded", Backbone(model), num_heads=2)) if heads else None
+    model.get_input_embeddings().weight.data[7] = torch.nan
+    writer = Writer(model, RegenerateConfig(temperature=temperature, max_new_tokens=3, batch_size=2), [1], decoding)
+    writer.write([[3, 4, 5], [6, 8]], [(0,), (1,)])
+    with pytest.raises(ValueError, match="The backbone's probabilities are NaN"):
+        writer.write([[3, 4, 5], [6, 7]], [(2,), (3,)])
+
+
+RECOMMENDED = {
+    "repetition_penalty": 2.0,
+    "no_repeat_ngram_size": 2,
+    "encoder_repetition_penalty": 3.0,
+    "min_new_tokens": 20,
+    "suppress_tokens": [5],
+    "bad_words_ids": [[13]],
+    "exponential_decay_length_penalty": (1, 3.0),
+    "forced_eos_token_id": 1,
+    "sequence_bias": [[[5], -50.0]],
+    "guidance_scale": 2.0,
+    "max_time": 0.0001,
+    "num_beams": 4,
+}
+
+
+@pytest.mark.parametrize("name", RECOMMENDED)
+def test_what_the_folder_recommends_does_not_shape_the_text(name):
+    prompts, keys = [[3, 4, 5], [6, 7]], [(0,), (1,)]
+    texts = []
+    for settings in ({}, {name: RECOMMENDED[name]}):
+        model = tiny_model("llama", attn="sdpa", dtype=torch.float64)
+        for setting in settings:
+            setattr(model.generation_config, setting, settings[setting])
+        own = model.generation_config
+        texts.append(Writer(model, RegenerateConfig(temperature=0, max_new_tokens=24), [1]).write(prompts, keys))
+        assert model.generation_config is own
+    assert texts[0] == texts[1]
+    assert {5, 13} <= set(texts[0][0])
 
 
 def test_an_answer_ends_where_the_template_ends_it(backbone):
