@@ -171,6 +171,21 @@ def test_other_settings_and_other_files_are_refused(folder):
     assert len(rows(write(folder, "out.jsonl", "--limit", "3"))) == 3  # more rows of the same
 
 
+@pytest.mark.parametrize("tokens", ["768", "767"])
+def test_answers_that_no_conversation_has_room_for_are_refused(folder, tokens):
+    with pytest.raises(ValueError, match=rf"--max-new-tokens {tokens} and the first question of any .*lower it"):
+        write(folder, "out.jsonl", "--max-new-tokens", tokens, data="chat")
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_one_conversation_with_room_is_enough(folder, backbone):
+    _, tokenizer = backbone
+    template = choose_template(tokenizer, None)
+    lengths = [len(encode_chat(tokenizer, template, [{"role": "user", "content": chat[0]}])) for chat in CHATS]
+    found = rows(write(folder, "out.jsonl", "--max-new-tokens", str(768 - min(lengths)), data="chat"))
+    assert [row["messages"] != [] for row in found] == [length == min(lengths) for length in lengths]
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -115,11 +115,33 @@ def find_all_ends(model: Any, rows: SourceRows) -> list[int]:
 
 
 def refuse_long_prompts(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
-    longest = 1 + settings.prompt_tokens
-    if not rows.is_chat and not writer.fits(range(longest)):
+    """
+    Raises:
+        ValueError: prompts of texts leave too little room, or those of all conversations do.
+    """
+    if rows.is_chat:
+        refuse_long_chats(writer, settings, rows)
+    elif not writer.fits(range(1 + settings.prompt_tokens)):
         raise ValueError(
             f"--prompt-tokens {settings.prompt_tokens} and --max-new-tokens {settings.max_new_tokens} are more than "
             f"the backbone's {writer.longest} positions, of which one is for the token before a text; lower one."
+        )
+
+
+def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
+    """The first conversation that fits ends the search; it is through all of them only where every one is too long."""
+    asked = False
+    for prompt in rows.first_prompts():
+        if writer.fits(prompt):
+            return
+        asked = True
+        if not writer.fits(range(1)):
+            break
+    if asked:
+        raise ValueError(
+            f"--max-new-tokens {settings.max_new_tokens} and the first question of any conversation, in the chat "
+            f"template, are more than the backbone's {writer.longest} positions; lower it, or give shorter "
+            f"conversations."
         )
 
 

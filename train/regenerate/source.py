@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -97,6 +98,12 @@ class SourceRows:
         prompt = self.prompt(fields, source, place)
         frame = self.frame[1] if source.format == "text" else []
         return continue_text(prompt, frame=frame, ends=self.ends, tokenizer=self.tokenizer, tally=tally)
+
+    def first_prompts(self) -> Iterator[list[int]]:
+        """What would be asked first for each conversation; nothing for one that is bad or has nothing to be asked."""
+        for line in range(len(self)):
+            with suppress(StopIteration):
+                yield next(self.rewriting(line, lambda prompt: True, Tally()))
 
     def prompt(self, fields: dict[str, Any], source: Source, place: int) -> list[int]:
         """The tokens from one place of a text; the first place has what training puts before a text."""
