@@ -24,6 +24,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.loading import load_backbone, load_tokenizer, read_vocab_size
 from heads.opening import default_device
 from train.config import TrainConfig, read_config
+from train.hidden_states import fingerprint
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile
 from train.regenerate.rewriting import Rewriting, Tally
@@ -57,13 +58,16 @@ def regenerate(arguments: list[str]) -> None:
     rows = SourceRows(config.data, settings, tokenizer, read_vocab_size(config.backbone))
     writer = Writer(model, settings, find_all_ends(model, rows), open_decoding(options.heads, model))
     refuse_long_prompts(writer, settings, rows)
-    output = OutputFile(options.out, what_decides(config, settings, rows))
-    try:
-        tally = write_lines(rows, writer, output, settings, options.limit)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n")
-        sys.exit(130)
-    report(output, settings, tally)
+    with OutputFile(options.out, what_decides(config, settings, rows, model)) as output:
+        try:
+            tally = write_lines(rows, writer, output, settings, options.limit)
+        except KeyboardInterrupt:
+            told = f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n"
+            sys.stderr.write(told)
+            sys.exit(130)
+        if output.lines == rows.lines:
+            output.finish()
+    report(output, settings, tally, rows.lines)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -145,7 +149,7 @@ def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRo
         )
 
 
-def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRows) -> dict[str, Any]:
+def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRows, model: Any) -> dict[str, Any]:
     """All that the lines depend on; what a run that goes on must have as well."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
@@ -153,11 +157,14 @@ def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRo
     return {
         "backbone": backbone.name_or_path,
         "revision": backbone.revision,
-        "dtype": backbone.dtype,
+        "weights": fingerprint(model, without=("transformers_version",)),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": backbone.quantization,
         "tokenizer": backbone.tokenizer,
         "sources": [dataclasses.asdict(source) for source in data.train],
         "rows": rows.fingerprint,
+        "lines": rows.lines,
+        "ends": rows.ends,
         "data.seed": data.seed,
         "chat_template": template,
         **kept,
@@ -210,9 +217,10 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
     return [{"line": line, **finished[line]} for line in lines]
 
 
-def report(output: OutputFile, settings: RegenerateConfig, tally: Tally) -> None:
+def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: int) -> None:
     told = [
-        f"{output.path}: {output.lines:,} lines, {tally.lines:,} of them written now with {tally.tokens:,} tokens",
+        f"{output.path}: {output.lines:,} of {total:,} lines, {tally.lines:,} of them written now with "
+        f"{tally.tokens:,} tokens",
         f"{tally.cut_texts:,} texts were ended by --max-new-tokens" if tally.cut_texts else "",
         f"{tally.cut_answers:,} conversations end before an answer that --max-new-tokens {settings.max_new_tokens} "
         f"cut; raise it to keep such answers"

@@ -57,6 +57,11 @@ class SourceRows:
         return self.stops[-1] if self.stops else 0
 
     @property
+    def lines(self) -> int:
+        """What all rows come to."""
+        return self.per_row * len(self)
+
+    @property
     def fingerprint(self) -> list[str]:
         """Of what the sources hold."""
         return [source.rows._fingerprint for source in self.sources]
