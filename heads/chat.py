@@ -132,7 +132,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Seq
     """Token ids of a chat up to where the assistant's answer begins.
 
     Raises:
-        ValueError: the template refuses the messages.
+        BadRowError: the template refuses the messages.
     """
     try:
         return list(
@@ -142,7 +142,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Seq
         )
     except jinja2.TemplateError as error:
         roles = ", ".join(str(message["role"]) for message in messages)
-        raise ValueError(
+        raise BadRowError(
             f"The chat template refuses turns of {roles} ({error}); give turns that the template knows."
         ) from None
 

@@ -35,7 +35,7 @@ AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, the
 }
 SAMPLE_ROWS = 20  # looked at to find out what a source holds
 DRAW_FRACTION, DRAW_EVAL = 0, 1  # purposes of a seeded draw per row
-CACHE_VERSION = 1  # raise it when the same row would become other tokens than before
+CACHE_VERSION = 2  # raise it when the same row would become other tokens than before
 ROWS_PER_BATCH = 64  # a few megabytes of text at most, so that one batch never fills the memory
 
 
@@ -50,7 +50,7 @@ class SourceConfig:
         split: Split of a hub dataset or directory; "train" or "heldout" for python-stdlib; not used for single files.
         format: What a row holds; "auto" goes by the columns.
         column: Text, token-id or conversation column; default "text", "input_ids"/"tokens", "conversations"/"messages",
-            in any case.
+            in any case. Beside token ids a column `loss_mask` of 0 and 1 may say which of them heads learn to predict.
         weight: Share of documents in a mixture, relative to the other sources' weights. Smaller sources are repeated
             until the largest, by its share, has been used up.
         fraction: Random subset of the rows to use, over 0 and up to 1; drawn by the seed.

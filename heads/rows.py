@@ -78,7 +78,8 @@ class RowTokenizer:
             if self.format == "text":
                 return read_text(fields.get(self.column)), nothing, "ok", ""
             if self.format == "tokens":
-                return "", (read_ids(fields.get(self.column)), None), "ok", ""
+                ids = read_ids(fields.get(self.column))
+                return "", (ids, read_mask(fields.get("loss_mask"), len(ids))), "ok", ""
             assert self.chat is not None
             return "", self.chat.encode(read_messages(fields, self.format, self.column)), "ok", ""
         except EmptyRowError as problem:
@@ -147,6 +148,19 @@ def read_ids(value: Any) -> list[int]:
     if min(value) < 0 or max(value) > np.iinfo(np.int32).max:
         raise BadRowError(f"the token ids reach from {min(value)} to {max(value)}")
     return value
+
+
+def read_mask(value: Any, length: int) -> list[bool] | None:
+    """The loss_mask beside token ids: 1 where heads learn to predict the token, 0 where they only read it; or None."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise BadRowError(f"the loss_mask is {kind_of(value)}, not a list")
+    if len(value) != length:
+        raise BadRowError(f"the loss_mask has {len(value)} values for {length} token ids")
+    if not all(type(item) in (int, bool) and item in (0, 1) for item in value):
+        raise BadRowError("the loss_mask has values other than 0 and 1")
+    return list(map(bool, value))
 
 
 def alpaca_fields(fields: dict[str, Any]) -> dict[str, Any]:

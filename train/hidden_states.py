@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,9 +178,14 @@ def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Lay
     )
 
 
-def fingerprint(model: Any) -> str:
-    """Of a backbone's settings and of every byte of its weights, whatever they are called or lie in."""
-    digest = xxhash.xxh3_64(repr(sorted(model.config.to_diff_dict().items(), key=str)).encode())
+def fingerprint(model: Any, without: Collection[str] = ()) -> str:
+    """Of a backbone's settings and of every byte of its weights, whatever they are called or lie in.
+
+    Args:
+        without: settings that do not count.
+    """
+    settings = [item for item in model.config.to_diff_dict().items() if item[0] not in without]
+    digest = xxhash.xxh3_64(repr(sorted(settings, key=str)).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

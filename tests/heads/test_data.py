@@ -115,6 +115,34 @@ def test_token_rows_stay_as_they_are(tokenizer, tmp_path):
     assert [row["input_ids"] for row in named] == [row["input_ids"] for row in rows]
 
 
+def test_token_rows_bring_their_mask(tokenizer, tmp_path):
+    rows = [{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, {"input_ids": [8, 9], "loss_mask": None}]
+    masks = [[False, True, True], [True, True]]
+    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    lines = write_lines(tmp_path / "a.jsonl", rows)
+    for path in (lines, str(tmp_path / "a.parquet")):
+        for streaming in (False, True):
+            found = documents(tokenizer, SourceConfig(path=path), streaming=streaming)
+            assert [row["loss_mask"] for row in found] == masks
+            assert [row["num_supervised"] for row in found] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        ("01", "the loss_mask is a str, not a list"),
+        ([0, 1], "the loss_mask has 2 values for 3 token ids"),
+        ([0, 1, 2], "the loss_mask has values other than 0 and 1"),
+        ([0, 1, 0.5], "the loss_mask has values other than 0 and 1"),
+    ],
+)
+def test_a_mask_that_does_not_fit_its_tokens_is_a_bad_row(tokenizer, tmp_path, mask, problem):
+    path = write_lines(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7], "loss_mask": mask}])
+    (row,) = documents(tokenizer, SourceConfig(path=path))
+    assert (row["status"], row["input_ids"]) == ("bad", [])
+    assert row["problem"].endswith(problem)
+
+
 @pytest.mark.parametrize(
     "row",
     [

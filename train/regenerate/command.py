@@ -24,6 +24,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.loading import load_backbone, load_tokenizer, read_vocab_size
 from heads.opening import default_device
 from train.config import TrainConfig, read_config
+from train.hidden_states import fingerprint
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile
 from train.regenerate.rewriting import Rewriting, Tally
@@ -57,13 +58,16 @@ def regenerate(arguments: list[str]) -> None:
     rows = SourceRows(config.data, settings, tokenizer, read_vocab_size(config.backbone))
     writer = Writer(model, settings, find_all_ends(model, rows), open_decoding(options.heads, model))
     refuse_long_prompts(writer, settings, rows)
-    output = OutputFile(options.out, what_decides(config, settings, rows))
-    try:
-        tally = write_lines(rows, writer, output, settings, options.limit)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n")
-        sys.exit(130)
-    report(output, tally)
+    with OutputFile(options.out, what_decides(config, settings, rows, model)) as output:
+        try:
+            tally = write_lines(rows, writer, output, settings, options.limit)
+        except KeyboardInterrupt:
+            told = f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n"
+            sys.stderr.write(told)
+            sys.exit(130)
+        if output.lines == rows.lines:
+            output.finish()
+    report(output, settings, tally, rows.lines)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -115,15 +119,37 @@ def find_all_ends(model: Any, rows: SourceRows) -> list[int]:
 
 
 def refuse_long_prompts(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
-    longest = 1 + settings.prompt_tokens
-    if not rows.is_chat and not writer.fits(range(longest)):
+    """
+    Raises:
+        ValueError: prompts of texts leave too little room, or those of all conversations do.
+    """
+    if rows.is_chat:
+        refuse_long_chats(writer, settings, rows)
+    elif not writer.fits(range(1 + settings.prompt_tokens)):
         raise ValueError(
             f"--prompt-tokens {settings.prompt_tokens} and --max-new-tokens {settings.max_new_tokens} are more than "
             f"the backbone's {writer.longest} positions, of which one is for the token before a text; lower one."
         )
 
 
-def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRows) -> dict[str, Any]:
+def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
+    """The first conversation that fits ends the search; it is through all of them only where every one is too long."""
+    asked = False
+    for prompt in rows.first_prompts():
+        if writer.fits(prompt):
+            return
+        asked = True
+        if not writer.fits(range(1)):
+            break
+    if asked:
+        raise ValueError(
+            f"--max-new-tokens {settings.max_new_tokens} and the first question of any conversation, in the chat "
+            f"template, are more than the backbone's {writer.longest} positions; lower it, or give shorter "
+            f"conversations."
+        )
+
+
+def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRows, model: Any) -> dict[str, Any]:
     """All that the lines depend on; what a run that goes on must have as well."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
@@ -131,11 +157,14 @@ def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRo
     return {
         "backbone": backbone.name_or_path,
         "revision": backbone.revision,
-        "dtype": backbone.dtype,
+        "weights": fingerprint(model, without=("transformers_version",)),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": backbone.quantization,
         "tokenizer": backbone.tokenizer,
         "sources": [dataclasses.asdict(source) for source in data.train],
         "rows": rows.fingerprint,
+        "lines": rows.lines,
+        "ends": rows.ends,
         "data.seed": data.seed,
         "chat_template": template,
         **kept,
@@ -188,10 +217,15 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
     return [{"line": line, **finished[line]} for line in lines]
 
 
-def report(output: OutputFile, tally: Tally) -> None:
+def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: int) -> None:
     told = [
-        f"{output.path}: {output.lines:,} lines, {tally.lines:,} of them written now with {tally.tokens:,} tokens",
-        f"{tally.cut:,} answers or texts were ended by --max-new-tokens" if tally.cut else "",
+        f"{output.path}: {output.lines:,} of {total:,} lines, {tally.lines:,} of them written now with "
+        f"{tally.tokens:,} tokens",
+        f"{tally.cut_texts:,} texts were ended by --max-new-tokens" if tally.cut_texts else "",
+        f"{tally.cut_answers:,} conversations end before an answer that --max-new-tokens {settings.max_new_tokens} "
+        f"cut; raise it to keep such answers"
+        if tally.cut_answers
+        else "",
         f"{tally.shortened:,} conversations end before an answer that was empty or too long" if tally.shortened else "",
         f"{tally.bad:,} bad rows have empty lines; the first: {tally.first_problem}" if tally.bad else "",
     ]

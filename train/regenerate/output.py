@@ -1,7 +1,8 @@
 """The file that is written: whole lines in the rows' order, and beside it the settings that they were written with.
 
-    out.jsonl             one JSON object a line
-    out.jsonl.settings    what decides the lines: a run that goes on must have the same
+    out.jsonl             one JSON object a line, its number from 0 as `line`
+    out.jsonl.settings    what decides the lines: a run that goes on must have the same; and whether it is finished
+    out.jsonl.lock        empty; held by the process that writes
 
 A run that was killed left whole lines and perhaps a part of one, which is dropped; lines are counted, and the run goes
 on behind them.
@@ -9,20 +10,26 @@ on behind them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from heads.checkpoint import write_whole
 
+VERSION = 2
+"""Of the file of settings; raise it when the same settings would write other lines than before."""
+
 
 class OutputFile:
-    """A file of JSON lines that grows.
+    """A file of JSON lines that grows; one process has it, until it leaves the `with` or ends.
 
     Raises:
-        ValueError: no .jsonl file; one that is there was not written by this command, or with other settings.
+        ValueError: no .jsonl file; one that is there was not written by this command, or with other settings, or was
+            changed since; or another process is writing it.
         OSError: its folder cannot be written.
     """
 
@@ -30,12 +37,30 @@ class OutputFile:
         self.path = Path(path)
         if self.path.suffix != ".jsonl":
             raise ValueError(f"--out {path} was given; the file holds JSON lines: give a name that ends in .jsonl.")
-        self.beside = self.path.with_name(self.path.name + ".settings")
-        self.refuse_other_settings(json.loads(json.dumps(settings)))
-        if not self.beside.is_file():
-            content = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-            write_whole(self.path.parent, {self.beside.name: content.encode()})
-        self.lines = self.drop_partial_line()
+        self.beside = beside(self.path)
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
+        with ExitStack() as opened:
+            opened.enter_context(locked(self.path))
+            self.refuse_other_settings(self.settings)
+            if not self.beside.is_file():
+                self.write_settings(None)
+            self.lines = self.drop_partial_line()
+            self.opened = opened.pop_all()
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.opened.close()
+
+    def finish(self) -> None:
+        """Note that all lines are there, by the size that they come to."""
+        self.write_settings(self.path.stat().st_size)
+
+    def write_settings(self, finished_bytes: int | None) -> None:
+        content = {"version": VERSION, "finished_bytes": finished_bytes, "settings": self.settings}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        write_whole(self.path.parent, {self.beside.name: text.encode()})
 
     def refuse_other_settings(self, settings: dict[str, Any]) -> None:
         if not self.beside.is_file():
@@ -45,12 +70,7 @@ class OutputFile:
                     f"it; give another --out."
                 )
             return
-        try:
-            begun = json.loads(self.beside.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ValueError(
-                f"{self.beside} is damaged; remove it together with {self.path.name}, or give another --out."
-            ) from None
+        begun = read_settings(self.path)["settings"]
         other = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
         if other:
             told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in other)
@@ -59,16 +79,33 @@ class OutputFile:
             )
 
     def drop_partial_line(self) -> int:
-        """Lines that are whole; what stands behind the last of them is cut off."""
+        """Lines that are whole; what stands behind the last of them is cut off.
+
+        Raises:
+            ValueError: one is not the line of its place.
+        """
         if not self.path.exists():
             return 0
         lines = whole = 0
         with self.path.open("rb") as file:
             for line in file:
                 if line.endswith(b"\n"):
+                    self.refuse_other_line(line, lines)
                     lines, whole = lines + 1, whole + len(line)
         os.truncate(self.path, whole)
         return lines
+
+    def refuse_other_line(self, line: bytes, number: int) -> None:
+        """Lines that were doubled, moved or edited would count for others, and what follows would belong to none."""
+        try:
+            found = json.loads(line)["line"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            found = None
+        if found != number:
+            raise ValueError(
+                f"{self.path} was changed since it was written: line {number + 1} of the file has the number {found}, "
+                f"not {number}; remove it together with {self.beside.name}, or give another --out."
+            )
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
         """Rows as whole lines; where the disk is full nothing of them stays.
@@ -91,3 +128,65 @@ class OutputFile:
                 f"free space and give the same command again to go on."
             ) from error
         self.lines += len(rows)
+
+
+def is_finished(path: str | Path) -> bool:
+    """Whether a file holds every line that its data come to, as `regenerate-data` noted when it wrote the last one.
+
+    Not finished are a file that is being written, was killed, was cut since or has `--limit` rows alone, and one whose
+    settings are not beside it or are of another version of this command.
+    """
+    try:
+        return bool(read_settings(Path(path))["finished_bytes"] == Path(path).stat().st_size)
+    except (ValueError, OSError):
+        return False
+
+
+def beside(path: Path) -> Path:
+    return path.with_name(path.name + ".settings")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What lies beside a file: `version`, `finished_bytes` and `settings`.
+
+    Raises:
+        ValueError: it is damaged, or of another version.
+        OSError: it cannot be read.
+    """
+    try:
+        content = json.loads(beside(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{beside(path)} is damaged; remove it together with {path.name}, or give another --out.")
+    if content.get("version") != VERSION or not {"finished_bytes", "settings"} <= set(content):
+        raise ValueError(
+            f"{path} was begun by another version of this command, so with other settings; give another --out."
+        )
+    if not isinstance(content["settings"], dict):
+        raise ValueError(f"{beside(path)} is damaged; remove it together with {path.name}, or give another --out.")
+    return content
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes of this command from a file; the system ends it with the process, however that ends.
+
+    Raises:
+        ValueError: another process has it.
+        OSError: the lock beside the file cannot be written or held.
+    """
+    lock = path.with_name(path.name + ".lock")
+    with ExitStack() as opened:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(opened.enter_context(lock.open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{path} is being written by another process; wait until that has ended, or give another --out."
+            ) from None
+        except OSError as error:
+            raise OSError(
+                f"{lock} could not be written or locked ({error.strerror or error}); give --out in another folder."
+            ) from error
+        yield

@@ -30,7 +30,8 @@ class Tally:
         bad: rows that are not what their format asks for; their lines are empty.
         first_problem: of the first of them.
         shortened: conversations that end before an answer that did not fit the backbone's positions or came out empty.
-        cut: answers and texts that --max-new-tokens ended.
+        cut_answers: conversations that end before an answer that --max-new-tokens cut.
+        cut_texts: texts that --max-new-tokens ended.
     """
 
     lines: int = 0
@@ -38,7 +39,8 @@ class Tally:
     bad: int = 0
     first_problem: str = ""
     shortened: int = 0
-    cut: int = 0
+    cut_answers: int = 0
+    cut_texts: int = 0
 
 
 def rewrite_chat(
@@ -52,24 +54,31 @@ def rewrite_chat(
 ) -> Rewriting:
     """The conversation with every answer written anew behind what was said before it, new answers included.
 
-    A turn with tool_calls stays as it is, since the tools' answers belong to it.
+    A turn with tool_calls stays as it is, since the tools' answers belong to it. The last turn is one that was written.
+    An answer that was cut is left out with all behind it: the template would end it with an end of turn, which the
+    backbone never said and heads would learn.
+
+    Raises:
+        BadRowError: the template refuses the conversation.
     """
     told: list[Message] = []
+    written = 0
     for message in messages:
         if message["role"] != "assistant" or "tool_calls" in message:
             told.append(message)
             continue
         prompt = encode_chat(tokenizer, template, told)
         answer = (yield prompt) if fits(prompt) else []
+        if answer and answer[-1] not in ends:
+            tally.cut_answers += 1
+            break
         content = tokenizer.decode(answer, skip_special_tokens=True).strip()
         if not content:
             tally.shortened += 1
             break
-        tally.cut += answer[-1] not in ends
         told.append({"role": "assistant", "content": content})
-    while told and told[-1]["role"] != "assistant":
-        told.pop()
-    return {"messages": told}
+        written = len(told)
+    return {"messages": told[:written]}
 
 
 def continue_text(
@@ -77,22 +86,21 @@ def continue_text(
 ) -> Rewriting:
     """The prompt and what the backbone writes behind it, as tokens (what is trained on) and as text (to be read).
 
+    The mask is 1 on what the backbone said: not on the prompt, nor on a frame that is not the end that it chose.
+
     Args:
         frame: tokens behind every text that training sees; they stand where the backbone ended the text itself.
     """
     answer = yield prompt
+    said = [1] * len(answer)
     if answer and answer[-1] in ends:
+        said = [*said[:-1], *[int(answer[-1:] == list(frame))] * len(frame)]
         answer = [*answer[:-1], *frame]
     else:
-        tally.cut += 1
+        tally.cut_texts += 1
     tokens = [*prompt, *answer]
-    return {"input_ids": tokens, "text": tokenizer.decode(tokens, skip_special_tokens=True)}
-
-
-def nothing(name: str) -> Rewriting:
-    """An empty row, so that lines stay with their rows; training counts it and goes on."""
-    return {name: []}
-    yield []
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    return {"input_ids": tokens, "loss_mask": [0] * len(prompt) + said, "text": text}
 
 
 def end_of_turn(tokenizer: Any, template: str) -> list[int]:

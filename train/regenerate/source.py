@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,7 +15,7 @@ from heads.chat import BadRowError, EmptyRowError, choose_template
 from heads.data import CHAT_FORMATS, DataConfig, draw_fraction, open_source
 from heads.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
 from train.regenerate.config import RegenerateConfig
-from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_turn, nothing, rewrite_chat
+from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_turn, rewrite_chat
 
 
 @dataclass(kw_only=True)
@@ -56,26 +57,27 @@ class SourceRows:
         return self.stops[-1] if self.stops else 0
 
     @property
+    def lines(self) -> int:
+        """What all rows come to."""
+        return self.per_row * len(self)
+
+    @property
     def fingerprint(self) -> list[str]:
         """Of what the sources hold."""
         return [source.rows._fingerprint for source in self.sources]
 
     def rewriting(self, line: int, fits: Callable[[Sequence[int]], bool], tally: Tally) -> Rewriting:
-        """What makes the line of this number. A row that is bad or empty has empty lines; bad ones are counted."""
+        """What makes the line of this number. A row that is bad or empty has empty lines; bad ones are counted.
+
+        A template may refuse a conversation at any turn; the whole row is bad then, as it is where training reads it.
+        """
         row, place = divmod(line, self.per_row)
         number = bisect_right(self.stops, row)
         source = self.sources[number]
         within = row - (self.stops[number - 1] if number else 0)
         fields = source.rows[within]
         try:
-            if self.template is not None:
-                messages = read_messages(parse_row(fields), source.format, source.column)
-                return rewrite_chat(
-                    messages, tokenizer=self.tokenizer, template=self.template, ends=self.ends, fits=fits, tally=tally
-                )
-            prompt = self.prompt(parse_row(fields), source, place)
-            frame = self.frame[1] if source.format == "text" else []
-            return continue_text(prompt, frame=frame, ends=self.ends, tokenizer=self.tokenizer, tally=tally)
+            return (yield from self.asking(parse_row(fields), source, place, fits, tally))
         except EmptyRowError:
             pass
         except BadRowError as problem:
@@ -83,7 +85,30 @@ class SourceRows:
             tally.first_problem = tally.first_problem or (
                 f"{fields.get('_place') or f'{source.name} row {within + 1}'}: {problem}"
             )
-        return nothing("messages" if self.is_chat else "input_ids")
+        return {"messages" if self.is_chat else "input_ids": []}
+
+    def asking(
+        self,
+        fields: dict[str, Any],
+        source: Source,
+        place: int,
+        fits: Callable[[Sequence[int]], bool],
+        tally: Tally,
+    ) -> Rewriting:
+        if self.template is not None:
+            messages = read_messages(fields, source.format, source.column)
+            return rewrite_chat(
+                messages, tokenizer=self.tokenizer, template=self.template, ends=self.ends, fits=fits, tally=tally
+            )
+        prompt = self.prompt(fields, source, place)
+        frame = self.frame[1] if source.format == "text" else []
+        return continue_text(prompt, frame=frame, ends=self.ends, tokenizer=self.tokenizer, tally=tally)
+
+    def first_prompts(self) -> Iterator[list[int]]:
+        """What would be asked first for each conversation; nothing for one that is bad or has nothing to be asked."""
+        for line in range(len(self)):
+            with suppress(StopIteration):
+                yield next(self.rewriting(line, lambda prompt: True, Tally()))
 
     def prompt(self, fields: dict[str, Any], source: Source, place: int) -> list[int]:
         """The tokens from one place of a text; the first place has what training puts before a text."""

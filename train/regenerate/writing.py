@@ -11,7 +11,8 @@ its number falls between two tokens' shares to that precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ class Writer:
         self.ends = sorted(set(ends))
         self.decoding = decoding
         self.longest = max_positions(model)
-        self.looked_at = False
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Prompt and what may follow it fit the backbone's positions."""
@@ -61,41 +61,77 @@ class Writer:
     def write_batch(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key]) -> list[list[int]]:
         tokens_BT, mask_BT = pad_left(prompts, self.ends[0])
         length, device = tokens_BT.shape[1], self.model.device
-        if self.config.temperature == 0 and not self.looked_at:  # draws look at every token; greedy texts at none
-            refuse_nan(self.model(tokens_BT[-1:].to(device), attention_mask=mask_BT[-1:].to(device)).logits[:, -1])
-            self.looked_at = True
-        output_BL = self.model.generate(
-            tokens_BT.to(device),
-            attention_mask=mask_BT.to(device),
-            generation_config=self.generation_config(),
-            logits_processor=self.processors(keys, length),
-            custom_generate=self.decoding,
-        )
+        choose = self.processor(keys, length)
+        with token_ids_alone(self.model):
+            output_BL = self.model.generate(
+                tokens_BT.to(device),
+                attention_mask=mask_BT.to(device),
+                generation_config=self.generation_config(),
+                logits_processor=LogitsProcessorList([choose]),
+                custom_generate=self.decoding,
+            )
+        if isinstance(choose, LookForNan):
+            choose.refuse()
         return [self.cut(row) for row in output_BL[:, length:].tolist()]
 
     def generation_config(self) -> GenerationConfig:
-        """The text is the backbone's own: penalties that its folder recommends would shape it."""
         return GenerationConfig(
             max_new_tokens=self.config.max_new_tokens,
             do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
             eos_token_id=self.ends,
             pad_token_id=self.ends[0],
         )
 
-    def processors(self, keys: Sequence[Key], length: int) -> LogitsProcessorList:
+    def processor(self, keys: Sequence[Key], length: int) -> LookForNan | DrawByRow:
         c = self.config
         if c.temperature == 0:
-            return LogitsProcessorList()
+            return LookForNan(self.model.device)
         uniforms_BN = torch.stack([draw_uniforms((c.seed, *key), c.max_new_tokens) for key in keys])
-        return LogitsProcessorList([DrawByRow(uniforms_BN, length, c.temperature, c.top_p)])
+        return DrawByRow(uniforms_BN, length, c.temperature, c.top_p)
 
     def cut(self, tokens: list[int]) -> list[int]:
         """Up to the first end token, it included; what follows is padding."""
         first = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
         return tokens[: first + 1]
+
+
+@contextmanager
+def token_ids_alone(model: Any) -> Iterator[None]:
+    """Of what a backbone's folder recommends for `generate`, leave its token ids alone: the text is the backbone's own.
+
+    `generate` fills up with the rest whatever a request leaves open: penalties, suppressed tokens, lengths, times, ….
+    """
+    own = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(own, name) for name in names})
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+class LookForNan(LogitsProcessor):
+    """Looks at the scores that greedy text is chosen by and changes none; what it saw stays on the device.
+
+    `argmax` takes NaN for the best, and a text of one token would be written in silence.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.seen = torch.zeros((), dtype=torch.bool, device=device)
+
+    def of_row(self, row: int) -> LookForNan:
+        return self
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen |= ~scores.amax(dim=1).isfinite().all()  # of NaN NaN; an infinite one has no probabilities either
+        return scores
+
+    def refuse(self) -> None:
+        """
+        Raises:
+            ValueError: some scores were NaN.
+        """
+        refuse_nan(self.seen)
 
 
 class DrawByRow(LogitsProcessor):
@@ -120,9 +156,9 @@ class DrawByRow(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
 
 
-def refuse_nan(x_BV: Tensor) -> None:
-    """Raise ValueError for a backbone whose logits, or what is made of them, are NaN."""
-    if bool(x_BV.isnan().any()):
+def refuse_nan(seen: Tensor) -> None:
+    """Raise ValueError where NaN was seen in a backbone's logits, or in what is made of them."""
+    if bool(seen):
         raise ValueError(
             "The backbone's probabilities are NaN; look for damaged weights, and for overflow: give "
             "--backbone.dtype bfloat16 or float32 for a model that was in float16."
@@ -141,7 +177,7 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     Raises:
         ValueError: NaN among the probabilities.
     """
-    refuse_nan(probs_BV[:, :1])  # a softmax with one NaN has nothing else
+    refuse_nan(probs_BV[:, :1].isnan().any())  # a softmax with one NaN has nothing else
     ranked_BV, order_BV = probs_BV.sort(dim=1, descending=True, stable=True)
     before_BV = ranked_BV.cumsum(dim=1) - ranked_BV
     kept_BV = ranked_BV.masked_fill((before_BV >= top_p) & (before_BV > 0), 0.0)
