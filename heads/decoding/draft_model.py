@@ -157,6 +157,7 @@ class ModelDrafter:
             depth=depth_N,
             sees=sees_NN,
             shapes=[shape] * len(rows),
+            max_depth=shape.depth,
             q_BNV=torch.stack(q, dim=1) if q else None,
         )
 

@@ -107,7 +107,7 @@ class Grown:
     sees_BNN: Tensor
 
     def shapes(self) -> list[Shape]:
-        """Each row's nodes for the rule of acceptance, on the host: the one synchronisation of drafting."""
+        """Each row's nodes on the host; decoding reads them with what the pass chose (heads/decoding/loop.py)."""
         return [Shape((-1, *parents[1:])) for parents in self.parents_BN.tolist()]
 
     def with_chains(self, chains_BL: Tensor) -> Grown:

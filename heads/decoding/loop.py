@@ -39,7 +39,9 @@ class Proposal:
         tokens_BN: each node's token; the root's is the row's newest, which the backbone has not read yet.
         depth: (N,) or, where rows differ, (B, N).
         sees: (N, N) or (B, N, N): True where a node sees another, itself and its ancestors.
-        shapes: each row's nodes; rows may share one object.
+        shapes: each row's nodes; rows may share one object. None: `parents_BN` has them, on the device.
+        parents_BN: each node's parent, the root's 0, read together with what was chosen: the host waits once a pass.
+        max_depth: no node is deeper.
         q_BNV: where drafts were drawn by lot, the distributions that they were drawn from, up to a factor; the children
             of a node without replacement, in the order of the children. None where drafts are the proposer's best.
         drawn_from: for each node the row of `q_BNV` that it was drawn from, -1 where it was not drawn; None: row n is
@@ -49,9 +51,22 @@ class Proposal:
     tokens_BN: Tensor
     depth: Tensor
     sees: Tensor
-    shapes: Sequence[Shape]
+    shapes: Sequence[Shape] | None
+    max_depth: int
+    parents_BN: Tensor | None = None
     q_BNV: Tensor | None = None
     drawn_from: Sequence[int] | None = None
+
+
+def read_nodes(
+    proposal: Proposal, chosen_BN: Tensor | None
+) -> tuple[list[list[int]], Sequence[Shape], list[list[int] | None]]:
+    """Tokens, shapes and choices on the host: the one place where it waits for the pass."""
+    asked = [x_BN for x_BN in (proposal.tokens_BN, proposal.parents_BN, chosen_BN) if x_BN is not None]
+    tokens, *others = torch.stack([x_BN.to(asked[-1].device) for x_BN in asked]).tolist()
+    chosen = others.pop() if chosen_BN is not None else [None] * len(tokens)
+    shapes = proposal.shapes or [Shape((-1, *parents[1:])) for parents in others[0]]
+    return tokens, shapes, chosen
 
 
 class Drafter(Protocol):
@@ -186,7 +201,7 @@ class Run:
         Such nodes are never reached, but a backbone may have no position for them.
         """
         room = [self.request.max_length - 1 - len(row.tokens) for row in running]
-        if min(room) >= max(shape.depth for shape in proposal.shapes):
+        if min(room) >= proposal.max_depth:
             return proposal.depth
         return proposal.depth.minimum(torch.tensor(room, device=proposal.depth.device)[:, None])
 
@@ -194,11 +209,11 @@ class Run:
         """Walk each row's nodes and emit what the rule chooses; the nodes that stay."""
         self.stats.count_pass(len(running))
         randomness = at_once.Randomness(self.request.generator)
-        tokens, chosen = self.choose(running, proposal, logits_BNV, randomness)
+        tokens, shapes, chosen = self.choose(running, proposal, logits_BNV, randomness)
         paths = []
         for b, row in enumerate(running):
             nodes = Nodes(
-                shape=proposal.shapes[b],
+                shape=shapes[b],
                 tokens=tokens[b],
                 logits_NV=logits_BNV[b],
                 chosen=chosen[b],
@@ -214,23 +229,21 @@ class Run:
 
     def choose(
         self, running: list[Row], proposal: Proposal, logits_BNV: Tensor, randomness: at_once.Randomness
-    ) -> tuple[list[list[int]], list[list[int] | None]]:
-        """The nodes' tokens on the host and, where all nodes are judged at once, what was chosen behind each."""
+    ) -> tuple[list[list[int]], Sequence[Shape], list[list[int] | None]]:
+        """Tokens and shapes of the nodes on the host and, where all are judged at once, what was chosen behind each."""
         tokens_BN, request = proposal.tokens_BN, self.request
         follows = self.rule.takes_best if request.greedy else self.rule.takes_draws
-        depths = 1 + max(shape.depth for shape in proposal.shapes)
+        depths = 1 + proposal.max_depth
         pays = request.judges_all_nodes_at_once or at_once.pays(running, logits_BNV, depths)
         if not (follows and pays and at_once.can_choose(request, running)):
-            return tokens_BN.tolist(), [None] * len(running)
+            return read_nodes(proposal, None)
         if request.judges_all_nodes_at_once:
             chosen_BN = best_at_nodes(logits_BNV)
         else:
             batch, nodes = tokens_BN.shape
             depth_BN, sees_BNN = proposal.depth.expand(batch, nodes), proposal.sees.expand(batch, nodes, nodes)
             chosen_BN = at_once.choose_at_nodes(running, tokens_BN, depth_BN, sees_BNN, logits_BNV, depths, randomness)
-        both_2BN = torch.stack([tokens_BN.to(chosen_BN.device), chosen_BN])
-        tokens, chosen = both_2BN.tolist()  # the one place where the host waits for the pass
-        return tokens, chosen
+        return read_nodes(proposal, chosen_BN)
 
     def commit(self, state: BackboneState, output: Pass, paths: list[list[int]]) -> BackboneState:
         """Keep the accepted paths in the backbone's cache and in the drafter's state."""

@@ -195,6 +195,7 @@ class HeadsDrafter:
             depth=index.depth_N,
             sees=index.sees_NN,
             shapes=[index.shape] * len(rows),
+            max_depth=index.shape.depth,
             q_BNV=q_BQV,
             drawn_from=drawn_from,
         )
@@ -222,10 +223,17 @@ class HeadsDrafter:
 
     def propose_dynamic(self, root_B: Tensor, chains_BL: Tensor | None, tree: DynamicTree) -> Proposal:
         """A tree of its own shape for each row."""
-        grown = grow(self.token_heads, self.projections, self.state, root_B, tree)
+        grown, depth = grow(self.token_heads, self.projections, self.state, root_B, tree), tree.depth or 0
         if chains_BL is not None:
-            grown = grown.with_chains(chains_BL)
-        return Proposal(tokens_BN=grown.tokens_BN, depth=grown.depth_BN, sees=grown.sees_BNN, shapes=grown.shapes())
+            grown, depth = grown.with_chains(chains_BL), max(depth, chains_BL.shape[1])
+        return Proposal(
+            tokens_BN=grown.tokens_BN,
+            depth=grown.depth_BN,
+            sees=grown.sees_BNN,
+            shapes=None,
+            max_depth=depth,
+            parents_BN=grown.parents_BN,
+        )
 
     def look_up(self, rows: list[Row]) -> list[list[int]] | None:
         """A chain of one length for each row, None where no row's last tokens have been there before.
