@@ -22,7 +22,15 @@ from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import GROWTH, ChainIndex, Lookup
 from heads.decoding.loop import Proposal, Run
-from heads.decoding.request import Row, check_heads, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.refused import refuse_unknown
+from heads.decoding.request import (
+    Row,
+    check_heads,
+    check_positions,
+    check_token_heads,
+    read_request,
+    read_valid,
+)
 from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
@@ -58,8 +66,8 @@ class TreeDecoding:
             compiling for each shape that is met. Drafts that are drawn by lot and dynamic trees are drafted without.
 
     Raises:
-        ValueError: a tree that is deeper than the heads draft, or that is malformed, or an unknown rule; `compile`
-            without what it needs.
+        ValueError: no heads, a tree that is deeper than the heads draft, or that is malformed, or an unknown rule;
+            `compile` without what it needs.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class TreeDecoding:
         rule: str | Rule = "exact",
         compile: bool = False,
     ) -> None:
+        check_token_heads(token_heads)
         self.token_heads = token_heads
         self.backbone = compiled(token_heads.backbone) if compile else token_heads.backbone
         self.drafting = compiled_drafting(token_heads) if compile else None
