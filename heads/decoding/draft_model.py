@@ -233,10 +233,9 @@ def leave_something(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
     A draft must be drawn from something. q is 1 at that token then, as it is for a looked-up one, so the rule stays
     exact (heads/decoding/acceptance.py). NaN of the draft model's own stays, and is an error where it is drawn from.
 
-    >>> empty = torch.full((1, 3), -torch.inf)
-    >>> leave_something(torch.cat([empty, torch.tensor([[-1.0, 2.0, -torch.inf]])]), torch.zeros(2, 3))
-    tensor([[0., -inf, -inf],
-            [-1., 2., -inf]])
+    >>> empty_V, some_V = [-torch.inf] * 3, [-1.0, 2.0, -torch.inf]
+    >>> leave_something(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()
+    [[0.0, -inf, -inf], [-1.0, 2.0, -inf]]
     """
     empty_B1 = ~(scores_BV > -torch.inf).any(dim=1, keepdim=True) & ~logits_BV.isnan().any(dim=1, keepdim=True)
     first_V = torch.full_like(scores_BV[0], -torch.inf)
