@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heads.decoding.draft_model import DraftModelDecoding
-from heads.decoding.generate import generate
+from heads.decoding.generate import check_temperature, generate
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.loading import max_positions
 from heads.streaming import TextStream
@@ -35,6 +35,7 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         if self.temperature == 0 and not (self.top_p is None and self.top_k is None):
             raise ValueError("--top-p and --top-k choose what to sample from; give --temperature above 0 with them.")
 

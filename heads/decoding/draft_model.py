@@ -16,14 +16,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from heads.backbone import Backbone, CommitPlan, Pass, Tap
 from heads.decoding.draft_length import DEFAULT_K, Length, build_length
 from heads.decoding.draft_reader import DraftReader
 from heads.decoding.loop import Proposal, Run
-from heads.decoding.request import Request, Row, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.refused import refuse_unknown
+from heads.decoding.request import Request, Row, check_positions, read_request, read_valid
 from heads.decoding.rules import RejectionRule
 from heads.decoding.same_tokens import as_known_to, check_same_tokens, fit_vocabulary
 from heads.decoding.stats import DecodingOutput
@@ -44,8 +45,8 @@ class DraftModelDecoding:
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
 
     Raises:
-        ValueError: k is out of range, or the draft model's cache cannot drop rejected tokens. At `generate`: another
-            vocabulary than the backbone's, or a text longer than the draft model's positions.
+        ValueError: no model was given, k is out of range, or the draft model's cache cannot drop rejected tokens. At
+            `generate`: another vocabulary than the backbone's, or a text longer than the draft model's positions.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -62,6 +63,11 @@ class DraftModelDecoding:
     def __init__(
         self, draft_model: Any, k: int | Literal["adaptive"] = DEFAULT_K, generator: torch.Generator | None = None
     ) -> None:
+        if not isinstance(draft_model, nn.Module):
+            raise ValueError(
+                f"draft_model={draft_model!r} was given; a causal LM is wanted, not its name: load it with "
+                f"AutoModelForCausalLM.from_pretrained(…)."
+            )
         self.length: Length = build_length(k)
         self.draft = Backbone(draft_model)
         self.generator = generator
@@ -202,7 +208,7 @@ class ModelDrafter:
             prefix_1L = torch.cat([row.prefix(), drafted_I[None]], dim=1)
             own = LogitsProcessorList(p for p in row.processors if type(p).__module__.startswith("transformers."))
             scored.append(own(prefix_1L, logits_V[None]))
-        return torch.cat(scored)
+        return leave_something(torch.cat(scored), logits_BV)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
         """Keep what was accepted. The chain's last token was drafted but not read: if it stays, it is read next."""
@@ -220,6 +226,22 @@ class ModelDrafter:
     def keep_rows(self, rows_R: Tensor) -> None:
         self.reader.keep_rows(rows_R)
         self.num_read = [self.num_read[b] for b in rows_R.tolist()]
+
+
+def leave_something(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
+    """Scores with token 0 alone where processors left none of the draft model's tokens, such as a forced end token.
+
+    A draft must be drawn from something. q is 1 at that token then, as it is for a looked-up one, so the rule stays
+    exact (heads/decoding/acceptance.py). NaN of the draft model's own stays, and is an error where it is drawn from.
+
+    >>> empty_V, some_V = [-torch.inf] * 3, [-1.0, 2.0, -torch.inf]
+    >>> leave_something(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()
+    [[0.0, -inf, -inf], [-1.0, 2.0, -inf]]
+    """
+    empty_B1 = ~(scores_BV > -torch.inf).any(dim=1, keepdim=True) & ~logits_BV.isnan().any(dim=1, keepdim=True)
+    first_V = torch.full_like(scores_BV[0], -torch.inf)
+    first_V[0] = 0
+    return torch.where(empty_B1, first_V, scores_BV)
 
 
 @functools.cache

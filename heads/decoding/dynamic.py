@@ -26,7 +26,16 @@ from heads.decoding.joint import (
     decide,
     largest_side,
 )
-from heads.decoding.request import Request, Row, check_heads, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.refused import refuse_unknown
+from heads.decoding.request import (
+    Request,
+    Row,
+    check_heads,
+    check_positions,
+    check_token_heads,
+    read_request,
+    read_valid,
+)
 from heads.decoding.stats import DecodingOutput, DecodingStats
 from heads.interface import TokenHeads
 from heads.ngrams import NgramTable
@@ -70,6 +79,7 @@ class DynamicDecoding:
         self.config = JointConfig(
             threshold=threshold, transparency=transparency, adaptive=adaptive, blur=blur, top_k=top_k
         )
+        check_token_heads(token_heads)
         refuse_heads(token_heads)
         self.token_heads = token_heads
         self.cooccurrence = open_cooccurrence(cooccurrence, token_heads.num_heads + 1, token_heads.backbone.vocab_size)

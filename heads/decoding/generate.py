@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+LEAST_TEMPERATURE = 1e-6
+
 
 class Streaming:
     """A decoding bound to a streamer, with the signature that `generate` expects of a callable."""
@@ -64,14 +66,33 @@ def generate(
         inputs: everything else that `model.generate` takes.
     """
     criteria = StoppingCriteriaList(stopping_criteria or [])
-    config = copy.deepcopy(generation_config if generation_config is not None else model.generation_config)
-    stop_strings = stop_strings or config.stop_strings
-    config.stop_strings = None
+    config = copy.deepcopy(generation_config)
+    stop_strings = stop_strings or getattr(config, "stop_strings", None) or model.generation_config.stop_strings
+    if config is not None:
+        config.stop_strings = None
+        inputs["generation_config"] = config  # only where it was given: beside other settings it is deprecated
+    if model.generation_config.stop_strings:
+        inputs["stop_strings"] = None  # or generate would take them from there
     if stop_strings:
         if tokenizer is None:
             raise ValueError(f"stop_strings={stop_strings!r} were given without a tokenizer; give tokenizer=… as well.")
         criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
     custom = None if decoding is None else Streaming(decoding, streamer)
-    return model.generate(
-        **inputs, generation_config=config, streamer=streamer, stopping_criteria=criteria, custom_generate=custom
-    )
+    return model.generate(**inputs, streamer=streamer, stopping_criteria=criteria, custom_generate=custom)
+
+
+def check_temperature(temperature: float) -> float:
+    """`temperature`, where scores can be divided by it; 0 is the command line's word for greedy.
+
+    >>> check_temperature(0.7), check_temperature(0)
+    (0.7, 0)
+
+    Raises:
+        ValueError: it is so small that scores overflow.
+    """
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"temperature {temperature:g} was given, by which scores overflow; give {LEAST_TEMPERATURE:g} or more, "
+            f"or 0 for greedy text."
+        )
+    return temperature

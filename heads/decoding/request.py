@@ -1,16 +1,17 @@
-"""What one `generate` call asks for: how tokens are chosen, when a row ends, what is returned; and what is refused.
+"""What one `generate` call asks for: how tokens are chosen, when a row ends, what is returned.
 
-Processors and stopping criteria are Hugging Face's own objects. They are called once for every emitted token, in order,
-with that token's own prefix, just as plain generation calls them for a batch of one.
+What has no equal is refused (heads/decoding/refused.py). Processors and stopping criteria are Hugging Face's own
+objects. They are called once for every emitted token, in order, with that token's own prefix, just as plain generation
+calls them for a batch of one.
 """
 # B batch, T prompt position, L length so far, V vocabulary
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,31 +20,8 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from heads.decoding.acceptance import Choose, choose_best, choose_by_lot
+from heads.decoding.refused import refuse
 from heads.interface import TokenHeads
-
-REFUSED_PROCESSORS = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance runs the backbone a second time for every token",
-    "ClassifierFreeGuidanceLogitsProcessor": "guidance pairs the rows of a batch",
-    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn is told the row's index in the batch",
-    "EncoderRepetitionPenaltyLogitsProcessor": "it keeps the prompts of the whole batch",
-    "EncoderNoRepeatNGramLogitsProcessor": "it keeps the prompts of the whole batch",
-    "SynthIDTextWatermarkLogitsProcessor": "it keeps a state between calls",
-    "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",
-}
-UNDERSTOOD = {
-    "attention_mask",
-    "position_ids",  # check_positions
-    "token_type_ids",  # refuse_unknown
-    "past_key_values",
-    "use_cache",  # a matter of speed: the text is the same
-    "cache_position",
-    "logits_to_keep",
-    "num_logits_to_keep",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "return_dict",
-}
 
 
 @dataclass(kw_only=True)
@@ -88,15 +66,22 @@ class Request:
         A processor that has something of its own for each row gives a row's part by a method `of_row(row)`.
         """
         own = LogitsProcessorList()
-        for processor in self.processors:
-            if hasattr(processor, "of_row"):
-                processor = processor.of_row(row)
+        for processor in (of_row(processor, row) for processor in self.processors):
             padding = getattr(processor, "prompt_ignore_length", None)
             if isinstance(padding, Tensor) and len(padding) > 1:
                 processor = copy.copy(processor)
                 processor.prompt_ignore_length = padding[row : row + 1]
             own.append(processor)
         return own
+
+    def criteria_of(self, row: int) -> StoppingCriteriaList:
+        """The further stopping criteria for one row alone, which `of_row(row)` gives here too."""
+        return StoppingCriteriaList(of_row(criterion, row) for criterion in self.criteria)
+
+
+def of_row(judge: Any, row: int) -> Any:
+    """What judges one row alone: the row's part, where a processor or criterion has one, else itself."""
+    return judge.of_row(row) if hasattr(judge, "of_row") else judge
 
 
 def read_request(
@@ -110,10 +95,9 @@ def read_request(
     """Check what `generate` hands to a decoding callable.
 
     Raises:
-        ValueError: beam search, guidance, processors that keep state or index the batch, embeddings in place of tokens,
-            a cache that already holds tokens, or outputs that a tree pass has no equal of.
+        ValueError: what `refuse` refuses, or criteria for several rows without an eos token.
     """
-    refuse(input_ids_BL, logits_processor, config, model_kwargs)
+    refuse(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
     eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
     lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
     others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
@@ -187,6 +171,19 @@ def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
         )
 
 
+def check_token_heads(token_heads: Any) -> None:
+    """
+    Raises:
+        ValueError: a model, a folder or anything else in place of heads.
+    """
+    if not isinstance(token_heads, TokenHeads):
+        given = repr(token_heads) if isinstance(token_heads, str | Path) else f"a {type(token_heads).__name__}"
+        raise ValueError(
+            f"{given} was given in place of token heads; give what heads.load(folder, model) or "
+            f"heads.create(family, model, num_heads=…) returns."
+        )
+
+
 def check_heads(token_heads: TokenHeads, model: Any) -> None:
     """Heads decode with the model that they stand on, and in its dtype unless autocast casts for them.
 
@@ -204,54 +201,6 @@ def check_heads(token_heads: TokenHeads, model: Any) -> None:
         )
 
 
-def refuse_unknown(model: Any, model_kwargs: dict[str, Any]) -> None:
-    """Inputs that plain generation would hand to the backbone and a tree pass would not."""
-    unknown = {name for name, value in model_kwargs.items() if value is not None} - UNDERSTOOD
-    types = model_kwargs.get("token_type_ids")
-    # GPT-2 and its kin add an embedding for type 0 too; others use types for images, and a text of type 0 has none.
-    if types is not None and (
-        bool(types.any()) or "token_type_ids" in inspect.signature(model.get_decoder().forward).parameters
-    ):
-        unknown.add("token_type_ids")
-    if unknown:
-        raise ValueError(
-            f"generate was given {', '.join(sorted(unknown))}, which multi-token decoding does not hand to the "
-            f"backbone; leave it out or decode with plain generate."
-        )
-
-
-def refuse(
-    input_ids_BL: Tensor, processors: LogitsProcessorList, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> None:
-    if (config.num_beams or 1) > 1:
-        raise ValueError(
-            f"num_beams={config.num_beams} was given; multi-token decoding keeps one hypothesis a row (num_beams=1)."
-        )
-    for processor in processors:
-        for base in type(processor).__mro__:
-            if reason := REFUSED_PROCESSORS.get(base.__name__):
-                raise ValueError(
-                    f"{type(processor).__name__} cannot be used with multi-token decoding: {reason}; "
-                    f"leave it out or decode with plain generate."
-                )
-    if model_kwargs.get("inputs_embeds") is not None or input_ids_BL.shape[1] == 0:
-        raise ValueError(
-            "Multi-token decoding starts from input_ids of at least one token; "
-            "inputs_embeds was given or they are empty."
-        )
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError(
-            "past_key_values already holds tokens; multi-token decoding keeps its own cache, so give the whole text."
-        )
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        raise ValueError(
-            "output_attentions and output_hidden_states are not returned by multi-token decoding; ask a plain forward."
-        )
-    if input_ids_BL.shape[0] > 1 and config.return_dict_in_generate and (config.output_scores or config.output_logits):
-        raise ValueError("output_scores and output_logits are returned for one row at a time; give a batch of one.")
-
-
 @dataclass(kw_only=True)
 class Row:
     """One row's text while it is decoded; `index` is its place in the batch."""
@@ -264,20 +213,29 @@ class Row:
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     _buffer_1L: Tensor | None = None
+    _written: int = 0
 
     def __post_init__(self) -> None:
         self.processors = self.request.processors_of(self.index)
+        self.criteria = self.request.criteria_of(self.index)
 
     def prefix(self) -> Tensor:
         """(1, L): the tokens so far on the device; grown by what was emitted since it was last asked for."""
         length = len(self.tokens)
-        if self._buffer_1L is None:
-            self._buffer_1L = torch.zeros(1, max(self.request.max_length, length), dtype=torch.long, device=self.device)
-            self._written = 0
+        if self._buffer_1L is None or self._buffer_1L.shape[1] < length:
+            self._buffer_1L = self.grown_buffer(length)
         if self._written < length:
             self._buffer_1L[0, self._written : length] = torch.tensor(self.tokens[self._written :], device=self.device)
             self._written = length
         return self._buffer_1L[:, :length]
+
+    def grown_buffer(self, length: int) -> Tensor:
+        """(1, up to twice `length`) with what was written; never more than `max_length`, which may be beyond memory."""
+        room = max(length, min(2 * length, self.request.max_length))
+        buffer_1L = torch.zeros(1, room, dtype=torch.long, device=self.device)
+        if self._buffer_1L is not None:
+            buffer_1L[:, : self._written] = self._buffer_1L[:, : self._written]
+        return buffer_1L
 
     def choose(self, logits_V: Tensor) -> int:
         """The token that plain generation would choose here: processors on float32 logits, then the rule."""
@@ -316,6 +274,6 @@ class Row:
         self.tokens.append(token)
         request = self.request
         self.done = token in request.eos_tokens or len(self.tokens) >= request.max_length
-        if request.criteria:
+        if self.criteria:
             scores = tuple(self.scores) if request.keep_scores else None
-            self.done |= bool(request.criteria(self.prefix(), scores).all())
+            self.done |= bool(self.criteria(self.prefix(), scores).all())

@@ -8,6 +8,7 @@ of them are plain greedy decoding where a request is greedy.
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -156,8 +157,8 @@ class TypicalRule:
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} was given; a threshold on probabilities is from 0 to 1.")
+            if not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+                raise ValueError(f"{name}={value!r} was given; a threshold on probabilities is from 0 to 1.")
         self.epsilon, self.delta = epsilon, delta
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -67,6 +67,14 @@ class DecodingOutput(GenerateDecoderOnlyOutput):
     sequences: torch.LongTensor
     stats: Any = None
 
-    def __init__(self, *, stats: DecodingStats, **fields: Any) -> None:
-        super().__init__(**fields)
+    def __init__(self, *, stats: DecodingStats, **given: Any) -> None:
+        super().__init__(**given)
         object.__setattr__(self, "stats", stats)  # an attribute, not an entry: it is no tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How copies and pickles make it again: the library's own way gives its fields by place and knows no stats."""
+        return rebuild_output, (self.stats, {field.name: getattr(self, field.name) for field in fields(self)})
+
+
+def rebuild_output(stats: DecodingStats, given: dict[str, Any]) -> DecodingOutput:
+    return DecodingOutput(stats=stats, **given)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -126,10 +126,14 @@ class Tree(Shape):
     (5, 2, (-1, 0, 1, 1, 0), (0, 1, 2, 2, 1))
 
     Raises:
-        ValueError: no path, a path whose parent is missing, a negative rank, or more than 1024 nodes.
+        ValueError: no list of paths, no path, a path whose parent is missing, a negative rank, or more than 1024 nodes.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        if not isinstance(paths, Iterable):
+            raise ValueError(
+                f"tree={paths!r} was given; a tree is a list of paths such as [[0], [0, 0]], or a node budget."
+            )
         chosen = sorted({as_ranks(path) for path in paths})
         check_paths(chosen)
         self.paths: tuple[tuple[int, ...], ...] = ((), *chosen)

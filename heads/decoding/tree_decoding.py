@@ -22,7 +22,15 @@ from heads.decoding.dynamic_tree import DynamicTree, grow
 from heads.decoding.kept import KeptCaches
 from heads.decoding.lookup import GROWTH, ChainIndex, Lookup
 from heads.decoding.loop import Proposal, Run
-from heads.decoding.request import Row, check_heads, check_positions, read_request, read_valid, refuse_unknown
+from heads.decoding.refused import refuse_unknown
+from heads.decoding.request import (
+    Row,
+    check_heads,
+    check_positions,
+    check_token_heads,
+    read_request,
+    read_valid,
+)
 from heads.decoding.rules import Rule, read_rule
 from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
 from heads.decoding.stats import DecodingOutput
@@ -59,8 +67,8 @@ class TreeDecoding:
             None is what the tree.json that is used or given says (`headway tune-tree --compile`), else False.
 
     Raises:
-        ValueError: a tree that is deeper than the heads draft, or that is malformed, or an unknown rule; `compile`
-            without what it needs.
+        ValueError: no heads, a tree that is deeper than the heads draft, or that is malformed, or an unknown rule;
+            `compile` without what it needs.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class TreeDecoding:
         rule: str | Rule = "exact",
         compile: bool | None = None,
     ) -> None:
+        check_token_heads(token_heads)
         self.token_heads = token_heads
         self.rule = read_rule(rule, generator)
         chosen = choose(token_heads, tree, lookup, compile, self.rule)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from heads.backbone import CommitPlan, Pass
 from heads.decoding.dynamic_tree import Candidates, DynamicTree, list_candidates
+from heads.decoding.generate import check_temperature
 from heads.evaluation.throughput import end_tokens
 from heads.interface import TokenHeads
 from heads.projection import Projection
@@ -63,6 +64,7 @@ def write_texts(
     model: Any, prompts: Sequence[Tensor], request: dict[str, Any], *, rows: int, advance: Callable[[], Any]
 ) -> list[Texts]:
     """What plain `generate` with the settings of `request` writes behind each prompt (1, T), `rows` prompts at once."""
+    check_temperature(request.get("temperature", 0.0))
     found = []
     for start in range(0, len(prompts), rows):
         tokens_BT, valid_BT = pad_left(prompts[start : start + rows])

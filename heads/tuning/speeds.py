@@ -36,7 +36,11 @@ def measure_speeds(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> dict[str, Speed]:
-    """Each decoding (None: plain `generate`) on the first prompts, in batches, one decoding after the other."""
+    """Each decoding (None: plain `generate`) on the first prompts, in batches, one decoding after the other.
+
+    Raises:
+        ValueError: all of their texts end at once, so that there is nothing to measure.
+    """
     wanted = max(config.checked_prompts, config.batch)
     count = wanted - wanted % config.batch
     chosen = [prompts[i % len(prompts)] for i in range(count)]
@@ -49,6 +53,8 @@ def measure_speeds(
                 a + b for a, b in zip(totals[name], decode(model, decoding, batch, config, clock), strict=True)
             ]
             advance()
+    if any(tokens <= 0 for tokens, _, _ in totals.values()):
+        raise ValueError("The texts behind the prompts end at once; give prompts that the backbone goes on from.")
     return {
         name: Speed(tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
         for name, (tokens, passes, seconds) in totals.items()

@@ -152,6 +152,7 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["generate", "{folder}/nothing", "--prompt", "a"], "holds no heads.json"),
         (["info", "{folder}/base"], "holds no heads.json"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--top-k", "5"], "--temperature above 0"),
+        (["generate", "{folder}/medusa", "--prompt", "a", "--temperature", "1e-45"], "give 1e-06 or more, or 0"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--highlight"], "leave out --plain"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--lookup", "0"], "leave out --plain"),
         (["chat", "{folder}/medusa", "--plain", "--lookup", "10"], "leave out --plain"),

@@ -10,7 +10,7 @@ import torch
 from throwaway_families import fitted_heads
 from tiny import PAD, VOCAB, left_padded, random_tokens
 from torch.overrides import TorchFunctionMode
-from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
 import heads
 from heads.decoding import at_once
@@ -112,6 +112,9 @@ def test_a_cpu_walks_where_nodes_hold_many_numbers_or_are_drawn_for():
         def processors_of(self, row: int) -> LogitsProcessorList:
             return self.processors
 
+        def criteria_of(self, row: int) -> StoppingCriteriaList:
+            return StoppingCriteriaList()
+
     greedy, sampled = (
         Row(request=Asked(greedy), tokens=[1] * 100, device=torch.device("cpu"))  # type: ignore[arg-type]
         for greedy in (True, False)
@@ -182,6 +185,9 @@ def test_each_node_is_penalised_by_its_own_prefix():
         def processors_of(self, row: int) -> LogitsProcessorList:
             return self.processors
 
+        def criteria_of(self, row: int) -> StoppingCriteriaList:
+            return StoppingCriteriaList()
+
     row = Row(request=Asked(), tokens=[1, 2], device=torch.device("cpu"))  # type: ignore[arg-type]
     (found_NV,) = score_nodes([row], tokens_N[None], tree.sees_NN()[None], logits_NV[None])
     for node, held in enumerate(([1, 2], [1, 2, 5], [1, 2, 5, 6], [1, 2, 7])):
@@ -199,6 +205,9 @@ def test_scores_lie_on_the_device_of_the_row(processors):
 
         def processors_of(self, row: int) -> LogitsProcessorList:
             return LogitsProcessorList(processors)
+
+        def criteria_of(self, row: int) -> StoppingCriteriaList:
+            return StoppingCriteriaList()
 
     row = Row(request=Asked(), tokens=[1, 2], device=torch.device("meta"))  # type: ignore[arg-type]
     (found_NV,) = score_nodes([row], torch.tensor([[2, 5]]), Tree([[0]]).sees_NN()[None], torch.zeros(1, 2, 10))

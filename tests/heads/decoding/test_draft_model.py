@@ -311,6 +311,7 @@ def joint(model: Any, options: dict[str, Any]) -> dict[tuple[int, ...], float]:
     """The processed distribution of the next three tokens, by plain enumeration."""
     config = copy.deepcopy(model.generation_config)
     config.update(**options, do_sample=True)
+    config._eos_token_tensor = None  # as generate leaves it without an end token
     processors = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
@@ -573,6 +574,34 @@ def test_one_tokenizer_behind_padded_embeddings_is_exact(embeddings, tmp_path):
     other = with_tokenizer(shared("qwen3", embeddings), tmp_path / "three", "abced")
     with pytest.raises(ValueError, match=rf"vocabulary of {embeddings} tokens and the backbone one of 6"):
         both(model, heads.DraftModelDecoding(other), prompt)
+
+
+def test_sampled_text_is_exact_where_processors_leave_no_token_that_the_draft_model_has(tmp_path):
+    """Behind tokens 0 and 1 only the last id may come, for which the smaller draft model has no embedding."""
+    model = with_tokenizer(shared("llama", TOY), tmp_path / "one", "abcde")
+    draft_model = with_tokenizer(shared("qwen3", TOY - 1), tmp_path / "two", "abcde")
+    forbidden = [[before, token] for before in (0, 1) for token in range(TOY - 1)]
+    options = {"bad_words_ids": forbidden, "temperature": 2.0, "top_k": 0}
+    out = model.generate(
+        torch.tensor([TOY_PROMPT]).expand(1000, -1),
+        custom_generate=heads.DraftModelDecoding(draft_model, k=2, generator=torch.Generator().manual_seed(3)),
+        max_new_tokens=3,
+        do_sample=True,
+        **NO_EOS,
+        **options,
+    )
+    found = collections.Counter(map(tuple, out[:, 4:].tolist()))
+    wanted = joint(model, options)
+    assert set(found) <= set(wanted), "a text that the processors forbid"
+    assert sum(n for text, n in found.items() if text[1] in (0, 1)) > 50, "hardly a chain that ends at nothing"
+    statistic, degrees = chi_square(found, wanted)
+    assert statistic < limit(degrees)
+
+
+@pytest.mark.parametrize("given", ["checkpoints/demo/draft", None])
+def test_what_is_no_draft_model_is_refused(given):
+    with pytest.raises(ValueError, match=r"draft_model=.* was given; a causal LM is wanted"):
+        heads.DraftModelDecoding(given)
 
 
 class Recorder(TextStreamer):

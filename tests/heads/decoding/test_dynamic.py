@@ -261,6 +261,11 @@ def test_stopping_criteria_see_every_prefix():
     assert criterion.lengths == list(range(6, end + 2))
 
 
+def test_a_model_in_place_of_heads_is_refused():
+    with pytest.raises(ValueError, match="a LlamaForCausalLM was given in place of token heads"):
+        DynamicDecoding(tiny_model("llama"))
+
+
 # --- generate's settings ----------------------------------------------------------------------------------------------
 
 

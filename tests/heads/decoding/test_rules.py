@@ -62,7 +62,9 @@ def test_an_unknown_rule_is_refused_in_a_sentence(rule):
         heads.TreeDecoding(fitted_heads("grounded", "qwen3"), TREE, rule=rule)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(-0.1, 0.3), (1.1, 0.3), (0.1, -1.0), (0.1, float("nan"))])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(-0.1, 0.3), (1.1, 0.3), (0.1, -1.0), (0.1, float("nan")), ("a", 0.3), (0.1, None)]
+)
 def test_thresholds_are_probabilities(epsilon, delta):
     with pytest.raises(ValueError, match="from 0 to 1"):
         heads.TypicalRule(epsilon=epsilon, delta=delta)

@@ -191,6 +191,11 @@ def test_what_is_no_rank_is_refused(paths):
         Tree(paths)
 
 
+def test_what_is_no_list_of_paths_is_refused():
+    with pytest.raises(ValueError, match=r"tree=0\.5 was given; a tree is a list of paths"):
+        Tree(0.5)  # type: ignore[arg-type]
+
+
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         read_tree_file(tmp_path / "none.json")

@@ -8,8 +8,12 @@ test therefore counts paths by depth and by rank, and fails where one of them wa
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import itertools
+import pickle
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,19 +24,22 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    MaxTimeCriteria,
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
 from transformers.cache_utils import DynamicCache
+from transformers.generation import utils as generation_utils
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
 import heads
 from heads.backbone import Backbone
 from heads.decoding import rules, tree_choice
 from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.decoding.request import refuse_unknown
+from heads.decoding.refused import refuse_unknown
+from heads.decoding.request import Row
 from heads.decoding.stats import DecodingStats
 
 NUM_HEADS = 3
@@ -341,6 +348,30 @@ def test_stop_strings_need_a_tokenizer():
     model, decoding = decoding_of()
     with pytest.raises(ValueError, match="without a tokenizer"):
         heads.generate(model, decoding, inputs=PROMPT, stop_strings="ab")
+
+
+@pytest.mark.parametrize("given", ["config", "none"])
+def test_stop_strings_of_the_models_own_configuration(given, monkeypatch):
+    model, decoding = decoding_of()
+    options = {"max_new_tokens": 24, "do_sample": False, "suppress_tokens": [0, 1, 2], **NO_EOS}
+    tokenizer = letters()
+    text = tokenizer.decode(model.generate(PROMPT, **options)[0, 5:])
+    monkeypatch.setattr(model.generation_config, "stop_strings", [text[7:10]])
+    asked = {"generation_config": GenerationConfig(**options)} if given == "config" else options
+    plain = model.generate(PROMPT, tokenizer=tokenizer, **asked)
+    assert plain.shape[1] < 5 + 24, "the stop string did stop"
+    assert torch.equal(heads.generate(model, decoding, inputs=PROMPT, tokenizer=tokenizer, **asked), plain)
+
+
+@pytest.mark.parametrize("asked", [{"max_new_tokens": 4}, {"generation_config": GenerationConfig(max_new_tokens=4)}])
+def test_the_full_entry_gives_rise_to_no_deprecation(asked, monkeypatch):
+    """A configuration beside other settings is deprecated, so it is handed on only where the caller gave one."""
+    said: list[str] = []
+    monkeypatch.setattr(generation_utils.logger, "warning_once", lambda sentence, *_: said.append(sentence))
+    model, decoding = decoding_of()
+    for ours in (decoding, None):
+        heads.generate(model, ours, inputs=PROMPT, **asked)
+    assert said == []
 
 
 # --- streaming -------------------------------------------------------------------------------------------------------
@@ -730,8 +761,8 @@ def test_scores_of_a_batch_are_refused():
 def test_criteria_for_several_rows_without_eos_are_refused():
     """There generate goes on writing to rows that have ended, until all have."""
     model, decoding = decoding_of()
-    criteria = StoppingCriteriaList([StopAfter([99, 99])])
-    with pytest.raises(ValueError, match="StopAfter was given for 2 rows without an eos token"):
+    criteria = StoppingCriteriaList([MaxTimeCriteria(60.0)])
+    with pytest.raises(ValueError, match="MaxTimeCriteria was given for 2 rows without an eos token"):
         model.generate(
             random_tokens(2, 4), custom_generate=decoding, max_new_tokens=4, stopping_criteria=criteria, **NO_EOS
         )
@@ -761,6 +792,51 @@ def test_heads_in_another_dtype_decode_under_autocast_and_are_refused_without():
         model.generate(PROMPT, **asked)
     with torch.autocast("cpu", torch.bfloat16):
         assert model.generate(PROMPT, **asked).shape == (1, PROMPT.shape[1] + 4)
+
+
+@pytest.mark.parametrize("given", ["checkpoints/demo/grounded", "model"])
+def test_what_is_no_heads_is_refused(given):
+    given, said = (tiny_model("llama"), "a LlamaForCausalLM") if given == "model" else (given, repr(given))
+    with pytest.raises(ValueError, match=f"{said} was given in place of token heads; give what heads.load"):
+        heads.TreeDecoding(given)
+
+
+def test_half_a_node_is_refused():
+    with pytest.raises(ValueError, match=r"tree=0\.5 was given"):
+        heads.TreeDecoding(fitted_heads("grounded", "llama"), 0.5)
+
+
+def test_a_length_beyond_memory_is_no_matter_where_the_text_ends():
+    """Plain generation makes no room for a text that may come either."""
+    model, decoding = decoding_of()
+    for asked in ({"max_length": sys.maxsize}, {"max_new_tokens": 10**11}):
+        options = {"max_new_tokens": None, "eos_token_id": list(range(3, 20)), "repetition_penalty": 1.1, **asked}
+        plain, ours = both(model, decoding, pad_token_id=PAD, **options)
+        assert torch.equal(ours.sequences, plain.sequences)
+
+
+def test_a_rows_prefix_grows_with_its_text():
+    request = SimpleNamespace(max_length=10**12, processors_of=lambda _: [], criteria_of=lambda _: [])
+    row = Row(request=request, tokens=[1, 2], device=torch.device("cpu"))  # type: ignore[arg-type]
+    rooms = set()
+    for token in range(100):
+        row.tokens.append(token)
+        assert row.prefix().tolist() == [row.tokens]
+        rooms.add(row.prefix().untyped_storage().nbytes() // 8)
+    assert sorted(rooms) == [6, 14, 30, 62, 126], "twice what is asked for, each time"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda out: pickle.loads(pickle.dumps(out))])
+def test_outputs_are_copied_and_pickled_with_their_stats(copied):
+    model, decoding = decoding_of()
+    _, ours = both(model, decoding, output_scores=True, **NO_EOS)
+    again = copied(ours)
+    assert type(again) is type(ours)
+    assert again.stats == ours.stats
+    assert list(again) == list(ours)
+    assert torch.equal(again.sequences, ours.sequences)
+    assert len(again.scores) == len(ours.scores) == 24
+    assert again.logits is None
 
 
 def test_a_tree_deeper_than_there_are_heads_is_refused():

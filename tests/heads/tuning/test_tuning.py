@@ -39,7 +39,7 @@ from heads.tuning.config import TuneConfig
 from heads.tuning.outcome import tuned_tree
 from heads.tuning.replay import NEVER, RANKS, Replay, replay, write_texts
 from heads.tuning.report import draw_tuning, show, verdict
-from heads.tuning.speeds import Speed
+from heads.tuning.speeds import Speed, measure_speeds
 from heads.tuning.timing import Bench, PassTimes, interleaved_medians, measure_times
 from heads.tuning.tune import Tuning, check, context_of, time_finalists, tune, whole_over_modelled
 
@@ -518,6 +518,19 @@ def test_one_prompt_is_too_few():
         tune(fitted_heads("grounded", "llama"), [random_tokens(1, 5)], TuneConfig(), clock=counting_clock())
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_checked_prompts_whose_texts_end_at_once_are_refused(batch, monkeypatch):
+    token_heads = fitted_heads("grounded", "llama")
+    model, prompts = token_heads.backbone.model, [random_tokens(1, 5, seed=seed) for seed in (50, 51)]
+    first = [int(model.generate(prompt_1T, max_new_tokens=1, do_sample=False)[0, -1]) for prompt_1T in prompts]
+    monkeypatch.setattr(model.generation_config, "eos_token_id", first)
+    monkeypatch.setattr(model.generation_config, "pad_token_id", PAD)
+    config = TuneConfig(new_tokens=8, batch=batch, checked_prompts=2)
+    decodings = {"plain": None, "tree": heads.TreeDecoding(token_heads, 4)}
+    with pytest.raises(ValueError, match="texts behind the prompts end at once"):
+        measure_speeds(model, decodings, prompts, config, counting_clock())
+
+
 @pytest.mark.parametrize("name", ["new_tokens", "batch", "repeats"])
 def test_numbers_have_ranges(name):
     with pytest.raises(ValueError, match=f"{name}=0 was given"):
@@ -544,6 +557,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_command(folder: Path, family: str, *more: Any) -> Any:
     asked = ["tune-tree", folder / family, "--prompts", folder / "prompts.txt", "--new-tokens", 16, "--repeats", 1]
     return CliRunner().invoke(app, [str(argument) for argument in (*asked, *more)])
+
+
+def test_a_temperature_that_overflows_is_one_sentence(folder):
+    result = run_command(folder, "medusa", "--temperature", "1e-45")
+    assert result.exit_code == 1
+    assert result.output.strip().splitlines()[-1].endswith("give 1e-06 or more, or 0 for greedy text.")
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -1,0 +1,174 @@
+"""What a `generate` call may ask for and decoding has no equal of: refused in a sentence, or said in a warning.
+
+Settings at their defaults pass, and so do those that a model's own generation_config carries without effect on plain
+generation (Gemma's `cache_implementation="hybrid"`).
+"""
+# B batch, L length so far
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache
+from transformers.generation.configuration_utils import GenerationMode
+
+REFUSED_PROCESSORS = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance runs the backbone a second time for every token",
+    "ClassifierFreeGuidanceLogitsProcessor": "guidance pairs the rows of a batch",
+    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn is told the row's index in the batch",
+    "EncoderRepetitionPenaltyLogitsProcessor": "it keeps the prompts of the whole batch",
+    "EncoderNoRepeatNGramLogitsProcessor": "it keeps the prompts of the whole batch",
+    "SynthIDTextWatermarkLogitsProcessor": "it keeps a state between calls",
+    "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",
+}
+REFUSED_SETTINGS = {
+    "dola_layers": "DoLa chooses by the logits of several layers; leave it out or decode with plain generate",
+    "prompt_lookup_num_tokens": "prompt lookup is TreeDecoding(token_heads, lookup=…) here; give that in its place",
+    "assistant_early_exit": "drafts come from the decoding object; leave it out or decode with plain generate",
+    "use_mtp": "drafts come from the decoding object; leave it out or decode with plain generate",
+}
+OWN_CACHES = (None, "dynamic", "hybrid")
+"""Values of cache_implementation that ask for what is done anyway; "hybrid" is what generate itself drops."""
+UNDERSTOOD = {
+    "attention_mask",
+    "position_ids",  # check_positions
+    "token_type_ids",  # refuse_unknown
+    "past_key_values",
+    "use_cache",  # a matter of speed: the text is the same
+    "cache_position",
+    "logits_to_keep",
+    "num_logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+}
+
+
+def refuse(
+    input_ids_BL: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> None:
+    """
+    Raises:
+        ValueError: beam search, guidance, another way to decode than greedy or sampling, processors and criteria that
+            judge a batch, embeddings in place of tokens, a cache of the caller's, or outputs without an equal.
+    """
+    rows = input_ids_BL.shape[0]
+    refuse_settings(config)
+    refuse_processors(processors)
+    refuse_own_of_batches([*processors, *criteria], rows)
+    if model_kwargs.get("inputs_embeds") is not None or input_ids_BL.shape[1] == 0:
+        raise ValueError(
+            "Multi-token decoding starts from input_ids of at least one token; "
+            "inputs_embeds was given or they are empty."
+        )
+    refuse_cache(model_kwargs.get("past_key_values"), config)
+    refuse_outputs(config, rows)
+    warn_of_settings(config)
+
+
+def refuse_settings(config: GenerationConfig) -> None:
+    if (config.num_beams or 1) > 1:
+        raise ValueError(
+            f"num_beams={config.num_beams} was given; multi-token decoding keeps one hypothesis a row (num_beams=1)."
+        )
+    for name, reason in REFUSED_SETTINGS.items():
+        if value := getattr(config, name, None):
+            raise ValueError(f"{name}={value!r} was given, which multi-token decoding does not follow: {reason}.")
+    if config.get_generation_mode() == GenerationMode.CONTRASTIVE_SEARCH:
+        raise ValueError(
+            f"penalty_alpha={config.penalty_alpha} was given, which asks for contrastive search, and multi-token "
+            f"decoding is greedy or samples; leave it out or decode with plain generate."
+        )
+
+
+def refuse_processors(processors: LogitsProcessorList) -> None:
+    for processor in processors:
+        for base in type(processor).__mro__:
+            if reason := REFUSED_PROCESSORS.get(base.__name__):
+                raise ValueError(
+                    f"{type(processor).__name__} cannot be used with multi-token decoding: {reason}; "
+                    f"leave it out or decode with plain generate."
+                )
+
+
+def refuse_own_of_batches(judges: Iterable[Any], rows: int) -> None:
+    """Processors and criteria of the caller's: what they know of a batch would meet one row at a time."""
+    if rows == 1:
+        return
+    for judge in judges:
+        if not type(judge).__module__.startswith("transformers.") and not hasattr(judge, "of_row"):
+            raise ValueError(
+                f"{type(judge).__name__} was given for {rows} rows, which multi-token decoding judges one by one, "
+                f"while a class that is not of transformers may tell rows apart; give rows one at a time, or add a "
+                f"method `of_row(row)` that returns what judges that row alone (`return self` where rows do not "
+                f"depend on each other)."
+            )
+
+
+def refuse_cache(cache: Any, config: GenerationConfig) -> None:
+    """A cache that holds tokens, or one of another kind than generate makes where nothing is asked for."""
+    if cache is None:
+        return
+    if cache.get_seq_length() > 0:
+        raise ValueError(
+            "past_key_values already holds tokens; multi-token decoding keeps its own cache, so give the whole text."
+        )
+    plain = type(cache) is DynamicCache and not cache.offloading
+    if not plain and config.cache_implementation is None:
+        raise ValueError(
+            f"past_key_values was given as a {type(cache).__name__} of your own, but multi-token decoding keeps its "
+            f"own cache, which rolls back; leave past_key_values out or decode with plain generate."
+        )
+
+
+def refuse_outputs(config: GenerationConfig, rows: int) -> None:
+    if not config.return_dict_in_generate:
+        return
+    if config.output_attentions or config.output_hidden_states:
+        raise ValueError(
+            "output_attentions and output_hidden_states are not returned by multi-token decoding; ask a plain forward."
+        )
+    if rows > 1 and (config.output_scores or config.output_logits):
+        raise ValueError("output_scores and output_logits are returned for one row at a time; give a batch of one.")
+
+
+def warn_of_settings(config: GenerationConfig) -> None:
+    """What changes memory or time and never the text: said, and once, since Python shows a sentence of a place once."""
+    if config.cache_implementation not in OWN_CACHES:
+        warnings.warn(
+            f"cache_implementation={config.cache_implementation!r} has no effect: multi-token decoding keeps a cache "
+            f"of its own, which rolls back. The text is the same; leave it out, since generate makes that cache too.",
+            stacklevel=5,
+        )
+    if config.prefill_chunk_size is not None:
+        warnings.warn(
+            f"prefill_chunk_size={config.prefill_chunk_size} has no effect: multi-token decoding reads long prompts in "
+            f"chunks of its own. The text is the same; leave it out.",
+            stacklevel=5,
+        )
+
+
+def refuse_unknown(model: Any, model_kwargs: dict[str, Any]) -> None:
+    """Inputs that plain generation would hand to the backbone and a tree pass would not."""
+    unknown = {name for name, value in model_kwargs.items() if value is not None} - UNDERSTOOD
+    types = model_kwargs.get("token_type_ids")
+    # GPT-2 and its kin add an embedding for type 0 too; others use types for images, and a text of type 0 has none.
+    if types is not None and (
+        bool(types.any()) or "token_type_ids" in inspect.signature(model.get_decoder().forward).parameters
+    ):
+        unknown.add("token_type_ids")
+    if unknown:
+        raise ValueError(
+            f"generate was given {', '.join(sorted(unknown))}, which multi-token decoding does not hand to the "
+            f"backbone; leave it out or decode with plain generate."
+        )
