@@ -41,6 +41,7 @@ from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
 from train.config import TrainConfig, nearest
 from train.hidden_states import checksum
+from train.regenerate.output import is_finished
 from train.run import explain_errors
 
 DECODED_TOGETHER = 8
@@ -120,8 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made: set[str] = set()
     configs: dict[str, TrainConfig] = {}
     for variant in chosen(options.rows):
-        if variant.needs is not None and not Path(variant.needs).is_file():
-            print(f"{variant.name} is left out: there is no {variant.needs}; write it with {REGENERATE}", flush=True)
+        if variant.needs is not None and not is_finished(Path(variant.needs)):
+            print(
+                f"{variant.name} is left out: {variant.needs} is not finished; write it with {REGENERATE}", flush=True
+            )
             continue
         rows[variant.name] = [row_of(variant, seed, options) for seed in range(options.seeds)]
         made |= {kept_row(variant, seed, options).made() for seed in range(options.seeds)}

@@ -24,6 +24,7 @@ from heads.checkpoint import write_whole
 from heads.loading import load_tokenizer
 from train.blocks import PackedData
 from train.config import TrainConfig, read_config
+from train.draft_tokens import settle_draft_vocabulary
 from train.model import TrainedModel
 from train.packing import build_datasets
 from train.provenance import commit
@@ -62,6 +63,7 @@ def train_row(config: TrainConfig, *, steps: bool = True, blocks: int | None = N
     tokenizer = load_tokenizer(config.backbone)
     model = build_model(config, arguments.device)
     data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
+    settle_draft_vocabulary(model, data.train, chosen=config.init_from is not None)
     trainer = build_trainer(config, arguments, model, tokenizer, data)
     trainer.remove_callback(PrinterCallback)  # standard output is for the table
     if blocks is not None:
