@@ -168,6 +168,7 @@ class SharedLayer(nn.Module):
 
     def __init__(self, backbone: Backbone, rank: int, targets: list[str] | None, slot: int) -> None:
         super().__init__()
+        refuse_unknown_targets(backbone, targets or [])
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets or lora_targets(backbone))
         template = in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot)
         try:
@@ -192,6 +193,18 @@ class SharedLayer(nn.Module):
         names = [name for name, _ in (*template.named_parameters(), *template.named_buffers())]
         values = {name: own[name] if name in own else shared[name.replace(".base_layer", "")] for name in names}
         return backbone.run_layer(template, hidden_BTD, positions_BT, mask, cache, values=values)
+
+
+def refuse_unknown_targets(backbone: Backbone, targets: list[str]) -> None:
+    """Raise ValueError on a name that no part of the last layer ends in: peft leaves it out where another is right."""
+    names = [name for name, _ in backbone.layers[-1].named_modules() if name]
+    unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
+    if unknown:
+        allowed = sorted({name.rpartition(".")[2] for name in names})
+        raise ValueError(
+            f"lora_targets has {', '.join(map(repr, unknown))}, which names no part of the last layer of "
+            f"{backbone.name}; allowed are linear layers among {', '.join(allowed)}."
+        )
 
 
 def check_layers(config: Config, backbone: Backbone) -> None:

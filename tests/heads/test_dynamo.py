@@ -248,5 +248,6 @@ def test_a_backbone_of_one_layer_has_no_stem() -> None:
 
 def test_lora_targets_that_do_not_exist_are_a_sentence() -> None:
     backbone = backbone_of("llama")
-    with pytest.raises(ValueError, match=r"No LoRA could be put .*query_key_value.*name lora_targets"):
-        heads.create("dynamo", backbone, lora_rank=2, lora_targets=["query_key_value"])
+    for targets in (["query_key_value"], ["q_proj", "query_key_value"]):
+        with pytest.raises(ValueError, match="lora_targets has 'query_key_value', which names no part"):
+            heads.create("dynamo", backbone, lora_rank=2, lora_targets=targets)
