@@ -23,7 +23,7 @@ lint: setup
 	$(RUN) ruff check . && ruff format --check . && mypy && lint-imports
 
 test: lint
-	$(RUN) pytest -n 2
+	$(RUN) pytest -n 2 --dist worksteal
 
 verify: setup
 	$(RUN) python -m benchmarks.verify

@@ -84,12 +84,13 @@ CASES = {
             "self_distillation": {"weight": 0.5},
         }
     ),
-    "medusa, LoRA on bfloat16": Case(
+    "medusa, LoRA on bfloat16, self-distillation": Case(
         config={
             "family": "medusa",
             "heads": {"num_heads": 2},
             "rates": {"heads": 3e-3, "base": 1e-3},
             "lora": {"rank": 4},
+            "self_distillation": {"weight": 0.5},
             "backbone": {"dtype": "bfloat16"},
         },
         tolerance=2e-2,

@@ -37,10 +37,8 @@ def comparison(tmp_path_factory):
     [
         ("ddp", "dynamo, three rates"),
         ("fsdp2", "dynamo, three rates"),
-        ("fsdp2", "medusa, LoRA, self-distillation"),
-        ("fsdp2", "medusa, LoRA on bfloat16"),
+        ("fsdp2", "medusa, LoRA on bfloat16, self-distillation"),
         pytest.param("zero1", "grounded, frozen", marks=with_deepspeed),
-        pytest.param("zero2", "grounded, frozen", marks=with_deepspeed),
         pytest.param("zero3", "dynamo, three rates", marks=with_deepspeed),
     ],
 )
