@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from train.config import TrainConfig
+from train.model import TrainedModel
 from train.optimizer_groups import optimizer_groups
 from train.run import build_model
 
@@ -33,13 +34,23 @@ def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
+def choose_first_tokens(model: TrainedModel) -> int:
+    """How many tokens heads score; with a draft vocabulary the first ones, since nothing is counted here."""
+    token_heads = model.token_heads
+    if token_heads is None or token_heads.draft_tokens_S is None:
+        return model.backbone.vocab_size
+    token_heads.choose_draft_tokens(torch.arange(token_heads.num_scored))
+    return token_heads.num_scored
+
+
 def stepper(config: TrainConfig, blocks: int) -> Callable[[], None]:
-    """One step of a run of this config; random tokens cost what others cost."""
+    """One step of a run of this config; random tokens cost what others cost, here all of them such that are scored."""
     model = build_model(config, torch.device("cpu")).train()
+    tokens = choose_first_tokens(model)
     groups = optimizer_groups(model, heads_rate=config.rates.heads, base_rate=config.rates.base, weight_decay=0.0)
     optimizer = torch.optim.AdamW(groups, fused=True)
     generator = torch.Generator().manual_seed(0)
-    tokens_BT = torch.randint(model.backbone.vocab_size, (blocks, config.data.block_size), generator=generator)
+    tokens_BT = torch.randint(tokens, (blocks, config.data.block_size), generator=generator)
     batch = {
         "input_ids": tokens_BT,
         "loss_mask": torch.ones_like(tokens_BT, dtype=torch.bool),
