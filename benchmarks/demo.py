@@ -19,15 +19,15 @@ import torch
 import transformers
 from rich.console import Console
 
-from heads.checkpoint import read_description
-from heads.counting_command import count_ngrams_command
+from heads.checkpoint.opening import Opened, open_draft_model, open_heads
+from heads.checkpoint.save_load import read_description
+from heads.cli.count_ngrams import count_ngrams_command
 from heads.evaluation.methods import Request, draft_model, dynamic, plain, prompt_lookup, tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.report import draw_report
 from heads.evaluation.tables import describe_machine, measure, speed_table, write_json
 from heads.evaluation.throughput import Row
-from heads.ngrams import NgramTable
-from heads.opening import Opened, open_draft_model, open_heads
+from heads.ngrams.table import NgramTable
 from train.config import read_config
 from train.run import explain_errors
 

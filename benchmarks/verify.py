@@ -37,26 +37,26 @@ class Check:
 
 CHECKS = {
     "decoding": Check(
-        command=("python", "-m", "benchmarks.decoding", "--prompts", "6", "--picture", "docs/decoding_speed.png"),
+        command=("python", "-m", "benchmarks.speed.decoding", "--prompts", "6", "--picture", "docs/decoding_speed.png"),
         shows="shipped heads beside plain generate and prompt lookup, eager and compiled, with and without repetition "
         "penalty, where each millisecond goes, and the targets",
     ),
     "pass costs": Check(
-        command=("python", "-m", "benchmarks.pass_costs", "--compile"),
+        command=("python", "-m", "benchmarks.speed.pass_costs", "--compile"),
         shows="a pass of 1 to 64 nodes behind 512 to 8k tokens in plain steps, and what tokens per pass are worth",
     ),
     "trees": Check(
-        command=("python", "-m", "benchmarks.trees", "--prompts", "20"),
+        command=("python", "-m", "benchmarks.speed.trees", "--prompts", "20"),
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts and as "
         "measured on other prompts, both halves in turn, within 10 %, and what is said of a batch of 16",
     ),
     "acceptance rules": Check(
-        command=("python", "-m", "benchmarks.acceptance_rules"),
+        command=("python", "-m", "benchmarks.speed.acceptance_rules"),
         shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, by tree "
         "and temperature (docs/acceptance.md)",
     ),
     "batches": Check(
-        command=("python", "-m", "benchmarks.batches", "--picture", "docs/batches.png"),
+        command=("python", "-m", "benchmarks.speed.batches", "--picture", "docs/batches.png"),
         shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, heads "
         "alone with several node budgets",
     ),
@@ -69,34 +69,35 @@ CHECKS = {
         shows="compiled layers, stored hidden states, two processes, chunk sizes of the loss",
     ),
     "loss costs": Check(
-        command=("python", "-m", "benchmarks.loss_costs"),
+        command=("python", "-m", "benchmarks.training.loss_costs"),
         shows="the loss with a teacher's distribution in its kinds, beside hard labels (docs/losses.md)",
     ),
     "draft vocabulary": Check(
-        command=("python", "-m", "benchmarks.draft_vocabulary"),
+        command=("python", "-m", "benchmarks.speed.draft_vocabulary"),
         shows="heads that score 8k to 32k of 128k tokens: parameters, drafting and loss beside their limits; and "
         "tokens per pass of the shipped demo heads cut to 1,024, 512 and 256 of 2,048 tokens",
     ),
     "engines": Check(
-        command=("python", "-m", "benchmarks.engines"),
+        command=("python", "-m", "benchmarks.training.engines"),
         shows="the same losses, weights and bytes under DDP, FSDP2 and ZeRO-1/2/3 as in one process, on two and four "
         "processes, and runs that one engine begins and another ends",
     ),
     "plan": Check(
-        command=("python", "-m", "benchmarks.plan"),
+        command=("python", "-m", "benchmarks.training.plan"),
         shows="tensor memory as `python -m train plan` predicts it beside the measured peak of real training steps",
     ),
     "dynamo counts": Check(
-        command=("python", "-m", "benchmarks.dynamo_counts"),
+        command=("python", "-m", "benchmarks.paper.dynamo_counts"),
         shows="parameters of all sizes and variants of the paper beside the paper's own figures",
     ),
     "dynamo ablation": Check(
-        command=("python", "-m", "benchmarks.dynamo_ablation", "--json", "checkpoints/runs/dynamo_ablation.json"),
+        command=("python", "-m", "benchmarks.paper.dynamo_ablation", "--json", "checkpoints/runs/dynamo_ablation.json"),
         shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
     ),
     "grounded ablation": Check(
         command=(
-            *("python", "-m", "benchmarks.grounded_ablation", "--steps", "100", "--prompts", "16", "--rounds", "3"),
+            *("python", "-m", "benchmarks.paper.grounded_ablation", "--steps", "100"),
+            *("--prompts", "16", "--rounds", "3"),
             *("--picture", "docs/grounded_ablation.png"),
         ),
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo backbone, "
@@ -104,13 +105,14 @@ CHECKS = {
     ),
     "grounded ablation, seeds": Check(
         command=(
-            *("python", "-m", "benchmarks.grounded_ablation", "--rows", "medusa", "grounded", "gru", "--steps", "100"),
+            *("python", "-m", "benchmarks.paper.grounded_ablation", "--rows", "medusa", "grounded", "gru"),
+            *("--steps", "100"),
             *("--prompts", "16", "--rounds", "0", "--seeds", "3"),
         ),
         shows="gru beside grounded and medusa over three trainings: means and deviations; finished rows are kept",
     ),
     "dynamo decoding": Check(
-        command=("python", "-m", "benchmarks.dynamo_decoding"),
+        command=("python", "-m", "benchmarks.paper.dynamo_decoding"),
         shows="the parts of dynamic decoding by likelihood at equal tokens per pass (table 8)",
     ),
     "dynamo perplexity": Check(
@@ -122,24 +124,24 @@ CHECKS = {
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; benchmarks.demo counts the table of n-grams it needs",
     ),
     "dynamo first token": Check(
-        command=("python", "-m", "benchmarks.dynamo_first_token"),
+        command=("python", "-m", "benchmarks.paper.dynamo_first_token"),
         shows="PPL₁ of the demo backbone trained with heads, and as long without",
     ),
     "joint training": Check(
-        command=("python", "-m", "benchmarks.joint_training", "--json", "checkpoints/runs/joint_training.json"),
+        command=("python", "-m", "benchmarks.paper.joint_training", "--json", "checkpoints/runs/joint_training.json"),
         shows="tokens per pass and the backbone's PPL₁ before and after: heads alone, with an adapter on the backbone, "
         "warm-in, self-distillation (Medusa-2); rows that an earlier call finished are kept",
     ),
     "sinkhorn": Check(
-        command=("python", "-m", "benchmarks.sinkhorn"),
+        command=("python", "-m", "benchmarks.paper.sinkhorn"),
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",
     ),
     "ngrams": Check(
-        command=("python", "-m", "benchmarks.ngrams"),
+        command=("python", "-m", "benchmarks.speed.ngrams"),
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
     ),
     "resume": Check(
-        command=("python", "-m", "benchmarks.resume"),
+        command=("python", "-m", "benchmarks.training.resume"),
         shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",
     ),
     "base recipe": Check(

@@ -1,21 +1,21 @@
 """Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
 
-from heads.backbone import Backbone, CommitPlan
-from heads.checkpoint import load, save
-from heads.decoding.draft_model import DraftModelDecoding
-from heads.decoding.dynamic import DynamicDecoding
-from heads.decoding.dynamic_tree import DynamicTree
+from heads.backbone.draft_vocabulary import most_frequent_tokens
+from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
+from heads.backbone.model import Backbone, CommitPlan
+from heads.checkpoint.opening import load_with_backbone
+from heads.checkpoint.pruning import prune_vocabulary
+from heads.checkpoint.save_load import load, save
+from heads.decoding.acceptance.rules import TypicalRule
+from heads.decoding.draft_model_decoding import DraftModelDecoding
+from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.generate import generate
-from heads.decoding.rules import TypicalRule
-from heads.decoding.steps import TreeDrafter, accept_greedy
-from heads.decoding.tree import Tree
+from heads.decoding.own_loop import TreeDrafter, accept_greedy
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.draft_vocabulary import most_frequent_tokens
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
 from heads.families import create, families
-from heads.loading import BackboneConfig, load_backbone, load_tokenizer
-from heads.ngrams import NgramTable
-from heads.opening import load_with_backbone
-from heads.pruning import prune_vocabulary
+from heads.ngrams.table import NgramTable
 
 __all__ = [
     "Backbone",

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 TESTS = Path(__file__).resolve().parent
-for folder in (TESTS, TESTS.parent):  # the last one inserted comes first
+below = {file.parent for file in TESTS.rglob("test_*.py")}
+for folder in (*sorted(below), TESTS, TESTS.parent):  # the last one inserted comes first
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from heads.backbone import Backbone
+from heads.backbone.model import Backbone
 
 
 @contextlib.contextmanager

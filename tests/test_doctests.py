@@ -43,5 +43,5 @@ def test_examples(name):
 
 
 def test_the_core_has_examples():
-    core = {"heads.passes", "heads.masks", "heads.decoding.tree", "heads.families", "train.targets", "train.losses"}
+    core = {"heads.backbone.state", "heads.backbone.masks", "heads.decoding.trees.static", "train.objective.losses"}
     assert core <= set(modules_with_examples())

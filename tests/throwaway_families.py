@@ -20,11 +20,11 @@ from tiny import random_tokens, shared_model
 from torch import Tensor, nn
 
 import heads
-from heads.backbone import Backbone, CommitPlan, Tap, Taps
-from heads.cache import TreeCache
-from heads.interface import HeadsConfig, TeacherForcing, TokenHeads
-from heads.masks import causal
-from heads.projection import Projection
+from heads.backbone.cache import TreeCache
+from heads.backbone.masks import causal
+from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
+from heads.backbone.projection import Projection
+from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
 
 
 @dataclass(kw_only=True)

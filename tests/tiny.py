@@ -29,7 +29,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from heads.backbone import find_final_norm
+from heads.backbone.model import find_final_norm
 
 ARCHITECTURES = ("llama", "gpt_neox", "qwen3", "mistral", "gemma", "phi3", "codegen")
 EAGER_ONLY = {"codegen": "CodeGen has no sdpa attention in transformers"}

@@ -85,7 +85,7 @@ SLOW = """
 import os, time
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})  # one thread: it rounds as the tests do
 from train.run import main
-from train.trainer import HeadsTrainer
+from train.loop.trainer import HeadsTrainer
 
 def slow(action, seconds):
     def slowed(*args, **kwargs):

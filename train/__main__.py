@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from heads.loading import load_tokenizer, read_vocab_size
+from heads.backbone.loading import load_tokenizer, read_vocab_size
 from train.config import read_config
 from train.run import explain_errors, main
 
@@ -19,7 +19,7 @@ COMMANDS = {
 
 def inspect_data(arguments: list[str]) -> None:
     """Arguments are those of train.py and `--samples N`."""
-    from train.inspect_data import run  # imports rich and datasets only for this command
+    from train.data.inspect import run  # imports rich and datasets only for this command
 
     parser = argparse.ArgumentParser(add_help=False)  # jsonargparse's own knows no rest
     parser.add_argument("--samples", type=int, default=3, help="documents to show")

@@ -1,7 +1,7 @@
 """One run as keyword-only dataclasses, read from YAML with command-line overrides; an unknown key is an error.
 
-Fields stand where what they build stands: `backbone` in heads/loading.py, `data` in heads/data.py, `heads` in the
-family's file. `trainer` takes any field of transformers' TrainingArguments under its own name.
+Fields stand where what they build stands: `backbone` in heads/backbone/loading.py, `data` in heads/data/documents.py,
+`heads` in the family's file. `trainer` takes any field of transformers' TrainingArguments under its own name.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from transformers import TrainingArguments
 
-from heads.data import DataConfig
-from heads.decoding.tree import MAX_NODES
+from heads.backbone.loading import BackboneConfig
+from heads.checkpoint.backbone import LoraSettings
+from heads.data.documents import DataConfig
+from heads.decoding.trees.static import MAX_NODES
 from heads.families import build_config
-from heads.loading import BackboneConfig
-from heads.trained_backbone import LoraSettings
-from train.amounts import is_amount, is_positive
-from train.loss_config import LossConfig
-from train.self_distillation import SelfDistillationConfig
-from train.warm_in import WarmInConfig
+from train.objective.amounts import is_amount, is_positive
+from train.objective.loss_config import LossConfig
+from train.objective.self_distillation import SelfDistillationConfig
+from train.objective.warm_in import WarmInConfig
 
 SET_BY_HEADWAY = {
     "output_dir",

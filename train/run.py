@@ -19,34 +19,34 @@ from datasets import Dataset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
-from heads import checkpoint
-from heads.backbone import Backbone
-from heads.checkpoint import read_description
+from heads.backbone.loading import load_backbone, load_tokenizer
+from heads.backbone.model import Backbone
+from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint.backbone import LoraSettings, add_adapter, has_adapter
+from heads.checkpoint.opening import load_recorded
+from heads.checkpoint.save_load import read_description
+from heads.cli.info import describe_quality
 from heads.families import build_config, create_unchosen
-from heads.info import describe_quality
-from heads.interface import TokenHeads
-from heads.loading import load_backbone, load_tokenizer
-from heads.opening import load_recorded
-from heads.trained_backbone import LoraSettings, add_adapter, has_adapter
-from train.blocks import PackedData
-from train.compiling import compile_where_it_wins
+from heads.interface.token_heads import TokenHeads
+from train.checkpoint.interruption import EXIT_CODE, Interruption, clear_marker, listening, set_marker
+from train.checkpoint.progress import read_progress
+from train.checkpoint.resume import check_shared_folder, choose_checkpoint, refuse_old_checkpoints
+from train.checkpoint.whole import newest_whole
 from train.config import TrainConfig, read_config
-from train.continuation import read_progress
-from train.draft_tokens import settle_draft_vocabulary
-from train.engine import Engine, describe_engine, device_fields, end_together, start_engine, use_all_cores
-from train.gathering import whole_weights
-from train.hidden_states import cache_hidden_states
-from train.interruption import EXIT_CODE, Interruption, clear_marker, listening, set_marker
-from train.metrics_file import JsonLines
-from train.model import TrainedModel
-from train.non_finite import weights_are_finite
-from train.overhead import measure_heads_overhead
-from train.packing import build_datasets
-from train.provenance import recipe
-from train.reading import explained_cache, names_checkpoint
-from train.resuming import check_shared_folder, choose_checkpoint, refuse_old_checkpoints
-from train.trainer import HeadsTrainer, collate
-from train.whole_checkpoint import newest_whole
+from train.data.blocks import PackedData
+from train.data.draft_tokens import settle_draft_vocabulary
+from train.data.hidden_states import cache_hidden_states
+from train.data.packing import build_datasets
+from train.engine.compiling import compile_where_it_wins
+from train.engine.engine import Engine, describe_engine, device_fields, end_together, start_engine, use_all_cores
+from train.engine.gathering import whole_weights
+from train.engine.overhead import measure_heads_overhead
+from train.loop.errors import explained_cache, names_checkpoint
+from train.loop.metrics import JsonLines
+from train.loop.provenance import recipe
+from train.loop.step_guard import weights_are_finite
+from train.loop.trainer import HeadsTrainer, collate
+from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ def check_adapter(model: Any, config: TrainConfig) -> None:
 def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     """New heads, or those of `init_from`, which must be of the same family and fields; in float32 for training.
 
-    A draft vocabulary of new heads is chosen when the data is there (train/draft_tokens.py).
+    A draft vocabulary of new heads is chosen when the data is there (train/data/draft_tokens.py).
 
     Raises:
         ValueError: init_from holds other heads than the config describes.
@@ -254,7 +254,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
         "lr_scheduler_type": "cosine",
         "dataloader_pin_memory": torch.cuda.is_available(),
         "ddp_find_unused_parameters": False,  # every trained parameter is in every micro-batch's loss
-        "logging_nan_inf_filter": False,  # train/non_finite.py skips such a step, and waits for the device less often
+        "logging_nan_inf_filter": False,  # train/loop/step_guard.py skips such a step, and waits less often
         "eval_steps": every or None,
         "eval_strategy": "steps" if every else "no",
         "save_steps": config.save_every_steps or 500,

@@ -8,7 +8,7 @@
         rows that ended leave the batch
 
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
-distribution after all logits processors, unless the rule says that it is lossy (heads/decoding/rules.py).
+distribution after all logits processors, unless the rule says that it is lossy (heads/decoding/acceptance/rules.py).
 """
 # B row that still runs, T prompt position, N node, V vocabulary
 
@@ -21,14 +21,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from heads.backbone import Backbone, BackboneState, CommitPlan, Pass, Tap
-from heads.decoding import at_once
-from heads.decoding.acceptance import best_at_nodes
-from heads.decoding.kept import Kept, KeptCaches
-from heads.decoding.request import Request, Row
-from heads.decoding.rules import Nodes, Rule
-from heads.decoding.stats import DecodingOutput, DecodingStats
-from heads.decoding.tree import Shape
+from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass, Tap
+from heads.decoding.acceptance import batched as at_once
+from heads.decoding.acceptance.probability import best_at_nodes
+from heads.decoding.acceptance.rules import Nodes, Rule
+from heads.decoding.request.output import DecodingOutput, DecodingStats
+from heads.decoding.request.request import Request, Row
+from heads.decoding.reuse import Kept, KeptCaches
+from heads.decoding.trees.static import Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Lossless decoding with a token tree and a looked-up chain: draft, verify in one pass, accept, commit.
 
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
-distribution after all logits processors (heads/decoding/acceptance.py has the rule).
+distribution after all logits processors (heads/decoding/acceptance/probability.py has the rule).
 """
 # B batch, N tree node
 
@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from heads.backbone import CommitPlan, Pass, Tap
-from heads.decoding.compiled import compiled
-from heads.decoding.compiled_drafting import compiled_drafting
-from heads.decoding.drafting import TreeIndex, draft
-from heads.decoding.dynamic_tree import DynamicTree, grow
-from heads.decoding.kept import KeptCaches
-from heads.decoding.lookup import GROWTH, ChainIndex, Lookup
+from heads.backbone.compiled import compiled
+from heads.backbone.model import CommitPlan, Pass, Tap
+from heads.decoding.acceptance.rules import Rule, read_rule
+from heads.decoding.defaults import AnyTree, choose, refuse_drawn_dynamic
 from heads.decoding.loop import Proposal, Run
-from heads.decoding.refused import refuse_unknown
-from heads.decoding.request import (
+from heads.decoding.proposers.compiled import compiled_drafting
+from heads.decoding.proposers.heads import TreeIndex, draft
+from heads.decoding.proposers.prompt_lookup import GROWTH, ChainIndex, Lookup
+from heads.decoding.proposers.sampled import DrawnTreeIndex, draw_tree
+from heads.decoding.request.output import DecodingOutput
+from heads.decoding.request.request import (
     Row,
     check_heads,
     check_positions,
@@ -31,12 +32,11 @@ from heads.decoding.request import (
     read_request,
     read_valid,
 )
-from heads.decoding.rules import Rule, read_rule
-from heads.decoding.sampled_drafting import DrawnTreeIndex, draw_tree
-from heads.decoding.stats import DecodingOutput
-from heads.decoding.tree import Tree
-from heads.decoding.tree_choice import AnyTree, choose, refuse_drawn_dynamic
-from heads.interface import TokenHeads
+from heads.decoding.request.unsupported import refuse_unknown
+from heads.decoding.reuse import KeptCaches
+from heads.decoding.trees.dynamic import DynamicTree, grow
+from heads.decoding.trees.static import Tree
+from heads.interface.token_heads import TokenHeads
 
 
 class TreeDecoding:
@@ -62,7 +62,7 @@ class TreeDecoding:
             through the heads' best candidates; "rejection" draws the candidates by lot and weighs them, as lossless;
             "typical" or `heads.TypicalRule(…)` keeps likely drafts and is lossy. Greedy text is the same under all.
         compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
-            (heads/decoding/compiled.py, compiled_drafting.py): faster where passes are short, after seconds of
+            (heads/backbone/compiled.py, compiled_drafting.py): faster where passes are short, after seconds of
             compiling for each shape that is met. Drafts that are drawn by lot and dynamic trees are drafted without.
             None is what the tree.json that is used or given says (`headway tune-tree --compile`), else False.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
-from heads.projection import Projection
+from heads.backbone.projection import Projection
 
 RANKS = 10
 CHUNK_ELEMENTS = 2**22

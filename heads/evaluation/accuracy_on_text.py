@@ -9,7 +9,7 @@ import torch
 
 from heads.evaluation.accuracy import HeadAccuracy
 from heads.evaluation.perplexity import BATCH, Block, predict, stack
-from heads.interface import TokenHeads
+from heads.interface.token_heads import TokenHeads
 
 
 def measure_accuracy(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from heads.corpora import STDLIB
-from heads.data import DataConfig, SourceConfig, load_documents
+from heads.backbone.loading import max_positions
+from heads.checkpoint.opening import Opened
+from heads.data.documents import DataConfig, SourceConfig, load_documents
+from heads.data.sources import STDLIB
 from heads.evaluation.perplexity import Block
-from heads.loading import max_positions
-from heads.opening import Opened
 
 
 def read_blocks(opened: Opened, files: Sequence[Path], count: int, block_tokens: int) -> list[Block]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from heads.decoding.candidates import Candidates
-from heads.decoding.dynamic import open_cooccurrence, refuse_heads
-from heads.decoding.joint import Cooccurrence, JointConfig, decide
+from heads.decoding.dynamo.candidates import Candidates
+from heads.decoding.dynamo.decoding import open_cooccurrence, refuse_heads
+from heads.decoding.dynamo.joint import Cooccurrence, JointConfig, decide
 from heads.evaluation.perplexity import (
     BATCH,
     Block,
@@ -30,7 +30,7 @@ from heads.evaluation.perplexity import (
     refuse_draft_vocabulary,
     stack,
 )
-from heads.interface import TokenHeads
+from heads.interface.token_heads import TokenHeads
 
 
 @dataclass(frozen=True, kw_only=True)

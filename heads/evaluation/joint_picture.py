@@ -21,13 +21,13 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from heads.backbone import CommitPlan
-from heads.decoding.candidates import Candidates, take_candidates
-from heads.decoding.dynamic import open_cooccurrence, refuse_heads
-from heads.decoding.joint import Cooccurrence, mask, outer, penalize_repetition
-from heads.decoding.thresholding import adaptive_threshold
+from heads.backbone.model import CommitPlan
+from heads.decoding.dynamo.candidates import Candidates, take_candidates
+from heads.decoding.dynamo.decoding import open_cooccurrence, refuse_heads
+from heads.decoding.dynamo.joint import Cooccurrence, mask, outer, penalize_repetition
+from heads.decoding.dynamo.threshold import adaptive_threshold
 from heads.evaluation.report import DARK, STYLE, save_figure
-from heads.interface import TokenHeads
+from heads.interface.token_heads import TokenHeads
 
 PENALTY = 100.0
 TOP = 10

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig
 
-from heads.decoding.draft_length import DEFAULT_K
-from heads.decoding.draft_model import DraftModelDecoding
-from heads.decoding.dynamic import DynamicDecoding
-from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.joint import Cooccurrence
-from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.decoding.tree import Tree
+from heads.decoding.draft_model_decoding import DraftModelDecoding
+from heads.decoding.dynamo.decoding import DynamicDecoding
+from heads.decoding.dynamo.joint import Cooccurrence
+from heads.decoding.proposers.draft_length import DEFAULT_K
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.interface import TokenHeads
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.interface.token_heads import TokenHeads
 
 TreeShape = Tree | DynamicTree | str | Path | int | None
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
-from heads.decoding.candidates import Candidates, take_candidates
+from heads.backbone.masks import causal
+from heads.backbone.projection import Projection
+from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.evaluation.accuracy import CHUNK_ELEMENTS
-from heads.interface import TeacherForcing, TokenHeads
-from heads.masks import causal
-from heads.projection import Projection
+from heads.interface.token_heads import TeacherForcing, TokenHeads
 
 BATCH = 8  # blocks that are read at once
 NORMAL_95 = 1.96

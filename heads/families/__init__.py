@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from heads.backbone import Backbone
-from heads.interface import TokenHeads
+from heads.backbone.model import Backbone
+from heads.interface.token_heads import TokenHeads
 
 
 def families() -> list[str]:

@@ -6,7 +6,7 @@ stem ───────┼ layer(s) 1 ─ norm ─ unembedding   x_{t+2}    h
 
 DynaMo, section 3.1; the variants of figure 12 and table 9 are fields of `Config`. The stem is every layer up to the
 penultimate (tap 1). Heads read no drafted token but a node's own text, so their layers run inside each pass
-(heads/context_layers.py), and the next draft is ready when the path is accepted.
+(heads/interface/context_layers.py), and the next draft is ready when the path is accepted.
 """
 # B batch, T position, N slot of a pass, R supervised row, M tree node, D model width
 
@@ -23,13 +23,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
 from torch import Tensor, nn
 
-from heads.backbone import Backbone, CommitPlan, Tap, Taps
-from heads.cache import TreeCache
-from heads.context_layers import in_slot, new_layer, refuse_quantised_layers
-from heads.gradient_gate import gate
-from heads.interface import HeadsConfig, TeacherForcing, TokenHeads
-from heads.passes import HiddenTap, StackTap
-from heads.projection import Projection
+from heads.backbone.cache import TreeCache
+from heads.backbone.gradient_gate import gate
+from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
+from heads.backbone.projection import Projection
+from heads.backbone.state import HiddenTap, StackTap
+from heads.interface.context_layers import in_slot, new_layer, refuse_quantised_layers
+from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,8 @@
 """Grounded heads: head k also reads the embeddings of the tokens drafted so far (Ankner et al., section 3.2).
 
 Head k at t maps [f(x_{≤t}) ; E(x_{t+1}) ; … ; E(x_{t+k})] through an MLP to p(x_{t+1+k} | x_{≤t}, x_{t+1} … x_{t+k});
-f is the final hidden state, or another representation (heads/representation.py). Embeddings are the backbone's and get
-no gradient from here when it is frozen.
+f is the final hidden state, or another representation (heads/interface/representation.py). Embeddings are the
+backbone's and get no gradient from here when it is frozen.
 """
 # R rows, D model width, W width of the hidden layers
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from heads.backbone import Backbone
-from heads.blocks import ResidualBlock, Unembedding, Unembeddings, check_unembedding
-from heads.projection import Projection
-from heads.representation import RepresentationConfig, RepresentationHeads
+from heads.backbone.model import Backbone
+from heads.backbone.projection import Projection
+from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings, check_unembedding
+from heads.interface.representation import RepresentationConfig, RepresentationHeads
 
 
 @dataclass(kw_only=True)

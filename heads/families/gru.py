@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from heads.backbone import Backbone
-from heads.blocks import Unembedding, Unembeddings, check_unembedding
-from heads.interface import MAX_HEADS, TeacherForcing
-from heads.projection import Projection
-from heads.representation import RepresentationConfig, RepresentationHeads
+from heads.backbone.model import Backbone
+from heads.backbone.projection import Projection
+from heads.interface.layers import Unembedding, Unembeddings, check_unembedding
+from heads.interface.representation import RepresentationConfig, RepresentationHeads
+from heads.interface.token_heads import MAX_HEADS, TeacherForcing
 
 RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
 """Of the gates at start: σ(2) = 88 % of the state reaches the new one, and σ(-1) = 27 % of it stays as it is."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from heads.backbone import Backbone
-from heads.blocks import ResidualBlock, Unembedding, Unembeddings
-from heads.interface import HeadsConfig, PositionWiseHeads
-from heads.projection import Projection
+from heads.backbone.model import Backbone
+from heads.backbone.projection import Projection
+from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings
+from heads.interface.token_heads import HeadsConfig, PositionWiseHeads
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heads.decoding.lookup import Lookup
+from heads.decoding.proposers.prompt_lookup import Lookup
 from heads.tuning.acceptance import accepted
 from heads.tuning.replay import Replay
 from heads.tuning.search import Choice

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.tree import Tree
-from heads.decoding.tuned import TunedTree, name_dtype
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.decoding.tuned_file import TunedTree, name_dtype
 from heads.evaluation.tables import describe_machine, versions
-from heads.interface import TokenHeads
+from heads.interface.token_heads import TokenHeads
 from heads.tuning.tune import Tuning
 
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.backbone import CommitPlan, Pass
-from heads.decoding.dynamic_tree import Candidates, DynamicTree, list_candidates
+from heads.backbone.model import CommitPlan, Pass
+from heads.backbone.projection import Projection
 from heads.decoding.generate import check_temperature
+from heads.decoding.trees.dynamic import Candidates, DynamicTree, list_candidates
 from heads.evaluation.throughput import end_tokens
-from heads.interface import TokenHeads
-from heads.projection import Projection
+from heads.interface.token_heads import TokenHeads
 
 RANKS = 10
 """Candidates of a node that are told apart; a token behind them counts as not drafted."""

@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.tree import Tree
-from heads.decoding.tuned import Kind
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.decoding.tuned_file import Kind
 from heads.evaluation.report import GREY, MARKERS, PALETTE, save_figure, tidy
 from heads.tuning.acceptance import RankCounts
 from heads.tuning.search import Choice, best_by_size

@@ -18,8 +18,8 @@ from functools import partial
 
 import numpy as np
 
-from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.tree import Tree
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
 from heads.tuning.acceptance import RankCounts, best_nodes, places_of, tokens_per_pass
 from heads.tuning.replay import Replay
 from heads.tuning.timing import PassTimes

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.backbone import CommitPlan
-from heads.decoding.drafting import best_tokens
-from heads.decoding.dynamic_tree import DynamicTree, grow
+from heads.backbone.model import CommitPlan
 from heads.decoding.generate import generate
-from heads.decoding.tree import Tree, grow_tree
+from heads.decoding.proposers.heads import best_tokens
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.decoding.trees.dynamic import DynamicTree, grow
+from heads.decoding.trees.static import Tree, grow_tree
 from heads.evaluation.throughput import rotated
-from heads.interface import TokenHeads
+from heads.interface.token_heads import TokenHeads
 
 NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 EXPANDING = (1, 2, 4, 8, 16)

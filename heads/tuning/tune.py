@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.decoding.tree import Tree
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.decoding.tuned import Kind
-from heads.interface import TokenHeads
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.decoding.tuned_file import Kind
+from heads.interface.token_heads import TokenHeads
 from heads.tuning.acceptance import RankCounts
 from heads.tuning.beside_lookup import Beside, best_beside_lookup
 from heads.tuning.config import TuneConfig

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.decoding_targets import passes_allow, say_targets, what_limits
-from benchmarks.parts import Parts
+from benchmarks.speed.decoding_targets import passes_allow, say_targets, what_limits
+from benchmarks.speed.parts import Parts
 from heads.evaluation.throughput import Row
 
 

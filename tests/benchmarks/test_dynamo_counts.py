@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.dynamo_counts import SHAPES, VARIANTS, build_backbone, count, count_heads, main, rounded
+from benchmarks.paper.dynamo_counts import SHAPES, VARIANTS, build_backbone, count, count_heads, main, rounded
 
 LAYER_70M = 3_152_384  # 4 · 512² + 8 · 512² of matrices, 9 · 512 + 4 · 512 of biases and norms
 UNEMBEDDING_70M = 50304 * 512

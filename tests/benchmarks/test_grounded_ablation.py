@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.grounded_ablation import VARIANTS, build_parser, chosen, config_of, settings
-from benchmarks.grounded_claims import claims
-from benchmarks.training_rows import KeptRow, read_overridden, train_row
+from benchmarks.paper.grounded_ablation import VARIANTS, build_parser, chosen, config_of, settings
+from benchmarks.paper.grounded_claims import claims
+from benchmarks.training.training_rows import KeptRow, read_overridden, train_row
 
 OPTIONS = ("--steps", "8")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.loss_costs import HARD, LOSSES, SHARED, Workload, measure, read_size, table
-from train.losses import plain_loss, weighted_loss
+from benchmarks.training.loss_costs import HARD, LOSSES, SHARED, Workload, measure, read_size, table
+from train.objective.losses import plain_loss, weighted_loss
 
 
 @pytest.mark.parametrize("name", list(LOSSES))

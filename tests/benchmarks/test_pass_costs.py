@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import pass_costs
-from benchmarks.pass_costs import filled_state, main, make_pass, measure, why_not
-from heads.backbone import Backbone
+from benchmarks.speed import pass_costs
+from benchmarks.speed.pass_costs import filled_state, main, make_pass, measure, why_not
+from heads.backbone.model import Backbone
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.sinkhorn import sinkhorn
+from benchmarks.paper.sinkhorn import sinkhorn
 
 PULL = 0.7  # ε₂ with ε₁ = 1
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.consoles import wide_console
-from benchmarks.trees import Line, lines_table, pool, say_worst
+from benchmarks.speed.trees import Line, lines_table, pool, say_worst
 from heads.tuning.speeds import Speed
 
 

@@ -173,8 +173,8 @@ def test_every_shipped_config_is_valid(path):
 
 def test_paper_settings_of_grounded_heads():
     """Ankner et al., section 4.1."""
-    config = read_config(["--config", str(ROOT / "configs/sharegpt_grounded_vicuna_7b.yaml")])
-    twin = read_config(["--config", str(ROOT / "configs/sharegpt_medusa_vicuna_7b.yaml")])
+    config = read_config(["--config", str(ROOT / "configs/sharegpt/grounded_vicuna_7b.yaml")])
+    twin = read_config(["--config", str(ROOT / "configs/sharegpt/medusa_vicuna_7b.yaml")])
     assert (config.optimizer.beta1, config.optimizer.beta2, config.rates.heads) == (0.9, 0.99, 1e-4)
     assert (config.data.block_size, config.num_heads, config.trainer["num_train_epochs"]) == (2048, 4, 1)
     assert config.trainer["lr_scheduler_type"] == "cosine"

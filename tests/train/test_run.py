@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import heads
-from heads import checkpoint
+from heads.checkpoint import save_load as checkpoint
 from train.__main__ import dispatch
 from train.config import read_config
-from train.evaluation import count_decoding, spread
-from train.packing import build_datasets
+from train.data.packing import build_datasets
+from train.loop.evaluation import count_decoding, spread
+from train.loop.trainer import HeadsTrainer
 from train.run import main, run
-from train.trainer import HeadsTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_BASE = ROOT / "checkpoints/demo/base"

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from heads.interface import TokenHeads
-from heads.trained_backbone import has_adapter
+from heads.checkpoint.backbone import has_adapter
+from heads.interface.token_heads import TokenHeads
 from train.config import TrainConfig
-from train.model import TrainedModel
+from train.objective.model import TrainedModel
 from train.plan.shapes import nbytes, numel
 
 PEAK_TFLOPS = {"A100": 312, "L40S": 362, "H100": 989}

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from heads.corpora import STDLIB
-from heads.loading import load_tokenizer
+from heads.backbone.loading import load_tokenizer
+from heads.data.sources import STDLIB
 from train.config import TrainConfig
-from train.model import TrainedModel
-from train.packing import build_datasets
+from train.data.packing import build_datasets
+from train.engine.sharding import find_units
+from train.objective.model import TrainedModel
 from train.plan.costs import Disk, blocks_per_step, count_steps, disk, evaluates, field, stored_dtype
 from train.plan.memory import Sizes
 from train.plan.shapes import Part, build_on_meta, count, count_backbone, count_heads, count_original
 from train.plan.step import Step, StepShape, trace_step
-from train.sharding import find_units
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.quantizers.auto import AutoQuantizationConfig
 
-from heads.backbone import Backbone
-from heads.checkpoint import DESCRIPTION, read_description
+from heads.backbone.loading import BackboneConfig, explained, resolve_dtype
+from heads.backbone.model import Backbone
+from heads.checkpoint.backbone import add_adapter
+from heads.checkpoint.save_load import DESCRIPTION, read_description
 from heads.families import create_unchosen
-from heads.interface import TokenHeads
-from heads.loading import BackboneConfig, explained, resolve_dtype
-from heads.trained_backbone import add_adapter
+from heads.interface.token_heads import TokenHeads
 from train.config import TrainConfig
-from train.model import TrainedModel
+from train.objective.model import TrainedModel
 
 BLOCK_SCALES = 4 / 64
 """bitsandbytes keeps one float32 for 64 weights of 4 bits."""

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
-import train.losses
-import train.model
-from heads.draft_vocabulary import DraftVocabulary
+from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
-from train.losses import plain_cross_entropy, rows_of_a_chunk
-from train.model import TrainedModel
+from train.objective import losses as losses_module
+from train.objective import model as model_module
+from train.objective.losses import plain_cross_entropy, rows_of_a_chunk
+from train.objective.model import TrainedModel
 from train.plan.live_tensors import (
     BACKBONE,
     BACKWARD,
@@ -181,7 +181,7 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
     """Count under the names of parts: before, in and after the backbone's forward, in the loss, gradients kept."""
     live = LiveTensors()
 
-    one_pass, gate = train.losses.one_pass, train.model.gate
+    one_pass, gate = losses_module.one_pass, model_module.gate
 
     def loss(*args: Any, **kwargs: Any) -> Tensor:
         with live.making(LOSS):
@@ -206,7 +206,10 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
     for buffer in model.buffers():
         live.label(buffer, FROZEN)
     try:
-        replaced = patch.object(train.losses, "one_pass", loss), patch.object(train.model, "gate", behind_taps)
+        replaced = (
+            patch.object(losses_module, "one_pass", loss),
+            patch.object(model_module, "gate", behind_taps),
+        )
         with live, live.making(INPUTS), replaced[0], replaced[1]:
             yield live
     finally:
@@ -224,7 +227,7 @@ def attention_kernel(device_type: str) -> Any:
 def chunks_of(device_type: str) -> Any:
     """The loss's chunks on that device; what is traced says that it lies on a CPU."""
     device = torch.device(device_type)
-    return patch.object(train.losses, "rows_of_a_chunk", lambda vocab, _: rows_of_a_chunk(vocab, device))
+    return patch.object(losses_module, "rows_of_a_chunk", lambda vocab, _: rows_of_a_chunk(vocab, device))
 
 
 @contextlib.contextmanager
@@ -238,7 +241,10 @@ def all_supervised() -> Iterator[None]:
     def scored(labels_R: Tensor, _: DraftVocabulary) -> tuple[Tensor, Tensor]:
         return torch.arange(len(labels_R), device=labels_R.device), torch.zeros_like(labels_R)
 
-    with patch.object(train.model, "supervised_rows", rows), patch.object(train.model, "scored_rows", scored):
+    with (
+        patch.object(model_module, "supervised_rows", rows),
+        patch.object(model_module, "scored_rows", scored),
+    ):
         yield
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import transformers
 from tqdm.auto import tqdm
 
-from heads import checkpoint
+from heads.backbone.loading import load_backbone, load_tokenizer, read_vocab_size
+from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint.opening import default_device
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.loading import load_backbone, load_tokenizer, read_vocab_size
-from heads.opening import default_device
 from train.config import TrainConfig, read_config
-from train.hidden_states import fingerprint
+from train.data.hidden_states import fingerprint
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile
 from train.regenerate.rewriting import Rewriting, Tally

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from heads.checkpoint import write_whole
+from heads.checkpoint.save_load import write_whole
 
 VERSION = 2
 """Of the file of settings; raise it when the same settings would write other lines than before."""

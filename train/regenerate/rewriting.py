@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import jinja2
 
-from heads.chat import TURN_STAND_IN, ChatEncoder, Message, encode_chat
+from heads.data.chat import TURN_STAND_IN, ChatEncoder, Message, encode_chat
 
 Rewriting: TypeAlias = Generator[list[int], list[int], dict[str, Any]]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from datasets import Dataset
 
-from heads.chat import BadRowError, EmptyRowError, choose_template
-from heads.data import CHAT_FORMATS, DataConfig, draw_fraction, open_source
-from heads.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
+from heads.data.chat import BadRowError, EmptyRowError, choose_template
+from heads.data.documents import CHAT_FORMATS, DataConfig, draw_fraction, open_source
+from heads.data.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_turn, rewrite_chat
 

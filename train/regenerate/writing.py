@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from heads.loading import max_positions
+from heads.backbone.loading import max_positions
 from train.regenerate.config import RegenerateConfig
 
 Key = tuple[int, ...]

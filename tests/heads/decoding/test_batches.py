@@ -17,8 +17,8 @@ from tiny import PAD, left_padded, random_tokens
 from torch import Tensor
 
 import heads
-from heads.backbone import CommitPlan
-from heads.cache import GROWTH_SLOTS, TreeCache
+from heads.backbone.cache import GROWTH_SLOTS, TreeCache
+from heads.backbone.model import CommitPlan
 
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
 LENGTHS = (3, 12, 7, 9)

@@ -15,15 +15,15 @@ from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, shared_model, tiny_model
 
 import heads
-from heads import backbone as backbone_module
-from heads.backbone import PREFILL_TOKENS, Backbone, CommitPlan
-from heads.cache import GROWTH_SLOTS, TreeCacheLayer
-from heads.masks import MaskStyle
+from heads.backbone import model as backbone_module
+from heads.backbone.cache import GROWTH_SLOTS, TreeCacheLayer
+from heads.backbone.masks import MaskStyle
+from heads.backbone.model import PREFILL_TOKENS, Backbone, CommitPlan
 
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD, "do_sample": False}
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
 NAMES = ["llama", "gpt_neox", "codegen", "mistral_windowed", "gemma3", "qwen3_windowed"]
-# CodeGen's eager softmax is a float32 one over rows of another length (tests/heads/test_backbone.py).
+# CodeGen's eager softmax is a float32 one over rows of another length (tests/heads/backbone/test_backbone.py).
 TOLERANCE = {"codegen": 1e-4}
 
 

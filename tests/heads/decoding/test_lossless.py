@@ -30,14 +30,15 @@ from transformers import (
 )
 
 import heads
-from heads.backbone import Backbone
-from heads.decoding import acceptance, sampled_drafting
-from heads.decoding.acceptance import reject_in_turn
-from heads.decoding.request import Request, Row
-from heads.decoding.rules import ExactRule, Nodes, RejectionRule, Rule
-from heads.decoding.sampled_drafting import draw_without_replacement
-from heads.decoding.tree import Shape
-from heads.draft_vocabulary import DraftVocabulary
+from heads.backbone.draft_vocabulary import DraftVocabulary
+from heads.backbone.model import Backbone
+from heads.decoding.acceptance import probability as acceptance
+from heads.decoding.acceptance.probability import reject_in_turn
+from heads.decoding.acceptance.rules import ExactRule, Nodes, RejectionRule, Rule
+from heads.decoding.proposers import sampled as sampled_drafting
+from heads.decoding.proposers.sampled import draw_without_replacement
+from heads.decoding.request.request import Request, Row
+from heads.decoding.trees.static import Shape
 
 EXACT = 1e-12
 

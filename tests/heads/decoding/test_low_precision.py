@@ -16,8 +16,8 @@ from throwaway_families import fitted_heads, make_heads
 from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
 
 import heads
-from heads.backbone import Backbone
-from heads.decoding.tree import Tree
+from heads.backbone.model import Backbone
+from heads.decoding.trees.static import Tree
 from heads.evaluation.float32_judge import Float32Judge
 from heads.evaluation.methods import Request
 from heads.evaluation.throughput import SameText, describe_verdicts

@@ -35,12 +35,13 @@ from transformers.generation import utils as generation_utils
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
 import heads
-from heads.backbone import Backbone
-from heads.decoding import rules, tree_choice
-from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.decoding.refused import refuse_unknown
-from heads.decoding.request import Row
-from heads.decoding.stats import DecodingStats
+from heads.backbone.model import Backbone
+from heads.decoding import defaults as tree_choice
+from heads.decoding.acceptance import rules
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.request.output import DecodingStats
+from heads.decoding.request.request import Row
+from heads.decoding.request.unsupported import refuse_unknown
 
 NUM_HEADS = 3
 # Every rank up to 2 at the first depth, so that paths beside the first are taken too: 0; 00 01; 000; 1; 10; 2.
@@ -169,8 +170,8 @@ def test_lower_precision_differs_only_where_the_two_best_logits_are_within_round
             gap, scale = float(best[0] - best[1]), float(plain.logits[at].abs().max())
             with capsys.disabled():
                 print(f"\n{name} {dtype}: token {at} differs, the two best logits are {gap:.3g} apart")
-            # Logits are off by what tests/heads/test_backbone.py sees in float32: 4e-5 of 10, 30 units in the last
-            # place; bfloat16 models round their sums once from float32 products, and two units are seen.
+            # Logits are off by what tests/heads/backbone/test_backbone.py sees in float32: 4e-5 of 10, 30 units in the
+            # last place; bfloat16 models round their sums once from float32 products, and two units are seen.
             assert gap < {torch.float32: 30, torch.bfloat16: 4}[dtype] * torch.finfo(dtype).eps * scale
     assert differing < len(ARCHITECTURES), "half of all texts differ: that is no rounding"
 

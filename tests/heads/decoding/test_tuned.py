@@ -13,11 +13,11 @@ from throwaway_families import make_heads
 from tiny import random_tokens, tiny_model
 
 import heads
-from heads.backbone import Backbone
-from heads.decoding import compiled
-from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.decoding.tuned import TunedTree, read_tree_file
-from heads.interface import TokenHeads
+from heads.backbone import compiled
+from heads.backbone.model import Backbone
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.tuned_file import TunedTree, read_tree_file
+from heads.interface.token_heads import TokenHeads
 
 HERE = {"device_type": "cpu", "dtype": "float64"}
 PATHS = ((0,), (0, 0), (1,))

@@ -16,7 +16,7 @@ from tiny import PAD, left_padded, random_tokens
 from torch import Tensor
 
 import heads
-from heads import backbone as backbone_module
+from heads.backbone import model as backbone_module
 
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD, "do_sample": False}
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0], [1, 0, 0], [2]])

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from throwaway_families import make_heads
 from tiny import random_tokens, tiny_model
 
-from heads.backbone import Backbone
-from heads.decoding.candidates import take_candidates
+from heads.backbone.model import Backbone
+from heads.decoding.dynamo.candidates import take_candidates
 from heads.evaluation import joint_picture
 from heads.evaluation.joint_picture import draw_joint_maps, draw_maps, joint_maps, predict_two, show_text, show_token
-from heads.interface import TokenHeads
-from heads.ngram_counting import count_ngrams
-from heads.ngrams import NgramTable
+from heads.interface.token_heads import TokenHeads
+from heads.ngrams.counting import count_ngrams
+from heads.ngrams.table import NgramTable
 
 PROMPT = "Please explain"
 

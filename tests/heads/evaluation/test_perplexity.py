@@ -17,18 +17,18 @@ from tiny import VOCAB, random_tokens, shared_model, tiny_model
 from torch import Tensor
 from typer.testing import CliRunner
 
-from heads import checkpoint
-from heads.backbone import Backbone, CommitPlan
-from heads.cli import OneSentence, prepare
-from heads.decoding.dynamic import DynamicDecoding
-from heads.decoding.joint import JointConfig
-from heads.evaluate_command import evaluate_command
+from heads.backbone.model import Backbone, CommitPlan
+from heads.checkpoint import save_load as checkpoint
+from heads.cli.evaluate import evaluate_command
+from heads.cli.main import OneSentence, prepare
+from heads.decoding.dynamo.decoding import DynamicDecoding
+from heads.decoding.dynamo.joint import JointConfig
 from heads.evaluation.dynamic_perplexity import Deciding, DynamicPerplexity, measure_dynamic, read, walk
 from heads.evaluation.perplexity import Block, Estimate, measure_perplexity
 from heads.evaluation.perplexity_report import draw_dynamic, draw_validation_loss
 from heads.families import create
-from heads.interface import TokenHeads
-from heads.ngram_counting import count_ngrams
+from heads.interface.token_heads import TokenHeads
+from heads.ngrams.counting import count_ngrams
 
 NUM_HEADS = 2
 LENGTHS = (14, 9, 4, 11)

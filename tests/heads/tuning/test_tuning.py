@@ -22,16 +22,17 @@ from tiny import PAD, random_tokens, tiny_model
 from typer.testing import CliRunner
 
 import heads
-from heads import checkpoint, tune_command
-from heads.backbone import Backbone
-from heads.cli import app
+from heads.backbone.model import Backbone
+from heads.backbone.projection import Projection
+from heads.checkpoint import save_load as checkpoint
+from heads.cli import tune_tree as tune_command
+from heads.cli.main import app
 from heads.decoding import tree_decoding
-from heads.decoding.dynamic_tree import DynamicTree
-from heads.decoding.lookup import DEFAULT_LOOKUP
-from heads.decoding.tree import Tree
-from heads.decoding.tuned import read_tree_file
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.decoding.tuned_file import read_tree_file
 from heads.families import create
-from heads.projection import Projection
 from heads.tuning import acceptance, beside_lookup, search, timing
 from heads.tuning import tune as tuning_steps
 from heads.tuning.acceptance import RankCounts, accepted, best_nodes, count_passes, places_of, tokens_per_pass

@@ -1,0 +1,343 @@
+"""Ablations of grounded heads on the demo backbone: `python -m benchmarks.paper.grounded_ablation`.
+
+Rows of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), and of later options. Each is
+configs/demo/grounded.yaml with what its row names and nothing else: the same blocks in the same order, steps, batch and
+seed. No block is seen twice (the paper trains for one epoch). Finished rows are kept in --out and not trained again.
+Rates are the better of 5e-3 and 1e-2 for a family: the first for `grounded`, the second for `medusa` and `gru`
+(docs/decisions.md).
+
+Tokens per pass: greedy, heads alone (no look-up), over held-out prompts, with the static tree of --nodes nodes grown
+from the heads' own accuracy by rank, as evaluated on the held-out blocks.
+
+Offsets: the paper's 0, 2, 4, 8 and 16 of LLaMA-7B's 32 layers are, as shares of this backbone's 8, 0, ½, 1, 2 and 4;
+½ is no layer, so 1, 2 and 4 are trained.
+"""
+# K head
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich import box
+from rich.table import Table
+
+from benchmarks.consoles import wide_console
+from benchmarks.paper.grounded_claims import claims
+from benchmarks.paper.grounded_picture import draw
+from benchmarks.training.step_costs import step_seconds
+from benchmarks.training.training_rows import KeptRow, Trained, read_overridden, train_row
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.tables import describe_machine
+from train.config import TrainConfig, nearest
+from train.data.hidden_states import checksum
+from train.regenerate.output import is_finished
+from train.run import explain_errors
+
+DECODED_TOGETHER = 8
+REGENERATED = "checkpoints/runs/regenerated/python-stdlib.jsonl"
+REGENERATE = (
+    f"python -m train regenerate-data --config configs/demo/grounded.yaml --out {REGENERATED} --prompts-per-text 3 "
+    "--max-new-tokens 192 --batch-size 64"
+)
+
+
+FAST: Mapping[str, Any] = {"rates": {"heads": 1.0e-2}}
+"""The better rate of families whose heads are small beside grounded ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A row: what it changes in the config.
+
+    Attributes:
+        figure: of the paper; "–" for what it does not have.
+        needs: a file that another command writes, `REGENERATE`.
+    """
+
+    name: str
+    figure: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    needs: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured of one variant with one seed.
+
+    Attributes:
+        evaluations: on held-out blocks through training, the last one at its end: `step`, `head1_top1`, ….
+    """
+
+    name: str
+    seed: int
+    parameters: int
+    seconds: float
+    tokens_per_pass: float
+    evaluations: list[dict[str, float]]
+
+
+VARIANTS = (
+    Variant(name="medusa", figure="2", changes={"family": "medusa", **FAST}),
+    Variant(name="grounded", figure="2, 5–8"),
+    Variant(name="layers_2", figure="5", changes={"heads": {"num_hidden_layers": 2}}),
+    Variant(name="layers_3", figure="5", changes={"heads": {"num_hidden_layers": 3}}),
+    Variant(name="layers_4", figure="5", changes={"heads": {"num_hidden_layers": 4}}),
+    Variant(name="offset_1", figure="6", changes={"heads": {"hidden_offset": 1}}),
+    Variant(name="offset_2", figure="6", changes={"heads": {"hidden_offset": 2}}),
+    Variant(name="offset_4", figure="6", changes={"heads": {"hidden_offset": 4}}),
+    Variant(name="embeddings", figure="7", changes={"heads": {"hidden_offset": 8}}),
+    Variant(name="gru", figure="8", changes={"family": "gru", **FAST}),
+    Variant(name="prefix", figure="–", changes={"heads": {"prefix_layers": 1}}),
+    Variant(name="soft", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0}}),
+    Variant(name="medusa_soft", figure="–", changes={"family": "medusa", **FAST, "loss": {"hard": 0.0, "soft": 1.0}}),
+    Variant(name="soft_top_n", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0, "top_n": 64}}),
+    Variant(name="regression", figure="–", changes={"loss": {"regression": 0.1}}),
+    Variant(name="hydra++", figure="–", changes={"heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}}),
+    Variant(
+        name="gru++",
+        figure="–",
+        changes={"family": "gru", **FAST, "heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}},
+    ),
+    Variant(name="draft_1024", figure="–", changes={"heads": {"draft_vocabulary": 1024}}),
+    Variant(name="regenerated", figure="–", changes={"data": {"train": [{"path": REGENERATED}]}}, needs=REGENERATED),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = wide_console()
+    rows: dict[str, list[Row]] = {}
+    made: set[str] = set()
+    configs: dict[str, TrainConfig] = {}
+    for variant in chosen(options.rows):
+        if variant.needs is not None and not is_finished(Path(variant.needs)):
+            print(
+                f"{variant.name} is left out: {variant.needs} is not finished; write it with {REGENERATE}", flush=True
+            )
+            continue
+        rows[variant.name] = [row_of(variant, seed, options) for seed in range(options.seeds)]
+        made |= {kept_row(variant, seed, options).made() for seed in range(options.seeds)}
+        configs[variant.name] = config_of(variant, 0, options)
+    if not rows:
+        raise ValueError("No row is left to compare.")
+    costs = step_seconds(configs, options.rounds, options.batch) if options.rounds else {}
+    machine = describe_machine(torch.device("cpu"))
+    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False, soft_wrap=True)
+    console.print(table(rows, costs, f"{options.steps} steps of {options.batch} blocks, {options.seeds} seed(s)"))
+    for line in claims(rows):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    console.print(
+        f"rows are kept in {options.out}; made by {' and '.join(sorted(made))}", highlight=False, soft_wrap=True
+    )
+    if options.json:
+        content = {name: [dataclasses.asdict(row) for row in found] for name, found in rows.items()}
+        Path(options.json).write_text(
+            json.dumps({"machine": machine, "rows": content, "step_seconds": costs}, indent=2) + "\n"
+        )
+    picture = options.picture or str(Path(options.out) / "ablation.png")
+    draw(rows, picture)
+    console.print(f"picture: {picture}", highlight=False)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper.grounded_ablation", description=(__doc__ or "").splitlines()[0]
+    )
+    names = [variant.name for variant in VARIANTS]
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument(
+        "--config", default="configs/demo/grounded.yaml", help="what rows change (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each row (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="blocks of a step (default: %(default)s)")
+    parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each row (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of 64 tokens (default: %(default)s)")
+    parser.add_argument("--new-tokens", type=int, default=128, help="written for each prompt (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=64, help="of the tree, the root included (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of timing a step of each row, side by side; 0: none (default: 5)"
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="run the backbone in every step, not once for all rows with one tap"
+    )
+    parser.add_argument(
+        "--out",
+        default="checkpoints/runs/grounded_ablation",
+        help="rows and heads are kept here (%(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all rows with their evaluations here")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw figures 2 and 5 to 8 into this PNG (default: ablation.png in --out)"
+    )
+    return parser
+
+
+def chosen(names: Sequence[str] | None) -> list[Variant]:
+    """The named rows, in the order of `VARIANTS`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    known = [variant.name for variant in VARIANTS]
+    for name in names or []:
+        if name not in known:
+            raise ValueError(f"--rows has {name!r}; allowed are {', '.join(known)}.{nearest(name, known)}")
+    return [variant for variant in VARIANTS if names is None or variant.name in names]
+
+
+def kept_row(variant: Variant, seed: int, options: argparse.Namespace) -> KeptRow:
+    config = config_of(variant, seed, options)
+    return KeptRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
+
+
+def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Row:
+    """The kept row, or a new one that is then kept."""
+    config, kept = config_of(variant, seed, options), kept_row(variant, seed, options)
+    if (found := kept.read()) is not None:
+        return Row(**found)
+    print(f"{variant.name}, seed {seed} …", file=sys.stderr, flush=True)
+    trained = train_row(dataclasses.replace(config, output_dir=str(kept.place)), blocks=options.steps * options.batch)
+    row = Row(
+        name=variant.name,
+        seed=seed,
+        parameters=trained.parameters,
+        seconds=trained.seconds,
+        evaluations=evaluations(trained),
+        tokens_per_pass=tokens_per_pass(trained, options),
+    )
+    trained.trainer.write_heads("last", {"step": options.steps, "tokens_per_pass": row.tokens_per_pass})
+    kept.write(dataclasses.asdict(row))
+    return row
+
+
+def config_of(variant: Variant, seed: int, options: argparse.Namespace) -> TrainConfig:
+    """The demo's config with the row's changes and, for all rows alike, this call's steps, batch and evaluations."""
+    config = read_overridden(options.config, variant.changes)
+    return dataclasses.replace(
+        config,
+        seed=seed,
+        cache_hidden_states=not options.no_cache,
+        data=dataclasses.replace(config.data, max_eval_blocks=options.eval_blocks),
+        evaluation=dataclasses.replace(
+            config.evaluation, every_steps=max(1, options.steps // 4), num_prompts=1, new_tokens=2
+        ),
+        trainer=config.trainer
+        | {
+            "max_steps": options.steps,
+            "per_device_train_batch_size": options.batch,
+            "eval_on_start": True,
+            "disable_tqdm": True,
+            "logging_steps": options.steps,
+        },
+        report_to=[],
+        save_every_steps=0,
+    )
+
+
+def settings(config: TrainConfig, options: argparse.Namespace) -> dict[str, Any]:
+    """All that decides a row: its config, how it is decoded, and what is in the files that it reads."""
+    content = dataclasses.asdict(config) | {"output_dir": None}
+    decoding = {name: getattr(options, name) for name in ("prompts", "new_tokens", "nodes")}
+    files = sorted(Path(config.backbone.name_or_path).glob("*.safetensors"))
+    files += [Path(source.path) for source in config.data.train if Path(source.path).is_file()]
+    return {"config": content, "decoding": decoding, "files": {str(file): checksum(file) for file in files}}
+
+
+def evaluations(trained: Trained) -> list[dict[str, float]]:
+    """Those of the run, and one of its last step where it did not end with one."""
+    trainer = trained.trainer
+
+    def found() -> list[dict[str, float]]:
+        return [entry for entry in trainer.state.log_history if "eval_head1_top1" in entry]
+
+    if not found() or found()[-1]["step"] != trainer.state.global_step:
+        trainer.evaluate()
+    return [{name.removeprefix("eval_"): value for name, value in entry.items()} for entry in found()]
+
+
+@torch.no_grad()
+def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
+    """As the head of this file defines it. Prompts are of one length, so that several go through a pass unpadded."""
+    model, token_heads = trained.model, trained.model.token_heads
+    assert token_heads is not None, "every row has heads"
+    model.eval()
+    shipped = token_heads.in_dtype(model.backbone.dtype)
+    shipped.measured_accuracy = token_heads.measured_accuracy
+    source = trained.trainer.config.backbone.name_or_path
+    prompts_NT = torch.cat(default_prompts(source, trained.tokenizer, options.prompts))
+    decoding = TreeDecoding(shipped, tree=options.nodes, lookup=0)
+    tokens = passes = 0
+    for prompts_BT in prompts_NT.split(DECODED_TOGETHER):
+        output = model.backbone.model.generate(
+            prompts_BT,
+            attention_mask=torch.ones_like(prompts_BT),
+            max_new_tokens=options.new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            custom_generate=decoding,
+        )
+        tokens, passes = tokens + output.stats.tokens, passes + output.stats.row_passes
+    return tokens / passes
+
+
+def table(rows: Mapping[str, Sequence[Row]], costs: Mapping[str, float], title: str) -> Table:
+    """A line a row; a step's seconds are measured side by side, with the backbone's forward, and told of medusa's."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("row", no_wrap=True)
+    for column in ("figure", "top-1 by head, %", "top-5 by head, %", "tokens\na pass", "gain over\nmedusa"):
+        made.add_column(column, justify="right")
+    for column in ("parameters", "a step,\nseconds", "of\nmedusa's"):
+        made.add_column(column, justify="right")
+    figures = {variant.name: variant.figure for variant in VARIANTS}
+    reference = "medusa" in rows and statistics.mean(row.tokens_per_pass for row in rows["medusa"])
+    for name, found in rows.items():
+        per_pass = [row.tokens_per_pass for row in found]
+        gain = f"{statistics.mean(per_pass) - reference:+.2f}" if reference and name != "medusa" else "–"
+        made.add_row(
+            name,
+            figures[name],
+            *(by_head(found, metric) for metric in ("top1", "top5")),
+            with_spread(per_pass, "{:.2f}"),
+            gain,
+            f"{found[0].parameters:,}",
+            f"{costs[name]:.2f}" if name in costs else "–",
+            f"{costs[name] / costs['medusa']:.2f}" if name in costs and "medusa" in costs else "–",
+        )
+    for found in list(rows.values())[:1]:
+        own = [f"{100 * found[0].evaluations[-1][f'backbone_{metric}']:.1f}" for metric in ("top1", "top5")]
+        made.add_row("backbone, next token", "", *own, "1.00", "", "", "", "")
+    return made
+
+
+def by_head(found: Sequence[Row], metric: str) -> str:
+    """Percent of each head at the end of training, means over seeds."""
+    last = [row.evaluations[-1] for row in found]
+    heads = range(1, 1 + sum(name.endswith("_top1") and name.startswith("head") for name in last[0]))
+    return "  ".join(with_spread([100 * entry[f"head{k}_{metric}"] for entry in last], "{:.1f}") for k in heads)
+
+
+def with_spread(values: Sequence[float], form: str) -> str:
+    """The mean, and with several values their standard deviation.
+
+    >>> with_spread([1.5], "{:.2f}"), with_spread([1.0, 3.0], "{:.1f}")
+    ('1.50', '2.0±1.4')
+    """
+    mean = form.format(statistics.mean(values))
+    return mean if len(values) == 1 else f"{mean}±{form.format(statistics.stdev(values))}"
+
+
+if __name__ == "__main__":
+    transformers.logging.disable_progress_bar()
+    explain_errors(main)

@@ -1,0 +1,177 @@
+"""Does ε₂ > 0 of DynaMo's equation 5 pay? `python -m benchmarks.paper.sinkhorn`. Measured here, not in the decoder.
+
+ε₂ pulls the joint's marginals back to the heads' own. With the cost c = -log(co-occurrence ratio) the minimiser is
+
+    p ∝ Π f_i · ratio^(1/ε₁) · Π u_i        u_i = (f_i / marginal of the rest)^(ε₂ / (ε₁ + ε₂))
+
+which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginals). Every way to form the joint of two
+tokens is swept over the threshold; at equal tokens per decision the one whose second tokens are right more often wins.
+"""
+# B position, k candidate, V vocabulary
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import torch
+import transformers
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.paper.dynamo_decoding import open_table
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.dynamo.candidates import Candidates, take_candidates
+from heads.decoding.dynamo.joint import mask, outer, total
+from heads.evaluation.blocks import read_blocks
+from heads.evaluation.perplexity import predict
+from heads.ngrams.table import NgramTable
+from train.run import explain_errors
+
+ITERATIONS = 5
+SPEEDS = (1.1, 1.25, 1.5, 1.75)
+THRESHOLDS = [i / 40 for i in range(41)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+    """α_c = 1/ε₁ of the mask, and ε₂ / ε₁."""
+
+    alpha: float
+    pull: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"α_c {self.alpha:g}" + (f", ε₂/ε₁ {self.pull:g}" if self.pull else "")
+
+
+WAYS = (
+    Way(alpha=0.0),
+    Way(alpha=0.25),
+    Way(alpha=0.5),
+    Way(alpha=1.0),
+    Way(alpha=0.5, pull=1.0),
+    Way(alpha=1.0, pull=1.0),
+    Way(alpha=1.0, pull=3.0),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = Console()
+    opened = open_heads([options.heads])
+    ngrams = open_table(options, opened)
+    places, second_B = read_positions(opened, options.blocks)
+    console.print(f"{options.heads}, {len(second_B):,} held-out positions, joint of two tokens", highlight=False)
+    table = Table(
+        title="\nshare of second tokens that are right, at equal tokens per decision",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("joint")
+    for speed in SPEEDS:
+        table.add_column(f"{speed:g}", justify="right")
+    for way in WAYS:
+        found = accuracy_at_speeds(form(places, ngrams, way), places, second_B)
+        table.add_row(way.name, *("–" if value is None else f"{value:.3f}" for value in found))
+    console.print(table)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper.sinkhorn", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads (default: %(default)s)")
+    parser.add_argument(
+        "--ngrams", default="checkpoints/runs/demo-ngrams", help="table of n-grams (default: %(default)s)"
+    )
+    parser.add_argument("--blocks", type=int, default=8, help="held-out blocks of 256 tokens (default: %(default)s)")
+    return parser
+
+
+@torch.no_grad()
+def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor]:
+    """The candidates of x_{t+1} and x_{t+2} at every position t, and the true x_{t+2} behind the true x_{t+1}."""
+    (token_heads,) = opened.token_heads.values()
+    tokens_BT = torch.stack(
+        [block.tokens_T for block in read_blocks(opened, (), count, 256) if len(block.tokens_T) == 256]
+    )
+    rows_R = torch.arange(tokens_BT.numel()).view(tokens_BT.shape)[:, :-2].flatten()
+    made = list(itertools.islice(predict(token_heads, tokens_BT, [rows_R] * (token_heads.num_heads + 1)), 2))
+    places = [
+        take_candidates(torch.cat(list(prediction.logits())).softmax(dim=-1), 50, place=i)
+        for i, prediction in enumerate(made)
+    ]
+    return places, torch.stack([tokens_BT.flatten()[rows_R + n] for n in (1, 2)], dim=1)
+
+
+def form(places: Sequence[Candidates], ngrams: NgramTable, way: Way) -> Tensor:
+    """(B, k, k): the joint that this way makes."""
+    joint_Bkk = mask(outer(places), places, ngrams, way.alpha)
+    return sinkhorn(joint_Bkk, [place.probs_Bk for place in places], way.pull) if way.pull else joint_Bkk
+
+
+def sinkhorn(joint_Bkk: Tensor, marginals: Sequence[Tensor], pull: float, iterations: int = ITERATIONS) -> Tensor:
+    """The minimiser of equation 5 from its minimiser at ε₂ = 0, by scaling one axis after the other.
+
+    Args:
+        pull: ε₂ / ε₁; 0 changes nothing, infinity makes the marginals the given ones.
+
+    >>> joint = torch.tensor([[[0.4, 0.1], [0.1, 0.4]]])
+    >>> even = sinkhorn(joint, [torch.tensor([[0.8, 0.2]])] * 2, pull=1e6, iterations=50)
+    >>> even.sum(dim=2)
+    tensor([[0.8000, 0.2000]])
+    """
+    power = pull / (1 + pull)
+    scales = [torch.ones_like(marginal) for marginal in marginals]
+    scaled = joint_Bkk
+    for _ in range(iterations):
+        for axis, wanted in enumerate(marginals):
+            others = [i + 1 for i in range(len(marginals)) if i != axis]
+            rest = scaled.sum(dim=others) / scales[axis]
+            new = torch.where(rest > 0, wanted / rest.clamp(min=1e-30), torch.ones_like(rest)) ** power
+            shape = [-1 if i == axis else 1 for i in range(len(marginals))]
+            scaled = scaled * (new / scales[axis]).view(len(scaled), *shape)
+            scales[axis] = new
+        mass = total(scaled)
+        scaled = scaled / mass
+        scales[-1] = scales[-1] / mass.flatten(1)
+    return scaled
+
+
+def accuracy_at_speeds(joint_Bkk: Tensor, places: Sequence[Candidates], true_B2: Tensor) -> list[float | None]:
+    """Emit the likeliest pair where it is above the threshold, else one token; interpolate between thresholds."""
+    peak_B, cell_B = joint_Bkk.flatten(1).max(dim=1)
+    at = torch.unravel_index(cell_B, joint_Bkk.shape[1:])
+    pair_B2 = torch.stack(
+        [place.tokens_Bk.gather(1, i[:, None])[:, 0] for place, i in zip(places, at, strict=True)], dim=1
+    )
+    right_B = (pair_B2[:, 1] == true_B2[:, 1]).float()
+    points = []
+    for threshold in THRESHOLDS:
+        emitted_B = peak_B > threshold
+        if bool(emitted_B.any()):
+            points.append((1 + float(emitted_B.float().mean()), float(right_B[emitted_B].mean())))
+    return [interpolate(sorted(points), speed) for speed in SPEEDS]
+
+
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The value at x between neighbours; None outside.
+
+    >>> interpolate([(1.0, 0.5), (2.0, 0.3)], 1.5)
+    0.4
+    """
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if left <= x <= right and right > left:
+            return low + (high - low) * (x - left) / (right - left)
+    return None
+
+
+if __name__ == "__main__":
+    transformers.logging.disable_progress_bar()
+    explain_errors(main)

@@ -1,0 +1,158 @@
+"""What the rules of acceptance keep of the same heads: `python -m benchmarks.speed.acceptance_rules`.
+
+Held-out prompts are decoded by sampling, heads alone (no looked-up chain), under each rule with each tree. Printed are
+tokens per pass, behind the prompt's own pass, with the standard error over prompts; and the milliseconds (ms) that
+drafting and acceptance take for each pass of a row, which is what drawing and weighing drafts costs beyond the pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+import heads
+from benchmarks.consoles import wide_console
+from heads.checkpoint.opening import Opened, open_heads
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.tables import describe_machine
+from heads.interface.token_heads import TokenHeads
+from train.run import explain_errors
+
+RULES = {"exact": "exact", "rejection": "rejection", "typical (lossy)": "typical"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "T 0.7": {"temperature": 0.7},
+    "T 1.0": {"temperature": 1.0},
+    "T 1.0, top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+    """One rule with one tree under one setting."""
+
+    heads: str
+    tree: str
+    rule: str
+    setting: str
+    tokens_per_pass: float
+    standard_error: float
+    milliseconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = wide_console()
+    opened = open_heads(options.heads)
+    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
+    prompts_BT = torch.cat(prompts).to(opened.model.device)
+    machine = describe_machine(opened.model.device)
+    console.print(
+        f"{opened.source} with {', '.join(opened.token_heads)}; {options.prompts} held-out prompts, "
+        f"{options.new_tokens} new tokens, {options.seeds} seeds; {machine['cpu']}, {machine['threads']} threads",
+        highlight=False,
+        soft_wrap=True,
+    )
+    found = []
+    for name, token_heads in opened.token_heads.items():
+        kept = [
+            measure(opened, name, token_heads, prompts_BT, options, tree=tree, rule=rule, setting=setting)
+            for tree in trees(token_heads)
+            for rule in RULES
+            for setting in SETTINGS
+        ]
+        console.print(table_of(name, kept))
+        found += kept
+    if options.json:
+        Path(options.json).write_text(json.dumps([dataclasses.asdict(kept) for kept in found], indent=1) + "\n")
+        console.print(f"rows: {options.json}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.acceptance_rules", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--heads", nargs="+", default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"])
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, decoded as one batch (default: 16)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each prompt (default: 64)")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds, each of which decodes all prompts (default: 2)")
+    parser.add_argument("--json", metavar="FILE", help="write the rows here")
+    return parser
+
+
+def trees(token_heads: TokenHeads) -> dict[str, heads.Tree | int]:
+    """A chain, and trees of 8 and 16 nodes as they are grown by default."""
+    chain = heads.Tree([[0] * depth for depth in range(1, token_heads.num_heads + 1)])
+    return {"chain": chain, "8 nodes": 8, "16 nodes": 16}
+
+
+def measure(
+    opened: Opened,
+    name: str,
+    token_heads: TokenHeads,
+    prompts_BT: Tensor,
+    options: argparse.Namespace,
+    *,
+    tree: str,
+    rule: str,
+    setting: str,
+) -> Kept:
+    """Decode all prompts with each seed; texts go on behind an end token, so that all are equally long."""
+    per_pass, seconds, passes = [], 0.0, 0
+    for seed in range(options.seeds):
+        torch.manual_seed(seed)
+        decoding = heads.TreeDecoding(token_heads, trees(token_heads)[tree], lookup=0, rule=RULES[rule])
+        stats = opened.model.generate(
+            prompts_BT,
+            attention_mask=torch.ones_like(prompts_BT),
+            custom_generate=decoding,
+            do_sample=True,
+            top_k=0,
+            eos_token_id=None,
+            max_new_tokens=options.new_tokens,
+            return_dict_in_generate=True,
+            **SETTINGS[setting],
+        ).stats
+        # A row's pass gives its drafts and one token more, so tokens that were not drafted count passes; the first is
+        # the prompt's. A row's last pass may be cut by the text's end.
+        per_pass += [(len(row) - 1) / max(1, len(row) - 1 - sum(row)) for row in stats.drafted]
+        seconds += stats.seconds["draft"] + stats.seconds["accept"]
+        passes += stats.row_passes - len(prompts_BT)
+    return Kept(
+        heads=name,
+        tree=tree,
+        rule=rule,
+        setting=setting,
+        tokens_per_pass=statistics.mean(per_pass),
+        standard_error=statistics.stdev(per_pass) / math.sqrt(len(per_pass)),
+        milliseconds=1000 * seconds / passes,
+    )
+
+
+def table_of(name: str, kept: Sequence[Kept]) -> Table:
+    """Tokens per pass by tree and rule, a column for each setting."""
+    table = Table(title=f"\n{name}: tokens per pass", box=box.MARKDOWN, title_justify="left")
+    for column in ("tree", "rule", *SETTINGS, "ms"):
+        table.add_column(column, justify="left" if column in ("tree", "rule") else "right", no_wrap=True)
+    by_row: dict[tuple[str, str], list[Kept]] = {}
+    for one in kept:
+        by_row.setdefault((one.tree, one.rule), []).append(one)
+    for (tree, rule), row in by_row.items():
+        cells = [f"{one.tokens_per_pass:.2f} ± {one.standard_error:.2f}" for one in row]
+        table.add_row(tree, rule, *cells, f"{statistics.mean(one.milliseconds for one in row):.2f}")
+    return table
+
+
+if __name__ == "__main__":
+    explain_errors(main)

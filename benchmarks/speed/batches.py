@@ -1,0 +1,266 @@
+"""Tokens per second by batch size: `python -m benchmarks.speed.batches`. Plain `generate` beside trees, in one run.
+
+The same prompts are decoded one by one, two by two and so on, with a repetition penalty (without one small models'
+texts loop, and copying a loop is no speed). Their lengths differ, so batches are padded on the left; rows accept
+different numbers of tokens and end at different places. A pass over a batch of trees has batch x nodes rows of matrix
+products, so the tree that pays shrinks as the batch grows: heads alone are shown with several node budgets, and the
+default decoder (with its looked-up chain) beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.consoles import wide_console
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.methods import Request
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.report import PALETTE, save_figure, tidy
+from heads.evaluation.tables import describe_machine, progress_bar, versions, write_json
+from heads.evaluation.throughput import SameText, clock_of, describe_verdicts, rotated
+from train.run import explain_errors
+
+SHORTEST = 16  # tokens of the shortest prompt
+LENGTHS = 4  # different ones, one after the other: any four neighbours have them all
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Left-padded prompts (B, T) and which of their tokens are real."""
+
+    tokens_BT: Tensor
+    mask_BT: Tensor
+
+    def prompt(self, row: int) -> Tensor:
+        """(1, T): one prompt without its padding."""
+        return self.tokens_BT[row : row + 1, self.mask_BT[row].bool()]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchRow:
+    """One method at one batch size.
+
+    Attributes:
+        batch: rows decoded together; all prompts are, so many at a time.
+        ratio: tokens per second over plain generate's at the same batch size.
+        tokens_per_pass: of a row that still runs.
+    """
+
+    name: str
+    batch: int
+    tokens_per_second: float
+    ratio: float
+    tokens_per_pass: float
+    same_text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """A batch's new tokens, row by row, and how many passes its rows took part in while they ran."""
+
+    texts: list[list[int]]
+    row_passes: int
+
+
+Run = Callable[[Batch], Decoded]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = wide_console()
+    opened = open_heads([options.heads])
+    request = Request(new_tokens=options.new_tokens, repetition_penalty=options.repetition_penalty)
+    machine, found = describe_machine(opened.model.device), versions()
+    console.print(
+        f"{opened.source} with {options.heads}, prompts of {SHORTEST} to {options.prompt_tokens} tokens, "
+        f"{options.new_tokens} new tokens at most, greedy, repetition penalty {options.repetition_penalty}, "
+        f"medians of {options.repeats} repeats\n"
+        f"{machine['cpu']}, {machine['threads']} threads, device {machine['device']}, torch {found['torch']}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
+    prompts = [cut_prompt(i, prompt_1T).to(opened.model.device) for i, prompt_1T in enumerate(prompts)]
+    rows = [row for n in options.batches for row in measure_size(console, opened, request, prompts, n, options)]
+    console.print(table(rows))
+    if options.json:
+        write_json(options.json, {"batches": rows}, opened.model.device, options=vars(options))  # type: ignore[dict-item]
+    if options.picture:
+        draw(rows, options.picture)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.batches", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--heads", default="checkpoints/demo/grounded", help="folder of heads")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="batch sizes")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, all for each size (default: 16)")
+    parser.add_argument("--trees", type=int, nargs="+", default=[2, 4, 8], help="node budgets of heads alone")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of the longest prompt (default: 64)")
+    parser.add_argument("--new-tokens", type=int, default=96, help="new tokens of each row at most (default: 96)")
+    parser.add_argument("--repetition-penalty", type=float, default=1.1, help="1 is none (default: 1.1)")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (default: 3)")
+    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
+    parser.add_argument("--picture", metavar="FILE", help="draw tokens per second by batch size here, as PNG")
+    return parser
+
+
+def cut_prompt(i: int, prompt_1T: Tensor) -> Tensor:
+    """Prompt i's first tokens: its whole length, then shorter ones down to `SHORTEST`, and again."""
+    step = (prompt_1T.shape[1] - SHORTEST) / (LENGTHS - 1)
+    return prompt_1T[:, : prompt_1T.shape[1] - round(i % LENGTHS * step)]
+
+
+def make_batch(prompts: Sequence[Tensor]) -> Batch:
+    longest = max(prompt_1T.shape[1] for prompt_1T in prompts)
+    tokens_BT, mask_BT = torch.zeros(2, len(prompts), longest, dtype=torch.long, device=prompts[0].device)
+    for b, prompt_1T in enumerate(prompts):
+        tokens_BT[b, -prompt_1T.shape[1] :], mask_BT[b, -prompt_1T.shape[1] :] = prompt_1T[0], 1
+    return Batch(tokens_BT=tokens_BT, mask_BT=mask_BT)
+
+
+def measure_size(
+    console: Console,
+    opened: Opened,
+    request: Request,
+    prompts: Sequence[Tensor],
+    size: int,
+    options: argparse.Namespace,
+) -> list[BatchRow]:
+    """All methods on all prompts, `size` together; the first method is plain generate."""
+    batches = [make_batch(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+    methods = build_methods(opened, request, options.trees)
+    with progress_bar(console, f"batch {size}", len(methods) * (options.repeats + 1)) as advance:
+        results, seconds = time_methods(methods, batches, clock_of(opened.model.device), options.repeats, advance)
+    plain, verdict = next(iter(methods)), SameText(model=opened.model, request=request)
+    speeds = {name: count_tokens(results[name]) / seconds[name] for name in methods}
+    return [
+        BatchRow(
+            name=name,
+            batch=size,
+            tokens_per_second=speeds[name],
+            ratio=speeds[name] / speeds[plain],
+            tokens_per_pass=count_tokens(results[name]) / sum(decoded.row_passes for decoded in results[name]),
+            same_text=compare(verdict, batches, results[plain], results[name]),
+        )
+        for name in methods
+    ]
+
+
+def time_methods(
+    methods: Mapping[str, Run],
+    batches: Sequence[Batch],
+    clock: Callable[[], float],
+    repeats: int,
+    advance: Callable[[], None],
+) -> tuple[dict[str, list[Decoded]], dict[str, float]]:
+    """What each method decodes of all batches, and its median seconds for them; repeats are interleaved."""
+    results: dict[str, list[Decoded]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for repeat in range(-1, repeats):  # the first round warms up
+        for name in rotated(list(methods), max(repeat, 0)):
+            start = clock()
+            results[name] = [methods[name](batch) for batch in batches]
+            if repeat >= 0:
+                seconds[name].append(clock() - start)
+            advance()
+    return results, {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def count_tokens(found: Sequence[Decoded]) -> int:
+    return sum(len(text) for decoded in found for text in decoded.texts)
+
+
+def compare(verdict: SameText, batches: Sequence[Batch], plain: Sequence[Decoded], ours: Sequence[Decoded]) -> str:
+    """Row by row, every batch; where texts part, a float32 judge says which of the two was right."""
+    return describe_verdicts(
+        [
+            verdict(batch.prompt(b), plain_text, text)
+            for batch, expected, found in zip(batches, plain, ours, strict=True)
+            for b, (plain_text, text) in enumerate(zip(expected.texts, found.texts, strict=True))
+        ]
+    )
+
+
+def build_methods(opened: Opened, request: Request, trees: Sequence[int]) -> dict[str, Run]:
+    (token_heads,) = opened.token_heads.values()
+    decodings: dict[str, Any] = {"plain": None, "default": TreeDecoding(token_heads)}
+    decodings |= {f"heads alone, {nodes} nodes": TreeDecoding(token_heads, nodes, lookup=0) for nodes in trees}
+    return {name: runner(opened, request, decoding) for name, decoding in decodings.items()}
+
+
+def runner(opened: Opened, request: Request, decoding: Any) -> Run:
+    def run(batch: Batch) -> Decoded:
+        out = opened.model.generate(
+            batch.tokens_BT,
+            attention_mask=batch.mask_BT,
+            custom_generate=decoding,
+            return_dict_in_generate=True,
+            max_new_tokens=request.new_tokens,
+            do_sample=False,
+            repetition_penalty=request.repetition_penalty,
+        )
+        new = out.sequences[:, batch.tokens_BT.shape[1] :].tolist()
+        if decoding is None:
+            texts = [until_end(row, opened) for row in new]
+            return Decoded(texts=texts, row_passes=sum(map(len, texts)))
+        texts = [row[: len(drafted)] for row, drafted in zip(new, out.stats.drafted, strict=True)]
+        return Decoded(texts=texts, row_passes=out.stats.row_passes)
+
+    return run
+
+
+def until_end(tokens: list[int], opened: Opened) -> list[int]:
+    """Plain generate fills rows that ended up to the longest: padding is no text."""
+    named = opened.model.generation_config.eos_token_id
+    ends = [] if named is None else named if isinstance(named, list) else [named]
+    at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: at + 1]
+
+
+def table(rows: Sequence[BatchRow]) -> Table:
+    columns = ("batch", "tokens\nper s", "ratio\nto plain", "tokens\nper pass")
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("method", no_wrap=True)
+    for column in columns:
+        shown.add_column(column, justify="right")
+    shown.add_column("same text")
+    for row in rows:
+        figures = (f"{row.tokens_per_second:.1f}", f"{row.ratio:.2f}", f"{row.tokens_per_pass:.2f}")
+        shown.add_row(row.name, str(row.batch), *figures, row.same_text)
+    return shown
+
+
+def draw(rows: Sequence[BatchRow], path: str) -> None:
+    """Tokens per second against the batch size, a line for each method."""
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for i, name in enumerate(dict.fromkeys(row.name for row in rows)):
+        mine = [row for row in rows if row.name == name]
+        color = PALETTE[i % len(PALETTE)]
+        axes.plot([r.batch for r in mine], [r.tokens_per_second for r in mine], "o-", color=color, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes := sorted({row.batch for row in rows}), [str(size) for size in sizes])
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    tidy(axes, "tokens per second", "rows in the batch")
+    save_figure(figure, path)
+
+
+if __name__ == "__main__":
+    transformers.logging.disable_progress_bar()  # ours are enough
+    explain_errors(main)

@@ -1,0 +1,275 @@
+"""Trees fitted to heads and machine: `python -m benchmarks.speed.trees`. Predicted beside measured speed, in one run.
+
+For each folder of heads a tree is tuned on one half of held-out prompts; then plain `generate`, the default tree, the
+best static and the best dynamic tree decode the other half with the heads alone, and the tree that was fitted for it
+beside a looked-up chain. The halves then change places, and both together are judged: the texts of one half may copy
+more than those of the other, which no fit to one can know and which a swap takes out of the comparison; the halves'
+own deviations stay in the table. Prediction and measurement leave out the prompts' passes. A last line tunes for a
+large batch, where trees stop paying.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.consoles import wide_console
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.defaults import default_nodes
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.decoding.trees.static import TYPICAL_ACCURACY, grow_tree
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.tables import describe_machine, versions
+from heads.evaluation.throughput import clock_of
+from heads.interface.token_heads import TokenHeads
+from heads.tuning.beside_lookup import Beside
+from heads.tuning.config import TuneConfig
+from heads.tuning.report import describe, verdict
+from heads.tuning.search import Choice, choice_of
+from heads.tuning.speeds import Speed, measure_speeds
+from heads.tuning.tune import Tuning, tune
+
+ALLOWED = 0.10
+BESIDE = "tuned beside lookup"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One decoding: what was predicted on one half of the prompts and measured on the other.
+
+    Attributes:
+        halves: the two lines that this one pools; none in a line of one half.
+    """
+
+    heads: str
+    decoding: str
+    tree: str
+    predicted: Speed
+    measured: Speed
+    plain_predicted: float
+    plain_measured: float
+    halves: tuple[Line, ...] = ()
+
+    @property
+    def deviation(self) -> float:
+        """Of the predicted tokens a second from the measured ones."""
+        return self.predicted.tokens_per_second / self.measured.tokens_per_second - 1
+
+    @property
+    def ratio_deviation(self) -> float:
+        """The same of ratios to plain generation, which a machine that changes its speed leaves alone."""
+        return (1 + self.deviation) * self.plain_measured / self.plain_predicted - 1
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console = wide_console()
+    opened = open_heads(options.heads)
+    prompts = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
+    prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
+    lines: list[Line] = []
+    for name, token_heads in opened.token_heads.items():
+        config = TuneConfig(
+            new_tokens=options.new_tokens,
+            repeats=options.repeats,
+            checked_prompts=options.prompts,
+            repetition_penalty=options.repetition_penalty,
+        )
+        halves = []
+        for fitted, other in ((prompts[0::2], prompts[1::2]), (prompts[1::2], prompts[0::2])):
+            tuning = tune(token_heads, fitted, config, clock=clock_of(opened.model.device))
+            console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+            halves.append(compare(name, opened, token_heads, tuning, other, options.rounds))
+            for line in halves[-1]:
+                console.print(f"  {line.decoding}: {line.tree}", highlight=False)
+        lines += pool(*halves)
+    console.print(lines_table(lines))
+    for what, ours in (
+        ("heads alone", [line for line in lines if line.decoding != BESIDE]),
+        ("with a looked-up chain", [line for line in lines if line.decoding == BESIDE]),
+    ):
+        if ours:
+            say_worst(console, what, ours)
+    say_large_batch(console, opened, prompts[0::2], options)
+    if options.json:
+        found = [
+            dataclasses.asdict(line)
+            | {"deviation": line.deviation, "ratio_deviation": line.ratio_deviation}
+            | {"ratio_deviation_of_halves": [half.ratio_deviation for half in line.halves]}
+            for line in lines
+        ]
+        machine = {"machine": describe_machine(opened.model.device), "versions": versions()}
+        Path(options.json).write_text(json.dumps({"lines": found, **machine}, indent=2) + "\n", encoding="utf-8")
+
+
+def pool(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
+    """Both halves as one text, for each decoding that both have; they write as many tokens, so that rates pool as
+    their harmonic mean."""
+    by_name = {line.decoding: line for line in second}
+    return [
+        Line(
+            heads=one.heads,
+            decoding=one.decoding,
+            tree=one.tree if one.tree == other.tree else f"{one.tree}; {other.tree}",
+            predicted=pool_speeds(one.predicted, other.predicted),
+            measured=pool_speeds(one.measured, other.measured),
+            plain_predicted=statistics.harmonic_mean([one.plain_predicted, other.plain_predicted]),
+            plain_measured=statistics.harmonic_mean([one.plain_measured, other.plain_measured]),
+            halves=(one, other),
+        )
+        for one in first
+        if (other := by_name.get(one.decoding)) is not None
+    ]
+
+
+def pool_speeds(one: Speed, other: Speed) -> Speed:
+    """
+    >>> pool_speeds(Speed(tokens_per_pass=2, tokens_per_second=60), Speed(tokens_per_pass=2, tokens_per_second=120))
+    Speed(tokens_per_pass=2.0, tokens_per_second=80.0)
+    """
+    return Speed(
+        tokens_per_pass=statistics.harmonic_mean([one.tokens_per_pass, other.tokens_per_pass]),
+        tokens_per_second=statistics.harmonic_mean([one.tokens_per_second, other.tokens_per_second]),
+    )
+
+
+def say_worst(console: Console, what: str, lines: Sequence[Line]) -> None:
+    """The ratio to plain generation is judged, which is timed beside either: a machine may change its speed."""
+    worst = max(lines, key=lambda line: abs(line.ratio_deviation))
+    within = "yes" if abs(worst.ratio_deviation) <= ALLOWED else "no"
+    drifts = [half.plain_measured / half.plain_predicted - 1 for line in lines for half in line.halves or (line,)]
+    console.print(
+        f"{what}: speed over plain generation predicted within {ALLOWED:.0%} of measured: {within} (worst: "
+        f"{worst.heads}, {worst.decoding}, {worst.ratio_deviation:+.1%}); between the two plain generation itself "
+        f"changed its speed by {min(drifts):+.1%} to {max(drifts):+.1%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.trees", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--heads",
+        nargs="+",
+        default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
+        help="folders of heads on one backbone; the last one is tuned for the large batch too",
+    )
+    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of either half (default: 32)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
+    parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.1,
+        help="without one small models' texts loop, some at once and some late, and copying them is no prediction "
+        "(default: 1.1)",
+    )
+    parser.add_argument("--repeats", type=int, default=15, help="rounds of timing while tuning (default: 15)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of measuring, medians count (default: 1)")
+    parser.add_argument("--batch", type=int, default=16, help="the large batch; 0 leaves it out (default: 16)")
+    parser.add_argument("--json", metavar="FILE", help="write lines, machine and versions here")
+    return parser
+
+
+def compare(
+    name: str, opened: Opened, token_heads: TokenHeads, tuning: Tuning, prompts: Sequence[Tensor], rounds: int
+) -> list[Line]:
+    """Decode prompts that tuning never saw; a line for each tree."""
+    trees: dict[str, Choice | Beside] = {"default tree": default_choice(token_heads, tuning)}
+    trees |= {f"tuned {kind}": choice for kind, choice in tuning.finalists.items()}
+    if tuning.beside is not None:
+        trees[BESIDE] = tuning.beside
+    decodings: dict[str, TreeDecoding | None] = {"plain": None}
+    for what, choice in trees.items():
+        tree, lookup = (choice.choice.tree, DEFAULT_LOOKUP) if isinstance(choice, Beside) else (choice.tree, 0)
+        decodings[what] = TreeDecoding(token_heads, tree, lookup=lookup)
+    clock = clock_of(opened.model.device)
+    found = [measure_speeds(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
+    measured = {what: median_speed([one[what] for one in found]) for what in decodings}
+    return [
+        Line(
+            heads=name,
+            decoding=what,
+            tree=describe(choice.choice.tree if isinstance(choice, Beside) else choice.tree),
+            predicted=Speed(tokens_per_pass=choice.tokens_per_pass, tokens_per_second=choice.tokens_per_second),
+            measured=measured[what],
+            plain_predicted=tuning.plain,
+            plain_measured=measured["plain"].tokens_per_second,
+        )
+        for what, choice in trees.items()
+    ]
+
+
+def default_choice(token_heads: TokenHeads, tuning: Tuning) -> Choice:
+    """The tree that an untuned folder of heads decodes with, by the model of times."""
+    nodes, accuracy = default_nodes(token_heads.backbone.device), token_heads.measured_accuracy or TYPICAL_ACCURACY
+    times = tuning.times.scaled(tuning.calibration)
+    return choice_of(grow_tree(nodes, token_heads.num_heads, accuracy), tuning.replays, times)
+
+
+def median_speed(speeds: Sequence[Speed]) -> Speed:
+    return Speed(
+        tokens_per_pass=statistics.median(speed.tokens_per_pass for speed in speeds),
+        tokens_per_second=statistics.median(speed.tokens_per_second for speed in speeds),
+    )
+
+
+def lines_table(lines: Sequence[Line]) -> Table:
+    title = (
+        "\npredicted on one half of the prompts, measured on the other, both ways; greedy with a repetition penalty;\n"
+        "the last columns: the ratio's deviation where the first half was fitted, and where the second was"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("heads\n")
+    table.add_column("tree\n")
+    for what in ("tokens\nper pass", "tokens\nper s", "ratio\nto plain"):
+        table.add_column(what, justify="right")
+        table.add_column("mea-\nsured", justify="right")
+        if "pass" not in what:
+            table.add_column("devi-\nation", justify="right")
+    for half in ("first", "second"):
+        table.add_column(f"{half}\nhalf", justify="right")
+    for line in lines:
+        predicted, measured = line.predicted, line.measured
+        table.add_row(
+            line.heads,
+            line.decoding,
+            f"{predicted.tokens_per_pass:.2f}",
+            f"{measured.tokens_per_pass:.2f}",
+            f"{predicted.tokens_per_second:.1f}",
+            f"{measured.tokens_per_second:.1f}",
+            f"{line.deviation:+.1%}",
+            f"{predicted.tokens_per_second / line.plain_predicted:.2f}",
+            f"{measured.tokens_per_second / line.plain_measured:.2f}",
+            f"{line.ratio_deviation:+.1%}",
+            *(f"{half.ratio_deviation:+.1%}" for half in line.halves),
+        )
+    return table
+
+
+def say_large_batch(console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace) -> None:
+    """What tuning says where a pass is already full."""
+    if not options.batch:
+        return
+    name, token_heads = list(opened.token_heads.items())[-1]
+    config = TuneConfig(new_tokens=options.new_tokens, batch=options.batch, repeats=min(5, options.repeats))
+    tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
+    console.print(f"\n{name}, batch {options.batch}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Training: speed and memory beside a plain loop and a floor, where a step's time goes, what each option gives.
+
+    python -m benchmarks.training [PART …] [--json FILE] [--picture FILE]
+
+Parts, all where none is named:
+    speed     tokens per second and peak memory of (a) a plain loop, (b) ours, (c) the floor (training_speed.py)
+    memory    peak of one loss forward and backward against the vocabulary; (batch, time, K, vocabulary) must not appear
+    chunks    seconds of the loss against the size of its chunks
+    step      steps of the demo config through the real Trainer: what lies outside forward, backward and optimizer
+    compile   decoder layers as they are and compiled (training_options.py, as the next ones)
+    stored    stored hidden states: the first epoch and later ones
+    scaling   one and two processes
+    gpu       a 1B-shape backbone with model FLOPs utilisation
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.training.training_options import compile_table, gpu_table, scaling_table, stored_table
+from benchmarks.training.training_speed import (
+    MIB,
+    forget_peak,
+    in_own_process,
+    resident,
+    speed_table,
+    take_turns,
+)
+from heads.backbone.projection import Projection
+from train.config import read_config
+from train.objective import losses
+from train.objective.losses import chunked_cross_entropy, plain_cross_entropy
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+VOCABULARIES = (2_048, 32_000, 128_256)
+ROWS, WIDTH, HEADS = 1024, 64, 4
+LOSSES = {"plain": plain_cross_entropy, "chunked": chunked_cross_entropy}
+CHUNKS = (2**21, 2**22, 2**23, 2**24)
+
+
+def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None:
+    """Bytes of peak memory that K heads' losses and backward add, on one frozen unembedding."""
+    torch.set_num_threads(1)
+    weight = torch.randn(vocab, WIDTH)
+    hidden = [torch.randn(rows, WIDTH, requires_grad=True) for _ in range(HEADS)]
+    labels = torch.randint(vocab, (rows,))
+    before = forget_peak()
+    torch.stack([LOSSES[loss_name](Projection(weight=weight), h, labels) for h in hidden]).sum().backward()
+    answer.put(resident("VmHWM") - before)
+
+
+def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, float]:
+    """Seconds of one head's loss and gradients, its unembedding trained, for several chunk sizes taking turns."""
+    vocab = 32_000
+    weight, hidden = torch.randn(vocab, width, requires_grad=True), torch.randn(ROWS, width, requires_grad=True)
+    labels = torch.randint(vocab, (ROWS,))
+
+    def step(elements: int) -> None:
+        losses.CHUNK_ELEMENTS = {"cpu": elements}
+        chunked_cross_entropy(Projection(weight=weight), hidden, labels).backward()
+
+    kept = losses.CHUNK_ELEMENTS
+    found = take_turns({str(elements): functools.partial(step, elements) for elements in CHUNKS}, rounds)
+    losses.CHUNK_ELEMENTS = kept
+    table = Table(title=f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32")
+    for name in ("logits in a chunk", "rows", "ms", "in use"):
+        table.add_column(name, justify="right")
+    medians = {int(elements): statistics.median(seconds) for elements, seconds in found.items()}
+    for elements, seconds in medians.items():
+        size = f"{4 * elements / MIB:,.0f} MiB"
+        table.add_row(size, str(elements // vocab), f"{1000 * seconds:,.0f}", "yes" if elements == kept["cpu"] else "")
+    console.print(table)
+    return medians
+
+
+def memory_table(console: Console) -> list[dict[str, Any]]:
+    rows = []
+    table = Table(title=f"Peak memory of loss and backward: {HEADS} heads, {ROWS:,} rows, width {WIDTH}, float32")
+    for name in ("vocabulary", "(rows, K, V) alone", "plain", "chunked", "plain / chunked"):
+        table.add_column(name, justify="right")
+    for vocab in VOCABULARIES:
+        peaks = {name: in_own_process(peak_of_one_step, name, vocab, ROWS) for name in LOSSES}
+        full = ROWS * HEADS * vocab * 4
+        rows.append(
+            {"vocab": vocab, "full_logits_bytes": full, **{f"{name}_bytes": peak for name, peak in peaks.items()}}
+        )
+        cells = [f"{full / MIB:,.0f} MiB", *(f"{peaks[name] / MIB:,.0f} MiB" for name in LOSSES)]
+        table.add_row(f"{vocab:,}", *cells, f"{peaks['plain'] / max(1, peaks['chunked']):.1f}")
+    console.print(table)
+    return rows
+
+
+class Timer:
+    """Seconds spent in wrapped functions, by name; what runs inside another counts for the inner one alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = 0.0
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            outer, self._inner = self._inner, 0.0
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent = time.perf_counter() - start
+                self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner
+                self._inner = outer + spent
+
+        return timed
+
+
+def step_table(console: Console, config_path: str, steps: int) -> dict[str, float]:
+    """Shares of a training step, after one warm-up run of two steps that fills caches."""
+    from train import run as application
+
+    timer = Timer()
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--config", config_path, "--output_dir", folder, "--evaluation.every_steps", "0"]
+        config = read_config([*flags, "--trainer.max_steps", str(steps + 2), "--trainer.eval_on_start", "false"])
+        arguments = application.training_arguments(config)
+        model = application.build_model(config, arguments.device)
+        tokenizer = application.load_tokenizer(config.backbone)
+        data = application.build_datasets(
+            config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size
+        )
+        trainer = application.build_trainer(config, arguments, model, tokenizer, data)
+        trainer.add_callback(instrument(timer, trainer))
+        trainer.train()
+    total = timer.seconds.pop("total")
+    shares = {name: seconds / total for name, seconds in timer.seconds.items()}
+    shares["everything else"] = 1 - sum(shares.values())
+    table = Table(title=f"A training step of {Path(config_path).name}: {1000 * total / steps:,.0f} ms, {steps} steps")
+    table.add_column("part")
+    table.add_column("share", justify="right")
+    for name, share in shares.items():
+        table.add_row(name, f"{share:.1%}")
+    console.print(table)
+    return {**shares, "seconds_per_step": total / steps}
+
+
+def instrument(timer: Timer, trainer: Any) -> Any:
+    """Wrap the four parts once the first two steps are over."""
+    from transformers import TrainerCallback
+
+    class Instrument(TrainerCallback):
+        started = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                model = trainer.model
+                model.backbone.forward = timer.wrap("backbone forward", model.backbone.forward)
+                model.forward = timer.wrap("heads forward, loss and its gradients", model.forward)
+                trainer.get_batch_samples = timer.wrap("waiting for data", trainer.get_batch_samples)
+                trainer.accelerator.backward = timer.wrap("backward", trainer.accelerator.backward)
+                trainer.optimizer.step = timer.wrap("optimizer", trainer.optimizer.step)
+                self.started = time.perf_counter()
+            if state.global_step == state.max_steps:
+                timer.seconds["total"] = time.perf_counter() - self.started
+
+    return Instrument()
+
+
+def draw(rows: list[dict[str, Any]], path: str) -> None:
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    vocabularies = [row["vocab"] for row in rows]
+    for key, label, style in (
+        ("full_logits_bytes", "(rows, K, vocabulary) alone", "k:"),
+        ("plain_bytes", "plain loss", "o-"),
+        ("chunked_bytes", "chunked loss", "s-"),
+    ):
+        axes.plot(vocabularies, [row[key] / MIB for row in rows], style, label=label)
+    axes.set(
+        xscale="log", yscale="log", xlabel="vocabulary", ylabel="peak memory, MiB", title="Loss and backward, 4 heads"
+    )
+    axes.set_xticks(vocabularies, [f"{v:,}" for v in vocabularies])
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="what to measure; all where none is named")
+    parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose steps are timed")
+    parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of steps that are compared")
+    parser.add_argument("--json", help="file for the figures")
+    parser.add_argument("--picture", help="PNG of the memory curve")
+    options = parser.parse_args()
+    console = Console(width=120)
+    parts: dict[str, Callable[[], Any]] = {
+        "speed": lambda: speed_table(console, options.rounds),
+        "memory": lambda: memory_table(console),
+        "chunks": lambda: chunk_table(console, options.rounds),
+        "step": lambda: step_table(console, options.config, options.steps),
+        "compile": lambda: compile_table(console, options.rounds),
+        "stored": lambda: stored_table(console),
+        "scaling": lambda: scaling_table(console, options.config, options.steps),
+        "gpu": lambda: gpu_table(console, options.rounds),
+    }
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; allowed are {', '.join(parts)}")
+    console.print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
+    found = {name: measure() for name, measure in parts.items() if name in (options.parts or parts)}
+    if options.picture and "memory" in found:
+        draw(found["memory"], options.picture)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+"""The same training under every engine: processes over gloo, launched as a user would, beside one process.
+
+    python -m benchmarks.training.engines [--cases NAME …] [--engines NAME …] [--json FILE]
+
+Each case trains a tiny backbone's heads for the same steps on the same blocks, split in another way by every engine.
+Losses of all steps and the saved weights must equal the single process's to TOLERANCE, gradient norms to
+NORM_TOLERANCE; a step at rate 0 must save the same bytes; a checkpoint of one engine must go on under another. On a
+machine with GPUs the same runs go over NCCL with `--gpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = 20
+TOLERANCE = 1e-5
+"""Of losses and weights, relative where they exceed 1: float32 sums in another order."""
+NORM_TOLERANCE = 1e-4
+"""Of gradient norms: the root of one long float32 sum, which engines add up in different pieces."""
+
+GROUNDED = {"family": "grounded", "heads": {"num_heads": 2}, "rates": {"heads": 3e-3}}
+THREE_RATES = {"heads": 3e-3, "base": 1e-3, "heads_to_base": 5e-4}
+DYNAMO = {"family": "dynamo", "heads": {"num_heads": 2}, "rates": THREE_RATES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run: what its config adds, whether the backbone's embeddings are tied, how far engines may differ.
+
+    In bfloat16, which keeps 8 bits, another order of sums shows in the third digit.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    tied: bool = False
+    tolerance: float = TOLERANCE
+
+
+CASES = {
+    "grounded, frozen": Case(config=GROUNDED),
+    "dynamo, three rates": Case(config=DYNAMO),
+    "medusa, shared unembedding, tied": Case(
+        config={"family": "medusa", "heads": {"num_heads": 2, "unembedding": "shared"}, "rates": {"heads": 3e-3}},
+        tied=True,
+    ),
+    "grounded, draft vocabulary": Case(config=GROUNDED | {"heads": {"num_heads": 2, "draft_vocabulary": 24}}),
+    "medusa, draft vocabulary, shared": Case(
+        config=GROUNDED
+        | {"family": "medusa", "heads": {"num_heads": 2, "draft_vocabulary": 24, "unembedding": "shared"}},
+    ),
+    "dynamo, tied, checkpointing": Case(config=DYNAMO | {"backbone": {"gradient_checkpointing": True}}, tied=True),
+    "dynamo, LoRA heads": Case(
+        config=DYNAMO | {"heads": {"num_heads": 2, "lora_rank": 4}},
+    ),
+    "grounded, backbone with LoRA": Case(config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4}}),
+    "medusa, LoRA, self-distillation": Case(
+        config={
+            "family": "medusa",
+            "heads": {"num_heads": 2},
+            "rates": {"heads": 3e-3, "base": 1e-3},
+            "lora": {"rank": 4},
+            "warm_in": {"schedule": "linear", "steps": 2, "coefficient": 0.5},
+            "self_distillation": {"weight": 0.5},
+        }
+    ),
+    "medusa, LoRA on bfloat16, self-distillation": Case(
+        config={
+            "family": "medusa",
+            "heads": {"num_heads": 2},
+            "rates": {"heads": 3e-3, "base": 1e-3},
+            "lora": {"rank": 4},
+            "self_distillation": {"weight": 0.5},
+            "backbone": {"dtype": "bfloat16"},
+        },
+        tolerance=2e-2,
+    ),
+    "grounded, frozen in bfloat16": Case(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
+    "dynamo, bf16": Case(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
+    "backbone alone": Case(config={"family": None, "rates": {"base": 1e-3}}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How eight blocks a step are split: processes x blocks x accumulation."""
+
+    processes: int
+    batch: int
+    accumulation: int
+
+    def __str__(self) -> str:
+        return f"{self.processes} x {self.batch} x {self.accumulation}"
+
+
+ONE = Split(processes=1, batch=8, accumulation=1)
+TWO = Split(processes=2, batch=2, accumulation=2)
+FOUR = Split(processes=4, batch=1, accumulation=2)
+ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
+
+
+def prepare(folder: Path, *, tied: bool) -> None:
+    """A tiny backbone, and texts of uneven length: blocks then hold different numbers of labels."""
+    base = folder / ("tied" if tied else "base")
+    if base.is_dir():
+        return
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "checkpoints/demo/base")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), num_key_value_heads=2, tie_word_embeddings=tied, eos_token_id=0, **sizes
+        )
+        LlamaForCausalLM(config).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("abcdef ", k=draw.randrange(20, 400))) for _ in range(800)]
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def write_config(
+    folder: Path, name: str, case: Case, split: Split, *, gpu: bool = False, **more: Any
+) -> tuple[Path, Path]:
+    """The run's config and its output folder; `more` replaces top-level keys, `trainer` is added to."""
+    prepare(folder, tied=case.tied)
+    trainer = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": split.batch,
+        "per_device_eval_batch_size": 2,
+        "gradient_accumulation_steps": split.accumulation,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": not gpu,
+    }
+    content = {
+        "output_dir": str(folder / name),
+        "data": {"train": [{"path": str(folder / "text.jsonl")}], "eval_fraction": 0.05, "block_size": 32},
+        "evaluation": {"every_steps": 0, "num_prompts": 3, "prompt_tokens": 8, "new_tokens": 8},
+        **case.config,
+        "backbone": {
+            "name_or_path": str(folder / ("tied" if case.tied else "base")),
+            **case.config.get("backbone", {}),
+        },
+        **more,
+        "trainer": trainer | case.config.get("trainer", {}) | more.get("trainer", {}),
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(content))  # JSON is YAML
+    return path, folder / name
+
+
+def launch(config: Path, engine: str, split: Split, *arguments: str) -> str:
+    """As a user would, from the repository root; what the processes said.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", f"launch/{engine}.yaml"]
+    command += ["--num_processes", str(split.processes), "--main_process_port", free_port()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(config.parent / "cache")}
+    done = subprocess.run(
+        [*command, "train.py", "--config", str(config), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(f"{engine} on {split.processes} processes ended with {done.returncode}:\n{output[-4000:]}")
+    return output
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def read_logged(run: Path, kind: str) -> dict[tuple[int, str], float]:
+    """(step, name) -> what was logged, of names that end in `kind`: at every step and in the last evaluation."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if "train_runtime" not in line]
+    return {(line["step"], name): line[name] for line in kept for name in line if name.endswith(kind)}
+
+
+def read_weights(run: Path) -> dict[str, torch.Tensor]:
+    """Everything that was saved: heads, the trained backbone or its adapter."""
+    return {
+        f"{path.name}: {name}": tensor
+        for path in sorted((run / "last").rglob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def read_bytes(run: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (run / "last").rglob("*.safetensors")}
+
+
+def largest_difference(one: dict[Any, Any], other: dict[Any, Any]) -> float:
+    """Of two runs' losses or weights, relative where they exceed 1.
+
+    >>> largest_difference({"a": 1.0, "b": 200.0}, {"a": 1.5, "b": 220.0})
+    0.5
+
+    Raises:
+        ValueError: they do not hold the same names.
+    """
+    if one.keys() != other.keys():
+        raise ValueError(f"one run has what the other has not: {sorted(map(str, one.keys() ^ other.keys()))[:5]}")
+    pairs = [(torch.as_tensor(one[k]).double(), torch.as_tensor(other[k]).double()) for k in one]
+    found = torch.stack([((a - b).abs() / a.abs().clamp(min=1)).max() for a, b in pairs])
+    return float(found.nan_to_num(nan=float("inf")).max())
+
+
+HALFWAY: dict[str, Any] = {"save_every_steps": STEPS // 2, "trainer": {"save_total_limit": None}}
+"""A checkpoint in the middle, from which another engine can go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    case: str
+    engine: str
+    split: str
+    losses: float
+    norms: float
+    weights: float
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        allowed = CASES[self.case].tolerance
+        return max(self.losses, self.weights) <= allowed and self.norms <= max(NORM_TOLERANCE, 10 * allowed)
+
+
+class Comparison:
+    """Runs beside their single process, in one folder; what has finished there is not run again."""
+
+    def __init__(self, folder: Path, *, gpu: bool = False) -> None:
+        self.folder = folder
+        self.gpu = gpu
+
+    def train(self, case: str, engine: str, split: Split, **more: Any) -> Path:
+        settings = hashlib.sha256(json.dumps(more).encode()).hexdigest()[:8]
+        name = f"{case}-{engine}-{split.processes}-{settings}".replace(" ", "_").replace(",", "")
+        config, run = write_config(self.folder, name, CASES[case], split, gpu=self.gpu, **more)
+        finished = self.folder / f"{name}.finished"
+        if not finished.exists():
+            shutil.rmtree(run, ignore_errors=True)
+            launch(config, engine, split)
+            finished.touch()
+        return run
+
+    def compare(self, case: str, engine: str, split: Split) -> Row:
+        reference = self.train(case, "single", ONE, **HALFWAY)
+        started = time.perf_counter()
+        run = self.train(case, engine, split, **HALFWAY)
+        return Row(
+            case=case,
+            engine=engine,
+            split=str(split),
+            losses=largest_difference(read_logged(reference, "loss"), read_logged(run, "loss")),
+            norms=largest_difference(read_logged(reference, "grad_norm"), read_logged(run, "grad_norm")),
+            weights=largest_difference(read_weights(reference), read_weights(run)),
+            seconds=time.perf_counter() - started,
+        )
+
+    def same_bytes(self, case: str, engine: str, split: Split) -> bool:
+        """One step at rate 0 leaves all weights as they were; what is saved must not depend on the engine."""
+        still: dict[str, Any] = {
+            "trainer": {"max_steps": 1, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1000}
+        }
+        found = [read_bytes(self.train(case, *how, **still)) for how in (("single", ONE), (engine, split))]
+        return found[0] == found[1]
+
+    def goes_on(self, case: str, before: str, split_before: Split, after: str, split_after: Split) -> float:
+        """Let one engine go on from the middle of another's run; the weights' difference from one process's whole run.
+
+        Weights, moments and data order are the same under every engine, so the second half ends where one process
+        would have.
+        """
+        name = f"{case}-{before}-then-{after}".replace(" ", "_").replace(",", "")
+        config, run = write_config(self.folder, name, CASES[case], split_after, gpu=self.gpu, **HALFWAY)
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(self.train(case, before, split_before, **HALFWAY), run)
+        shutil.rmtree(run / f"checkpoint-{STEPS}")
+        shutil.rmtree(run / "last")
+        launch(config, after, split_after, "--resume", "true")
+        return largest_difference(read_weights(self.train(case, "single", ONE, **HALFWAY)), read_weights(run))
+
+
+def runs(case: str, engine: str, gpu: bool) -> bool:
+    """DeepSpeed trains in float32 on CPUs."""
+    return gpu or not (CASES[case].config.get("trainer", {}).get("bf16") and engine.startswith("zero"))
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    table = Table(title=f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed")
+    for name in ("case", "engine", "processes x blocks x accumulation"):
+        table.add_column(name)
+    for name in ("losses", "norms", "weights", "equal", "seconds"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        verdict = "yes" if row.equal else "NO"
+        differences = [f"{value:.1e}" for value in (row.losses, row.norms, row.weights)]
+        table.add_row(row.case, row.engine, row.split, *differences, verdict, f"{row.seconds:.0f}")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="NAME")
+    parser.add_argument("--gpu", action="store_true", help="over NCCL, one process a GPU, in place of gloo")
+    parser.add_argument("--runs", help="keep the runs in this folder; those that have finished there are not run again")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    console = Console(width=120)
+    if options.runs:
+        Path(options.runs).mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(Path(folder), gpu=options.gpu)
+        jobs = [
+            (case, engine, TWO)
+            for case in options.cases
+            for engine in options.engines
+            if runs(case, engine, options.gpu)
+        ]
+        jobs += [
+            (case, engine, FOUR) for case in list(CASES)[:2] for engine in options.engines if case in options.cases
+        ]
+        rows = []
+        for job in jobs:
+            rows.append(comparison.compare(*job))
+            print(f"{rows[-1]}", file=sys.stderr, flush=True)
+        same = {
+            f"{case}, {engine}": comparison.same_bytes(case, engine, TWO)
+            for case in list(CASES)[:2]
+            for engine in options.engines
+        }
+        moves = [("single", ONE, engine, TWO) for engine in options.engines]
+        moves += [(engine, TWO, "single", ONE) for engine in options.engines]
+        moved = {
+            f"{before} on {split.processes} -> {after} on {other.processes}": comparison.goes_on(
+                "dynamo, three rates", before, split, after, other
+            )
+            for before, split, after, other in moves
+        }
+    show(rows, console)
+    console.print(f"one step at rate 0 saves the same bytes: {sum(same.values())} of {len(same)}")
+    for name, difference in moved.items():
+        console.print(f"resumed half way, {name}: weights differ by {difference:.1e}")
+    if options.json:
+        figures = {"rows": [vars(row) for row in rows], "same_bytes": same, "resumed": moved}
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if not (all(row.equal for row in rows) and all(same.values()) and max(moved.values()) <= TOLERANCE):
+        sys.exit("an engine trains or saves something else than one process")
+
+
+if __name__ == "__main__":
+    main()

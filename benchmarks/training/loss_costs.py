@@ -1,0 +1,169 @@
+"""What a teacher costs in the loss: `python -m benchmarks.training.loss_costs`. Forward and backward of the loss alone.
+
+Each loss of docs/losses.md beside hard labels at several sizes, all taking turns, medians; chunked as training has it
+(train/objective/losses.py). The limit beside them counts products alone: hard labels take three of a row with the
+unembedding (logits, their gradient by states and by weights; two where the unembedding is frozen), a teacher one more
+for its own logits. What is above the limit is softmaxes, logarithms and choices over the vocabulary, which are bound by
+memory.
+"""
+# R row, D model width, V vocabulary
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.consoles import wide_console
+from heads.backbone.projection import Projection
+from heads.evaluation.tables import describe_machine, versions
+from heads.tuning.timing import interleaved_medians
+from train.objective.losses import Part, weighted_loss
+from train.objective.soft_targets import Teacher
+from train.run import explain_errors
+
+SIZES = ("2048,128,8192", "32000,256,1024", "32000,1024,512")
+HARD, SHARED = "hard", "hard, shared"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A column: what the teacher is asked for; None: hard labels. `trained`: the unembedding is the head's own."""
+
+    teacher: Mapping[str, Any] | None
+    trained: bool = True
+
+    @property
+    def beside(self) -> str:
+        """The loss of hard labels that it is told of."""
+        return HARD if self.trained else SHARED
+
+    @property
+    def limit(self) -> float:
+        """Its products over those of hard labels."""
+        own = 3 if self.trained else 2
+        return (own + (self.teacher is not None)) / own
+
+
+LOSSES = {
+    HARD: Loss(teacher=None),
+    SHARED: Loss(teacher=None, trained=False),
+    "soft": Loss(teacher={}),
+    "soft, shared": Loss(teacher={}, trained=False),
+    "kl": Loss(teacher={"divergence": "kl"}),
+    "T = 2": Loss(teacher={"temperature": 2.0}),
+    "top_n 64": Loss(teacher={"top_n": 64}),
+}
+
+
+class Workload:
+    """Random weights and states of one size; what is measured does not depend on their values."""
+
+    def __init__(self, vocabulary: int, width: int, rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.weight_VD, self.teacher_VD = (torch.randn(vocabulary, width, generator=generator) / 10 for _ in range(2))
+        self.hidden_RD, self.target_RD = (torch.randn(rows, width, generator=generator) for _ in range(2))
+        self.labels_R = torch.randint(vocabulary, (rows,), generator=generator)
+
+    def step(self, loss: Loss) -> Callable[[], float]:
+        """Seconds of one forward and backward."""
+        weight_VD = self.weight_VD.clone().requires_grad_(loss.trained)
+
+        def run() -> float:
+            hidden_RD = self.hidden_RD.clone().requires_grad_()
+            weight_VD.grad = None
+            start = time.perf_counter()
+            weighted_loss([self.part(loss, weight_VD, hidden_RD)])[0].backward()
+            return time.perf_counter() - start
+
+        return run
+
+    def part(self, loss: Loss, weight_VD: Tensor, hidden_RD: Tensor) -> Part:
+        teacher = None
+        if loss.teacher is not None:
+            unembedding = Projection(weight=self.teacher_VD)
+            teacher = Teacher(hidden_RD=self.target_RD, projection=unembedding, **loss.teacher)
+        return Part(
+            projection=Projection(weight=weight_VD),
+            hidden_RD=hidden_RD,
+            labels_R=self.labels_R,
+            gates=None if loss.trained else [0.0],
+            hard=1.0 if teacher is None else 0.0,
+            teacher=teacher,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    found = {size: measure(read_size(size), options.rounds) for size in options.sizes}
+    machine = describe_machine(torch.device("cpu"))
+    console = wide_console()
+    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False)
+    console.print(table(found))
+    if options.json:
+        content = {"machine": machine, "versions": versions(), "milliseconds": found}
+        Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training.loss_costs", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", default=list(SIZES), metavar="V,D,R", help="vocabulary, width, rows (default: three)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over (default: 9)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a product (default: 1)")
+    parser.add_argument("--json", metavar="FILE", help="write milliseconds, machine and versions here")
+    return parser
+
+
+def read_size(text: str) -> tuple[int, int, int]:
+    """
+    >>> read_size("2048,128,8192")
+    (2048, 128, 8192)
+
+    Raises:
+        ValueError: not three whole numbers above 0.
+    """
+    numbers = text.split(",")
+    if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
+        raise ValueError(f"--sizes has {text!r}; give vocabulary, width and rows as 32000,1024,512.")
+    vocabulary, width, rows = map(int, numbers)
+    return vocabulary, width, rows
+
+
+def measure(size: tuple[int, int, int], rounds: int) -> dict[str, float]:
+    """Milliseconds of each loss."""
+    workload = Workload(*size)
+    seconds = interleaved_medians({name: workload.step(loss) for name, loss in LOSSES.items()}, rounds)
+    return {name: 1000 * value for name, value in seconds.items()}
+
+
+def table(found: Mapping[str, Mapping[str, float]]) -> Table:
+    title = "\nloss with a teacher over loss with hard labels, forward and backward; own unembeddings but where shared"
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("vocabulary,\nwidth, rows")
+    soft = [name for name, loss in LOSSES.items() if loss.teacher is not None]
+    for name in (f"{HARD},\nms", f"{SHARED},\nms", *soft):
+        made.add_column(name, justify="right")
+    for size, milliseconds in found.items():
+        ratios = [milliseconds[name] / milliseconds[LOSSES[name].beside] for name in soft]
+        plain = [f"{milliseconds[name]:.0f}" for name in (HARD, SHARED)]
+        made.add_row(size, *plain, *(f"{ratio:.2f}" for ratio in ratios))
+    made.add_row("limit by products", "", "", *(f"{LOSSES[name].limit:.2f}" for name in soft))
+    return made
+
+
+if __name__ == "__main__":
+    explain_errors(main)

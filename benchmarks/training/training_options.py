@@ -1,0 +1,217 @@
+"""What the options of a training run give: compiled layers, stored hidden states, a second process, a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.training.training_speed import (
+    MIB,
+    WORKLOADS,
+    Workload,
+    backbone_step,
+    heads_products,
+    our_step,
+    seconds_of,
+    take_turns,
+)
+from train.data.blocks import to_table
+from train.data.hidden_states import cache_hidden_states
+from train.engine.compiling import compile_layers
+from train.loop.trainer import collate
+from train.objective.model import TrainedModel
+
+ROOT = Path(__file__).resolve().parent.parent
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Dense bfloat16, from the makers' data sheets."""
+DEMO_SHAPE = Workload(family="medusa", unembedding="shared", vocab=2048, width=192, layers=8, batch=16)
+ONE_BILLION = Workload(
+    family="grounded", unembedding="shared", vocab=128_256, width=2048, layers=16, batch=8, length=2048
+)
+
+
+def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
+    """Decoder layers as they are and compiled, taking turns: a frozen backbone's forward, a trained one's step."""
+    torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
+    table = Table(title="torch.compile")
+    for name in ("backbone", "part", "as it is", "compiled", "ratio", "compiling took"):
+        table.add_column(name, justify="left" if name in ("backbone", "part") else "right")
+    rows = []
+    for workload in (DEMO_SHAPE, WORKLOADS[0]):
+        for row in compile_rows(workload, rounds):
+            rows.append(row)
+            cells = [f"{1000 * row[kind]:,.0f} ms" for kind in ("plain", "compiled")]
+            table.add_row(
+                row["backbone"], row["part"], *cells, f"{row['ratio']:.2f}", f"{row['compile_seconds']:.0f} s"
+            )
+    console.print(table)
+    return rows
+
+
+def compile_rows(workload: Workload, rounds: int) -> Iterator[dict[str, Any]]:
+    """One backbone's parts."""
+    kinds: dict[str, tuple[bool, Callable[[TrainedModel, dict[str, Tensor]], Callable[[], Any]]]] = {
+        "frozen backbone, forward": (False, without_autograd),
+        "backbone and heads trained, whole step": (True, our_step),
+    }
+    for name, (trains, make) in kinds.items():
+        batch = workload.data()
+        plain, compiled = (workload.build(trains_backbone=trains) for _ in range(2))
+        torch._dynamo.reset()  # type: ignore[no-untyped-call]
+        compile_layers(compiled)
+        steps = {"plain": make(plain, batch), "compiled": make(compiled, batch)}
+        first = seconds_of(steps["compiled"])
+        found = take_turns(steps, rounds)
+        seconds = {kind: statistics.median(values) for kind, values in found.items()}
+        yield {
+            "backbone": f"{workload.layers} layers of {workload.width}, {workload.tokens:,} tokens",
+            "part": name,
+            **seconds,
+            "ratio": statistics.median(a / b for a, b in zip(found["plain"], found["compiled"], strict=True)),
+            "compile_seconds": first - seconds["compiled"],
+        }
+
+
+def without_autograd(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], Any]:
+    return torch.no_grad()(backbone_step(model, batch))
+
+
+def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
+    """Tokens per second with a running backbone, while states are stored, and with stored states."""
+    workload = WORKLOADS[0]
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "input_ids": generator.integers(0, workload.vocab, workload.length, dtype=np.int32),
+            "loss_mask": np.ones(workload.length, bool),
+            "document_ids": np.zeros(workload.length, np.int32),
+        }
+        for _ in range(num_batches * workload.batch)
+    ]
+    blocks = datasets.Dataset(to_table(rows)).with_format("numpy")
+    model = workload.build()
+    optimizer = torch.optim.AdamW(model.token_heads.parameters(), fused=True)  # type: ignore[union-attr]
+
+    def epoch(rows: Any) -> None:
+        for start in range(0, len(blocks), workload.batch):
+            model(**collate(rows.__getitems__(list(range(start, start + workload.batch)))))["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, Path(folder)
+        epoch(blocks)  # pays for allocations
+        start = time.perf_counter()
+        cached = cache_hidden_states(
+            model, blocks, collate=collate, batch_size=workload.batch, dtype=None, context=nullcontext
+        )
+        storing = time.perf_counter() - start
+        size = cached.layout.blocks * cached.layout.block_bytes
+        seconds = take_turns({"running": lambda: epoch(blocks), "stored": lambda: epoch(cached)}, 2)
+        datasets.config.HF_DATASETS_CACHE = kept
+    running, stored = (statistics.median(seconds[name]) for name in ("running", "stored"))
+    tokens = len(blocks) * workload.length
+    table = Table(title=f"Stored hidden states: {workload.name}, {tokens:,} tokens, {size / MIB:,.0f} MiB on disk")
+    table.add_column("epoch")
+    table.add_column("tokens per second", justify="right")
+    for name, value in (
+        ("any, backbone running", running),
+        ("first, storing and training", storing + stored),
+        ("later ones, stored", stored),
+    ):
+        table.add_row(name, f"{tokens / value:,.0f}")
+    console.print(table)
+    return {"running": running, "storing": storing, "stored": stored, "bytes": float(size)}
+
+
+def scaling_table(console: Console, config: str, steps: int) -> dict[int, float]:
+    """The user's own command on one and two processes, one thread and one core each; tokens of the whole batch."""
+    table = Table(title=f"DDP over CPUs: {Path(config).name}, one thread a process, {steps} steps")
+    for name in ("processes", "tokens per second", "of twice the speed"):
+        table.add_column(name, justify="right")
+    speeds = {processes: launch(config, steps, processes) for processes in (1, 2)}
+    for processes, speed in speeds.items():
+        table.add_row(str(processes), f"{speed:,.0f}", "" if processes == 1 else f"{speed / (2 * speeds[1]):.0%}")
+    console.print(table)
+    return speeds
+
+
+def launch(config: str, steps: int, processes: int) -> float:
+    """Tokens per second, as the Trainer counts samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+        command += [f"launch/{'ddp' if processes > 1 else 'single'}.yaml", "--num_processes", str(processes)]
+        command += ["train.py", "--config", config, "--output_dir", folder, "--trainer.use_cpu", "true"]
+        command += ["--trainer.max_steps", str(steps), "--trainer.eval_on_start", "false", "--compile", "false"]
+        command += ["--evaluation.every_steps", "0", "--evaluation.num_prompts", "1", "--data.max_eval_blocks", "2"]
+        command += ["--trainer.per_device_train_batch_size", "4"]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:processes]),
+        )
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        (samples,) = (line["train_samples_per_second"] for line in lines if "train_samples_per_second" in line)
+        length = json.loads((Path(folder) / "last/heads.json").read_text())["recipe"]["config"]["data"]["block_size"]
+    return float(samples) * int(length)
+
+
+def gpu_table(console: Console, rounds: int, *, workload: Workload = ONE_BILLION, device: str = "cuda") -> dict:
+    """A frozen 1B-shape backbone in bfloat16 with heads: model FLOPs of a step over the device's peak.
+
+    Model FLOPs are the backbone's forward (2 a parameter and token, attention scores besides) and the products that
+    heads cannot avoid; nothing is counted twice for being computed again.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        console.print("No GPU is here: the 1B-shape backbone with model FLOPs utilisation was left out.")
+        return {}
+    rows = []
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    peak = next((flops for kind, flops in PEAK_FLOPS.items() if kind in name), None)
+    table = Table(title=f"{workload.name} on a 1B-shape backbone in bfloat16, random weights, {name}")
+    for column in ("decoder layers", "ms a step", "tokens per second", "model FLOP/s", "utilisation", "peak memory"):
+        table.add_column(column, justify="right")
+    for compiled in (False, True):
+        model = workload.build(device, torch.bfloat16)
+        if compiled:
+            compile_layers(model)
+        decoder = sum(p.numel() for p in model.backbone.layers.parameters())
+        attention = 2 * workload.layers * workload.width * workload.length  # causal: half of all pairs
+        flops = 2 * workload.tokens * (decoder + attention) + heads_products(workload, model)
+        with torch.autocast(device, torch.bfloat16):
+            step = our_step(model, workload.data(device))
+            seconds = statistics.median(take_turns({"ours": step}, rounds, device)["ours"])
+        memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
+        used = flops / seconds / peak if peak else float("nan")
+        rows.append({"compiled": compiled, "seconds": seconds, "flops": flops, "mfu": used})
+        cells = [
+            "compiled" if compiled else "as they are",
+            f"{1000 * seconds:,.0f}",
+            f"{workload.tokens / seconds:,.0f}",
+        ]
+        table.add_row(*cells, f"{flops / seconds / 1e12:,.0f} T", f"{used:.0%}", f"{memory:.1f} GiB")
+        del model, step
+    console.print(table)
+    return {"device": name, "rows": rows}

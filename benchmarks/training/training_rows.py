@@ -1,0 +1,165 @@
+"""Rows of an ablation: each trained in this process by the project's own trainer, one after the other, and kept.
+
+A kept row lies in a file of its own under a name and a fingerprint of all that decides it, so that a call with other
+settings neither meets it nor overwrites it, and a call that was stopped goes on behind its last finished row.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import PrinterCallback, TrainerCallback, set_seed
+
+from heads.backbone.loading import load_tokenizer
+from heads.checkpoint.save_load import write_whole
+from train.config import TrainConfig, read_config
+from train.data.blocks import PackedData
+from train.data.draft_tokens import settle_draft_vocabulary
+from train.data.packing import build_datasets
+from train.loop.provenance import commit
+from train.loop.trainer import HeadsTrainer
+from train.objective.model import TrainedModel
+from train.run import build_model, build_trainer, store_hidden_states, training_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A variant after its steps, to be measured; `seconds` are those of its steps, without evaluations."""
+
+    model: TrainedModel
+    trainer: HeadsTrainer
+    data: PackedData
+    tokenizer: Any
+    seconds: float
+
+    @property
+    def parameters(self) -> int:
+        """Those that are trained."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+
+def train_row(config: TrainConfig, *, steps: bool = True, blocks: int | None = None) -> Trained:
+    """Build what a run of this config builds, and train it; nothing is compiled and nothing is saved.
+
+    Args:
+        steps: take the config's steps; without, the variant stays as it starts.
+        blocks: train on the first of the shuffled blocks alone, which is then all that is stored of hidden states.
+
+    Raises:
+        ValueError: fewer blocks than asked for: some would be seen twice.
+    """
+    arguments = training_arguments(config)
+    set_seed(config.seed)
+    tokenizer = load_tokenizer(config.backbone)
+    model = build_model(config, arguments.device)
+    data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
+    settle_draft_vocabulary(model, data.train, chosen=config.init_from is not None)
+    trainer = build_trainer(config, arguments, model, tokenizer, data)
+    trainer.remove_callback(PrinterCallback)  # standard output is for the table
+    if blocks is not None:
+        stored: Any = trainer.train_dataset
+        if len(stored) < blocks:
+            raise ValueError(
+                f"{', '.join(source.path for source in config.data.train)} has {len(stored):,} blocks of "
+                f"{config.data.block_size} tokens and {blocks:,} are asked for, so that some would be seen twice; give "
+                f"fewer steps or more data."
+            )
+        trainer.train_dataset = stored.select(range(blocks))
+    if not steps:
+        return Trained(model=model, trainer=trainer, data=data, tokenizer=tokenizer, seconds=0.0)
+    store_hidden_states(trainer)
+    clock = StepClock()
+    trainer.add_callback(clock)
+    trainer.train()
+    return Trained(model=model, trainer=trainer, data=data, tokenizer=tokenizer, seconds=clock.seconds)
+
+
+class StepClock(TrainerCallback):
+    """The seconds of training's steps, their data included and evaluations left out."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.mark = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        now = time.perf_counter()
+        self.seconds, self.mark = self.seconds + now - self.mark, now
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.mark = time.perf_counter()
+
+
+def read_overridden(path: str | Path, overrides: Mapping[str, Any]) -> TrainConfig:
+    """A run's YAML file with some of its keys replaced, checked as any run's config is.
+
+    Raises:
+        ValueError: the file does not exist, or has, with the overrides, keys that are no fields or values that do not
+            train.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"--config {path} does not exist; runs are described in configs/*.yaml.")
+    content = merge(yaml.safe_load(Path(path).read_text(encoding="utf-8")), overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / Path(path).name
+        written.write_text(yaml.safe_dump(content), encoding="utf-8")
+        return read_config(["--config", str(written)])
+
+
+def merge(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested keys replaced one by one; lists and values as a whole.
+
+    >>> merge({"heads": {"num_heads": 4}, "seed": 0}, {"heads": {"prefix_layers": 1}, "seed": 1})
+    {'heads': {'num_heads': 4, 'prefix_layers': 1}, 'seed': 1}
+    """
+    merged = copy.deepcopy(dict(content))
+    for name, value in overrides.items():
+        inner = merged.get(name)
+        merged[name] = merge(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptRow:
+    """Where one finished row lies.
+
+    Attributes:
+        settings: all that decides it, as JSON can hold it.
+    """
+
+    folder: Path
+    name: str
+    settings: Mapping[str, Any]
+
+    @property
+    def place(self) -> Path:
+        """A folder for the row and for what its training leaves."""
+        content = json.dumps(self.settings, sort_keys=True, default=str)
+        return self.folder / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
+
+    def read(self) -> dict[str, Any] | None:
+        """The finished row; None where there is none."""
+        file = self.place / "row.json"
+        return json.loads(file.read_text(encoding="utf-8"))["row"] if file.is_file() else None
+
+    def made(self) -> str:
+        """The commit and the versions that made the finished row."""
+        content = json.loads((self.place / "row.json").read_text(encoding="utf-8"))
+        return str(content.get("made", "not recorded"))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        made = f"commit {(commit() or 'unknown')[:10]}, torch {torch.__version__}"
+        content = json.dumps({"settings": self.settings, "made": made, "row": row}, indent=2, default=str) + "\n"
+        self.place.mkdir(parents=True, exist_ok=True)
+        write_whole(self.place, {"row.json": content.encode()})

@@ -1,0 +1,140 @@
+"""A key-value cache that takes a token tree and keeps one path of it, without copying what is already committed.
+
+Hugging Face's DynamicCache concatenates the whole cache at every pass; here each layer owns a buffer with room to grow,
+a pass writes behind the committed slots, and a commit moves the few accepted slots to the front of what was written.
+All layers keep all slots: windows are the mask's business (heads/backbone/masks.py), so rolling back is exact for them
+too.
+
+Memory: a slot is 2 x layers x key-value heads x head width numbers. A buffer begins with the room that was asked for
+and 256 slots, and grows by half: at most a third of it is unused beside those, and each slot is copied twice on average
+however long the text gets. While one tensor of a layer grows, its old and its new buffer both exist.
+"""
+# B batch, H key-value head, S cache slot, A accepted slot, R row that stays, D head width
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+GROWTH_SLOTS = 256
+
+
+class TreeCacheLayer(DynamicLayer):
+    """Keys and values of one layer: `length` committed slots, `pending` written by the last pass.
+
+    Args:
+        room: slots that are known to come.
+    """
+
+    is_initialized: bool
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, room: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.room = room
+        self.length = 0
+        self.pending = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.pending = key_states.shape[-2]
+        end = self.length + self.pending
+        self._reserve(key_states, value_states, end)
+        self.keys[..., self.length : end, :] = key_states
+        self.values[..., self.length : end, :] = value_states
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
+        """Keep `slots_BA` of the pending slots, in this order, as committed; None: they are already the first ones."""
+        if slots_BA is not None:
+            slots_BA = slots_BA.to(self.keys.device)
+            for buffer in (self.keys, self.values):
+                pending = buffer[..., self.length : self.length + self.pending, :]
+                buffer[..., self.length : self.length + num_slots, :] = _gather_slots(pending, slots_BA)
+        self.length += num_slots
+        self.pending = 0
+
+    def keep_rows(self, rows_R: Tensor, slots_S: Tensor | None = None) -> None:
+        """Let go of all rows but these and, where given, of all committed slots but those."""
+        if slots_S is None:
+            slots_S = torch.arange(self.length, device=rows_R.device)
+        self.keys, self.values = (
+            _kept(buffer, rows_R.to(buffer.device), slots_S.to(buffer.device)) for buffer in (self.keys, self.values)
+        )
+        self.length, self.pending = len(slots_S), 0
+
+    def keep_slots(self, num_slots: int) -> None:
+        """Roll back to the first committed slots; what was written behind them is overwritten by the next pass."""
+        self.length, self.pending = min(self.length, num_slots), 0
+
+    def reopen(self, num_slots: int) -> None:
+        """The last committed slots are pending again."""
+        self.length -= num_slots
+        self.pending = num_slots
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def _reserve(self, key_states: Tensor, value_states: Tensor, end: int) -> None:
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            num_slots = max(end, self.room)
+            self.keys, self.values = _buffer(key_states, num_slots), _buffer(value_states, num_slots)
+            self.is_initialized = True
+        elif end > self.keys.shape[-2]:
+            self.keys = _grown(self.keys, self.length, end + end // 2)
+            self.values = _grown(self.values, self.length, end + end // 2)
+
+
+class TreeCache(Cache):
+    """One `TreeCacheLayer` per layer, made as layers ask for it, with room for the slots that are known to come."""
+
+    def __init__(self, room: int = 0) -> None:
+        super().__init__(layer_class_to_replicate=functools.partial(TreeCacheLayer, room=room))
+
+    def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
+        for layer in self.layers:
+            layer.commit(slots_BA, num_slots)
+
+    def reopen(self, num_slots: int) -> None:
+        """Slots that were committed one pass after another become those of one pass, of which a path can be kept."""
+        for layer in self.layers:
+            layer.reopen(num_slots)
+
+    def keep_rows(self, rows_R: Tensor, slots_S: Tensor | None = None) -> None:
+        for layer in self.layers:
+            layer.keep_rows(rows_R, slots_S)
+
+    def keep_slots(self, num_slots: int) -> None:
+        for layer in self.layers:
+            layer.keep_slots(num_slots)
+
+
+def _buffer(like_BHSD: Tensor, num_slots: int) -> Tensor:
+    batch, kv_heads, _, width = like_BHSD.shape
+    return like_BHSD.new_zeros(batch, kv_heads, num_slots + GROWTH_SLOTS, width)
+
+
+def _grown(buffer_BHSD: Tensor, length: int, num_slots: int) -> Tensor:
+    grown_BHSD = _buffer(buffer_BHSD, num_slots)
+    grown_BHSD[..., :length, :] = buffer_BHSD[..., :length, :]
+    return grown_BHSD
+
+
+def _kept(buffer_BHSD: Tensor, rows_R: Tensor, slots_S: Tensor) -> Tensor:
+    kept_RHSD = _buffer(buffer_BHSD[: len(rows_R)], len(slots_S))
+    for to, row in enumerate(rows_R.tolist()):  # row by row: no second copy of the whole batch
+        kept_RHSD[to, :, : len(slots_S)] = buffer_BHSD[row].index_select(1, slots_S)
+    return kept_RHSD
+
+
+def _gather_slots(pending_BHSD: Tensor, slots_BA: Tensor) -> Tensor:
+    if slots_BA.shape[0] == 1:
+        return pending_BHSD.index_select(-2, slots_BA[0])
+    batch, kv_heads, _, width = pending_BHSD.shape
+    index = slots_BA[:, None, :, None].expand(batch, kv_heads, slots_BA.shape[1], width)
+    return torch.gather(pending_BHSD, -2, index)

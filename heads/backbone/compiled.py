@@ -1,0 +1,414 @@
+"""Passes as compiled graphs of fixed shapes: `heads.TreeDecoding(token_heads, compile=True)`.
+
+A plain pass grows by a few slots each time, so no two passes have one shape. Here the cache's buffers have the size of
+a bucket (256 slots, then twice as many, …), keys and values are written at a position that is a tensor, and nodes are
+filled up to a multiple of 4. On CUDA every pass attends to the whole bucket under a mask, so that one CUDA graph serves
+every pass of one bucket and one number of nodes. Elsewhere a pass attends to the slots that there are, a dimension that
+the graph leaves open: one graph for each number of nodes, however long the text gets. A graph holds the decoder, its
+taps and its masks, and what layers of the heads' own make of the taps. It is made for the batch that a text begins
+with: where rows end, dead rows that repeat the last one take their places, until all have ended or a smaller graph that
+was made for another batch holds those that are left.
+
+The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
+operations in another order (tests/heads/backbone/test_compiled.py compares them).
+"""
+# B batch, X row of a graph with dead ones, N tree node, P node with those that fill up, C slot that a graph attends to,
+# S committed slot, D model width
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from heads.backbone.cache import TreeCache
+from heads.backbone.model import Backbone, BackboneState, Pass, Tap
+from heads.backbone.state import HiddenTap, HiddenTaps, StackTap, hidden_taps
+
+FIRST_BUCKET = 256
+NODE_STEP = 4
+OPEN = 0
+"""In place of a graph's slots, where it takes any number of them."""
+
+
+class CompiledBackbone(Backbone):
+    """The same backbone; `verify` runs a compiled graph, `prefill` and `commit` are the plain ones.
+
+    Args:
+        backbone: what is compiled; its model and its caches are shared.
+        whole_buckets: passes attend to whole buckets, as CUDA graphs have to; None: on CUDA.
+
+    Attributes:
+        compile_seconds: seconds of the first call of each graph so far, compiling included, by (what it records, rows,
+            nodes, slots or `OPEN`, its number): graphs of different heads may agree in all but the number.
+
+    Raises:
+        ValueError: nothing here can compile it; the sentence says what is missing.
+    """
+
+    def __init__(self, backbone: Backbone, *, whole_buckets: bool | None = None) -> None:
+        if obstacle := what_stops_compiling(backbone):
+            raise ValueError(f"compile=True was given, but {obstacle}; change that, or give compile=False.")
+        vars(self).update(vars(backbone))
+        self.whole_buckets = self.device.type == "cuda" if whole_buckets is None else whole_buckets
+        self.compile_seconds: dict[tuple[Any, ...], float] = {}
+        self._graphs: weakref.WeakKeyDictionary[Any, dict[Key, Graph]] = weakref.WeakKeyDictionary()
+        self._free: dict[Size, list[Buffers]] = {}
+        self._loans: weakref.WeakKeyDictionary[TreeCache, Loan] = weakref.WeakKeyDictionary()
+
+    def verify(
+        self, state: BackboneState, tokens_BN: Tensor, depth_N: Tensor, sees_NN: Tensor, taps: Sequence[Tap] = ()
+    ) -> Pass:
+        """One pass over the nodes of a token tree, as `Backbone.verify` states it."""
+        batch, nodes = tokens_BN.shape
+        padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
+        committed = state.cache.get_seq_length()
+        slots = committed + padded
+        # Open slots never fill a bucket: whole buffers are contiguous, for which Inductor makes a graph of its own.
+        capacity = bucket_for(slots if self.whole_buckets else slots + 1)
+        slots, of_graph = (capacity, capacity) if self.whole_buckets else (slots, OPEN)
+        rows = self.rows_for(state.cache, batch, taps, (padded, of_graph))
+        buffers = self.fit(state.cache, batch, rows, capacity)
+        if not self.whole_buckets:
+            buffers = first_slots(buffers, slots)
+        inputs = (
+            fill_up(tokens_BN, padded),
+            fill_up(depth_N.expand(batch, nodes), padded),
+            fill_up_square(sees_NN.expand(batch, nodes, nodes), padded),
+            state.next_position_B,
+            fill_up(state.valid_BS, slots),
+            fill_up(state.positions_BS, slots),
+        )
+        start_1 = torch.full((1,), committed, device=tokens_BN.device)
+        final_XPD, positions_XP, recorded = self.run(
+            taps, buffers, (rows, padded, of_graph), (*(repeat_last(x, rows) for x in inputs), start_1)
+        )
+        for layer in state.cache.layers:
+            layer.pending = padded
+        return Pass(
+            tokens_BN=tokens_BN,
+            positions_BN=positions_XP[:batch, :nodes],
+            taps={tap: x_XPD[:batch, :nodes] for tap, x_XPD in zip(taps, recorded, strict=True)},
+            final_BND=final_XPD[:batch, :nodes],
+        )
+
+    def run(
+        self, taps: Sequence[Tap], buffers: Buffers, shape: tuple[int, int, int], inputs: tuple[Tensor, ...]
+    ) -> Any:
+        """The graph of this shape on these inputs; its first call compiles it, and the seconds are kept.
+
+        Raises:
+            ValueError: torch cannot make one graph of this backbone's passes.
+        """
+        graphs, key = self.graphs_of(taps), (names_of(taps), *shape)
+        if key[-1] == OPEN:
+            leave_slots_open(buffers, inputs)
+        if key in graphs:
+            return graphs[key](tuple(taps), buffers, inputs)
+        start, graph = time.perf_counter(), Graph(self, hidden_taps(taps), num_layers=len(buffers))
+        try:
+            output = graph(tuple(taps), buffers, inputs)
+        except torch._dynamo.exc.Unsupported as error:
+            raise ValueError(
+                f"compile=True was given, but torch makes no graph of passes of {type(self.model).__name__} "
+                f"({str(error).splitlines()[0]}); give compile=False."
+            ) from error
+        graphs[key] = graph
+        self.compile_seconds[*key, len(self.compile_seconds)] = time.perf_counter() - start
+        return output
+
+    def graphs_of(self, taps: Sequence[Tap]) -> dict[Key, Graph]:
+        """Graphs in which layers of heads run go when those heads go; the others belong to the backbone."""
+        owner = next((tap.heads for tap in taps if isinstance(tap, StackTap)), self)
+        return self._graphs.setdefault(owner, {})
+
+    def rows_for(self, cache: TreeCache, batch: int, taps: Sequence[Tap], shape: tuple[int, int]) -> int:
+        """Rows of the graph that a batch runs in: those that it began with, or fewer where there is such a graph."""
+        began_with = self._loans[cache].began_with if cache in self._loans else batch
+        wanted = names_of(taps), shape
+        known = {
+            rows
+            for names, rows, *rest in self.graphs_of(taps)
+            if (names, tuple(rest)) == wanted and batch <= rows <= began_with
+        }
+        return min(known, default=began_with)
+
+    def fit(self, cache: TreeCache, batch: int, rows: int, capacity: int) -> Buffers:
+        """Buffers of a bucket's size, of whose first rows the cache's are views from then on.
+
+        What is committed is copied once a bucket and once whenever rows leave. Graphs of CUDA remember addresses, so
+        buffers are used again: by their own cache while their size fits it, and by others once it is gone.
+        """
+        loan = self._loans.get(cache)
+        if loan is None:
+            loan = self._loans[cache] = Loan(began_with=batch)
+            weakref.finalize(cache, give_back, self._free, loan)
+        size = rows, capacity, len(cache.layers)
+        if loan.size != size:
+            give_back(self._free, loan)
+            free = self._free.get(size)
+            loan.buffers = free.pop() if free else [self.make_buffers(layer, rows, capacity) for layer in cache.layers]
+            loan.size = size
+        for layer, (keys, values) in zip(cache.layers, loan.buffers, strict=True):
+            if layer.keys.data_ptr() == keys.data_ptr():
+                continue  # lent before, and neither rows left nor did it grow elsewhere since
+            keys[:batch, :, : layer.length] = layer.keys[:, :, : layer.length]
+            values[:batch, :, : layer.length] = layer.values[:, :, : layer.length]
+            layer.keys, layer.values = keys[:batch], values[:batch]
+        return loan.buffers
+
+    def make_buffers(self, layer: Any, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+        """Zeros: what a mask hides must still be finite.
+
+        A pass writes to them, and Inductor makes no CUDA graph of one that writes to tensors which may move. The mark
+        that they stay is on these very objects: a slice, even of all slots, has none.
+        """
+        made = [
+            buffer.new_zeros(rows, buffer.shape[1], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)
+        ]
+        for buffer in made if self.whole_buckets else ():
+            torch._dynamo.mark_static_address(buffer)
+        return made[0], made[1]
+
+
+Key = tuple[tuple[Any, ...], int, int, int]
+"""Of a graph: what it records, rows, nodes, slots or `OPEN`."""
+
+Buffers = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, each (rows, key-value heads, slots, head width)."""
+
+Size = tuple[int, int, int]
+"""Rows, slots and layers of buffers; layers of heads, which come behind the backbone's, may be among them."""
+
+
+@dataclass(kw_only=True)
+class Loan:
+    """What a cache was lent: buffers of `size`; and the rows that its first compiled pass had."""
+
+    began_with: int
+    size: Size = (0, 0, 0)
+    buffers: Buffers = field(default_factory=list)
+
+
+def names_of(taps: Sequence[Tap]) -> tuple[Any, ...]:
+    """Taps without the heads that they belong to.
+
+    >>> names_of(["final", StackTap(heads=..., index=0, reads=1)])
+    ('final', (0, 1))
+    """
+    return tuple((tap.index, tap.reads) if isinstance(tap, StackTap) else tap for tap in taps)
+
+
+def give_back(free: dict[Size, list[Buffers]], loan: Loan) -> None:
+    """Those of CUDA wait for the next cache of their size; others are freed."""
+    if loan.buffers and loan.buffers[0][0].is_cuda:
+        free.setdefault(loan.size, []).append(loan.buffers)
+    loan.buffers = []
+
+
+_COMPILED: weakref.WeakKeyDictionary[Backbone, CompiledBackbone] = weakref.WeakKeyDictionary()
+
+
+def compiled(backbone: Backbone) -> CompiledBackbone:
+    """The backbone's compiled form; all decoders of a backbone share its graphs.
+
+    Raises:
+        ValueError: nothing here can compile it.
+    """
+    if backbone not in _COMPILED:
+        _COMPILED[backbone] = CompiledBackbone(backbone)
+    return _COMPILED[backbone]
+
+
+class Graph:
+    """A compiled pass of one shape.
+
+    The hooks that record taps become part of the graph, which asks for these very hooks at every call: the same ones
+    are put in place each time.
+    """
+
+    def __init__(self, backbone: Backbone, taps: tuple[HiddenTap, ...], num_layers: int) -> None:
+        self.backbone = backbone
+        self.recorded, self.hooks = make_hooks(backbone, taps)
+        self.cache = FixedCache(num_layers)
+        self.on_cuda = backbone.device.type == "cuda"
+        self.run_pass = compile_apart(run_pass, self.on_cuda)
+
+    def __call__(
+        self, taps: tuple[Tap, ...], buffers: Buffers, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        for mine, (keys, values) in zip(self.cache.layers, buffers, strict=True):
+            mine.keys, mine.values = keys, values
+        if self.on_cuda:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        try:
+            with self.hooks_in_place():
+                final_BPD, positions_BP, recorded = self.run_pass(
+                    self.backbone, self.cache, taps, self.recorded, *inputs
+                )
+        finally:
+            for mine in self.cache.layers:  # the buffers were lent: a graph outlives the texts that it ran for
+                mine.keys = mine.values = None
+        if self.on_cuda:  # the next replay writes over what this one returned
+            return final_BPD.clone(), positions_BP.clone(), [x_BPD.clone() for x_BPD in recorded]
+        return final_BPD, positions_BP, recorded
+
+    @contextlib.contextmanager
+    def hooks_in_place(self) -> Iterator[None]:
+        for registry, hooks in self.hooks:
+            registry.update(hooks)
+        try:
+            yield
+        finally:
+            for registry, hooks in self.hooks:
+                for number in hooks:
+                    registry.pop(number, None)
+
+
+Hooks = list[tuple[dict[int, Any], dict[int, Any]]]
+"""Where layers keep their hooks, and what is to be put there."""
+
+
+def make_hooks(backbone: Backbone, taps: Sequence[HiddenTap]) -> tuple[HiddenTaps, Hooks]:
+    """The hooks of `Backbone.forward` and the dict that they write to, taken out of the layers again."""
+    layers = [backbone.layers[max(0, backbone.num_layers - 1 - tap)] for tap in taps if tap != "final"]
+    registries = [
+        registry
+        for layer in layers
+        for registry in (layer._forward_hooks, layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs)
+    ]
+    others = [set(registry) for registry in registries]
+    with backbone._recording(taps) as recorded:
+        hooks = [
+            (registry, {number: hook for number, hook in registry.items() if number not in known})
+            for registry, known in zip(registries, others, strict=True)
+        ]
+    return recorded, hooks
+
+
+def run_pass(
+    backbone: Backbone,
+    cache: FixedCache,
+    taps: tuple[Tap, ...],
+    recorded: HiddenTaps,
+    tokens_BP: Tensor,
+    depth_BP: Tensor,
+    sees_BPP: Tensor,
+    next_position_B: Tensor,
+    valid_BC: Tensor,
+    slot_positions_BC: Tensor,
+    start_1: Tensor,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What is compiled: masks, the decoder, taps and stacks. No shape depends on how much is committed."""
+    batch, nodes = tokens_BP.shape
+    slots_P = start_1 + torch.arange(nodes, device=tokens_BP.device)
+    positions_BP = next_position_B[:, None] + depth_BP
+    may_attend_BPC = valid_BC[:, None, :].expand(batch, nodes, -1).index_copy(2, slots_P, sees_BPP)
+    slot_positions_BC = slot_positions_BC.index_copy(1, slots_P, positions_BP)
+    mask = backbone.mask_style.finish(may_attend_BPC, positions_BP, slot_positions_BC, backbone.dtype)
+    for layer in cache.layers:
+        layer.slots_P = slots_P
+    output = backbone.decoder(
+        input_ids=tokens_BP, attention_mask=mask, position_ids=positions_BP, past_key_values=cache, use_cache=True
+    )
+    recorded["final"] = output.last_hidden_state
+    found = backbone.run_stacks(taps, recorded, positions_BP, mask, cache)
+    recorded.clear()
+    return output.last_hidden_state, positions_BP, [found[tap] for tap in taps]
+
+
+def compile_apart(function: Callable[..., Any], on_cuda: bool) -> Callable[..., Any]:
+    """`torch.compile` of a copy with its own code object: torch gives up after a few shapes of one code object."""
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    mode = "reduce-overhead" if on_cuda else None
+    return torch.compile(own, dynamic=False, fullgraph=True, mode=mode)
+
+
+class FixedLayer(DynamicLayer):
+    """Whole buffers of one layer; a pass writes at `slots_P` and attends to all of them."""
+
+    slots_P: Tensor
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slots_P, key_states)
+        self.values.index_copy_(2, self.slots_P, value_states)
+        return self.keys, self.values
+
+
+class FixedCache(Cache):
+    """What a graph takes for a cache: the buffers of a `TreeCache`, lent for one pass."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[FixedLayer() for _ in range(num_layers)])
+        for layer in self.layers:
+            layer.is_initialized = True
+
+
+def first_slots(buffers: Buffers, slots: int) -> Buffers:
+    return [(keys[:, :, :slots], values[:, :, :slots]) for keys, values in buffers]
+
+
+def leave_slots_open(buffers: Buffers, inputs: tuple[Tensor, ...]) -> None:
+    """Mark the dimension of slots, of buffers and of what `verify` says of them, as one of any size."""
+    *_, valid_XS, positions_XS, _ = inputs
+    for x, dim in ((valid_XS, 1), (positions_XS, 1), *((x, 2) for pair in buffers for x in pair)):
+        torch._dynamo.mark_dynamic(x, dim)
+
+
+def bucket_for(slots: int) -> int:
+    """The smallest bucket that holds so many slots.
+
+    >>> [bucket_for(slots) for slots in (1, 256, 257, 1025)]
+    [256, 256, 512, 2048]
+    """
+    bucket = FIRST_BUCKET
+    while bucket < slots:
+        bucket *= 2
+    return bucket
+
+
+def repeat_last(x_BN: Tensor, rows: int) -> Tensor:
+    """(B, …) to (rows, …): dead rows see what the last one sees, since a row that sees nothing is NaN."""
+    batch = x_BN.shape[0]
+    return x_BN if batch == rows else torch.cat([x_BN, x_BN[-1:].expand(rows - batch, *x_BN.shape[1:])])
+
+
+def fill_up(x_BN: Tensor, length: int) -> Tensor:
+    """(B, N) to (B, length), with zeros: token 0 at depth 0, a slot that is not valid."""
+    return nn.functional.pad(x_BN, (0, length - x_BN.shape[1]))
+
+
+def fill_up_square(sees_BNN: Tensor, nodes: int) -> Tensor:
+    """Nodes that fill up see what is committed and nothing else, and no other node sees them."""
+    more = nodes - sees_BNN.shape[1]
+    return nn.functional.pad(sees_BNN, (0, more, 0, more))
+
+
+def what_stops_compiling(backbone: Backbone) -> str:
+    """Why passes of this backbone cannot be compiled here; empty where they can."""
+    if len(set((getattr(backbone.model, "hf_device_map", None) or {}).values())) > 1:
+        return "the backbone is spread over several devices"
+    if getattr(backbone.model, "is_quantized", False):
+        return "the backbone is quantised"
+    if backbone.device.type == "cpu":
+        return "" if has_cpp_compiler() else "torch.compile found no C++ compiler"
+    return "" if importlib.util.find_spec("triton") else "torch.compile needs triton, which is not installed"
+
+
+def has_cpp_compiler() -> bool:
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True

@@ -1,0 +1,312 @@
+"""Any Hugging Face causal LM as a backbone: taps, projection, prefill, one pass over a token tree, commit of a path.
+
+No modelling code is copied. A backbone's own decoder runs with a 4-D mask, with positions counted by depth and with a
+cache that can keep one path of a tree. Wrapping a model probes what this file assumes about it and refuses in one
+sentence where it does not hold. The four facts used (masks taken as they are, positions given, hooks on layers, caches
+that are written through `update`) hold for transformers 5; tests/heads/backbone/test_backbone.py checks them per
+architecture.
+"""
+# B batch, T position, N tree node, S cache slot, A accepted slot, D model width, V vocabulary
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.gradient_gate import gate
+from heads.backbone.masks import FULL, causal, read_mask_style
+from heads.backbone.projection import Projection, read_projection
+from heads.backbone.rope import find_rope_border
+from heads.backbone.state import (
+    BackboneState,
+    CommitPlan,
+    HiddenTap,
+    HiddenTaps,
+    Pass,
+    StackTap,
+    Tap,
+    Taps,
+    hidden_taps,
+)
+from heads.backbone.support import (
+    check_projection_record,
+    find_final_norm,
+    find_layers,
+    read_layer_type,
+    refuse_offloaded_weights,
+    refuse_what_cannot_roll_back,
+)
+
+__all__ = ["Backbone", "BackboneState", "CommitPlan", "Pass", "Tap", "Taps", "read_layer_type"]
+
+PREFILL_TOKENS = 1024
+"""Of a prompt read in one pass at most."""
+
+
+class Backbone:
+    """A causal LM that heads are attached to. A plain object: families that hold it register none of its modules.
+
+    Args:
+        model: a `transformers` causal LM.
+        check_projection: compare the projection record with the model's own logits on four tokens.
+
+    Raises:
+        ValueError: a model whose cache cannot roll back, that takes no tree mask, or whose logits the record misses.
+    """
+
+    def __init__(self, model: Any, *, check_projection: bool = True) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        refuse_what_cannot_roll_back(model)
+        refuse_offloaded_weights(model)
+        self.mask_style = read_mask_style(self.config)
+        self.decoder = model.get_decoder()
+        self._embeddings = model.get_input_embeddings()  # asked for at every pass, and transformers searches for them
+        self._unembedding = model.get_output_embeddings()
+        self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
+        self._layer_takes = frozenset(inspect.signature(self.layers[-1].forward).parameters)
+        rotary = getattr(self.decoder, "rotary_emb", None)
+        self._rotary_by_type = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
+        self.rope_border = find_rope_border(self.decoder)
+        self.norm = find_final_norm(self.decoder)
+        self.gradient_scale = 1.0
+        """LR_MB / LR_B: what gradients of heads are multiplied with where they enter a backbone that is trained."""
+        if check_projection:
+            check_projection_record(self)
+
+    hidden_size = property(lambda self: int(self.config.hidden_size))
+    vocab_size = property(lambda self: int(self._embeddings.weight.shape[0]))
+    num_layers = property(lambda self: len(self.layers))
+    dtype = property(lambda self: self._embeddings.weight.dtype)
+    device = property(lambda self: self._embeddings.weight.device)
+    heads_device = property(lambda self: self._unembedding.weight.device)
+    """Where a spread backbone ends: hidden states are handed over there, and heads and states live there."""
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.config, "_name_or_path", "") or type(self.model).__name__)
+
+    @property
+    def projection(self) -> Projection:
+        """From hidden states before the final norm to logits. Read at each call: sharding swaps the tensors."""
+        return read_projection(self.model, self.norm)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings E(x), as the embedding module gives them; for heads, so behind the gradient gate."""
+        return gate(self._embeddings(tokens.to(self.device)).to(self.heads_device), self.gradient_scale)
+
+    def logits(self, final_ND: Tensor) -> Tensor:
+        """Logits from hidden states after the final norm."""
+        return self.projection.without_norm()(final_ND)
+
+    def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
+        """The decoder's own forward: the hidden states after the final norm, and those asked for."""
+        with self._recording(taps) as recorded:
+            output = self.decoder(input_ids=tokens_BT.to(self.device), **inputs)
+        final_BTD = output.last_hidden_state.to(self.heads_device)
+        if "final" in taps:
+            recorded["final"] = final_BTD
+        return final_BTD, recorded
+
+    def prefill(self, tokens_BT: Tensor, valid_BT: Tensor, taps: Sequence[Tap] = ()) -> tuple[BackboneState, Pass]:
+        """Run a prompt in one pass, however long. `valid_BT` is False for padding, which lies on the left."""
+        return self.read(tokens_BT, valid_BT, taps, chunk=tokens_BT.shape[1])
+
+    def read(
+        self,
+        tokens_BT: Tensor,
+        valid_BT: Tensor,
+        taps: Sequence[Tap] = (),
+        state: BackboneState | None = None,
+        *,
+        commit: Callable[[Pass, CommitPlan], None] | None = None,
+        chunk: int | None = None,
+    ) -> tuple[BackboneState, Pass]:
+        """Run a prompt, or what follows a state's tokens, in passes of at most `PREFILL_TOKENS` tokens; the last one.
+
+        So no mask is square and large: 8192 tokens are read with masks of at most 1024 x 8192. A prompt beyond a border
+        of the rotary embeddings (heads/backbone/rope.py) is read in one pass: its first tokens as its last.
+
+        Args:
+            valid_BT: False for padding, which lies on the left.
+            state: what is committed already; None: nothing.
+            commit: told each pass and the plan to keep it whole, in order, for states beside the backbone's.
+            chunk: another number of tokens a pass.
+        """
+        tokens_BT, valid_BT = tokens_BT.to(self.heads_device), valid_BT.to(self.heads_device)
+        batch, length = tokens_BT.shape
+        state = state or BackboneState.empty(batch, tokens_BT.device, length)
+        plain = self.mask_style.window is None and bool(valid_BT.all())
+        crosses = self.rope_border is not None and length > self.rope_border.tokens
+        chunk = chunk or (length if crosses else PREFILL_TOKENS)
+        for start in range(0, length, chunk):
+            tokens_BN, valid_BN = (x[:, start : start + chunk] for x in (tokens_BT, valid_BT))
+            depth_BN = (valid_BN.long().cumsum(dim=1) - 1).clamp(min=0)
+            if plain and not state.positions_BS.shape[1]:  # causal and nothing else: the model needs no mask of ours
+                output = self._pass(state, tokens_BN, depth_BN, None, taps)
+            else:  # not `self.verify`: a compiled backbone would compile a graph for each length of a prompt
+                output = Backbone.verify(self, state, tokens_BN, depth_BN, causal(valid_BN), taps)
+            plan = CommitPlan.whole(valid_BN)
+            if commit is not None:
+                commit(output, plan)
+            state = self.commit(state, output, plan)
+        return state, output
+
+    def check_length(self, valid_BT: Tensor, longest: int) -> None:
+        """Before a prompt is decoded to at most `longest` tokens, padding included.
+
+        Raises:
+            ValueError: a text over a border of the rotary embeddings.
+        """
+        if self.rope_border is not None:
+            self.rope_border.refuse(prompt=valid_BT.shape[1], padded=not bool(valid_BT.all()), longest=longest)
+
+    def verify(
+        self,
+        state: BackboneState,
+        tokens_BN: Tensor,
+        depth_N: Tensor,
+        sees_NN: Tensor,
+        taps: Sequence[Tap] = (),
+    ) -> Pass:
+        """One pass over the nodes of a token tree, each seeing the committed tokens and its own ancestors.
+
+        Args:
+            state: what is committed; its cache holds the pass's slots as pending until `commit`.
+            tokens_BN: the node tokens, the root first.
+            depth_N: depth of each node, the root's 0; a node's position is its row's next position plus its depth.
+                (B, N) where rows differ.
+            sees_NN: True where a node sees another: its ancestors and itself; (B, N, N) where rows differ.
+            taps: what to record besides the final hidden states; stacks of heads run behind the decoder.
+        """
+        tokens_BN, depth_N, sees_NN = (x.to(self.heads_device) for x in (tokens_BN, depth_N, sees_NN))
+        positions_BN = state.next_position_B[:, None] + depth_N
+        batch, nodes = tokens_BN.shape
+        committed_BNS = state.valid_BS[:, None, :].expand(batch, nodes, -1)
+        may_attend_BNS = torch.cat([committed_BNS, sees_NN.expand(batch, nodes, nodes)], dim=2)
+        slot_positions_BS = torch.cat([state.positions_BS, positions_BN], dim=1)
+        mask = self.mask_style.finish(may_attend_BNS, positions_BN, slot_positions_BS, self.dtype)
+        return self._pass(state, tokens_BN, positions_BN, mask, taps)
+
+    def _pass(
+        self, state: BackboneState, tokens_BN: Tensor, positions_BN: Tensor, mask: Any, taps: Sequence[Tap]
+    ) -> Pass:
+        final_BND, recorded = self.forward(
+            tokens_BN,
+            taps=hidden_taps(taps),
+            attention_mask=mask,
+            position_ids=positions_BN,
+            past_key_values=state.cache,
+            use_cache=True,
+        )
+        found = self.run_stacks(taps, recorded, positions_BN, mask, state.cache)
+        return Pass(tokens_BN=tokens_BN, positions_BN=positions_BN, taps=found, final_BND=final_BND)
+
+    def run_stacks(
+        self, taps: Sequence[Tap], recorded: HiddenTaps, positions_BN: Tensor, mask: Any, cache: Any
+    ) -> Taps:
+        """The taps, those of stacks computed from the hidden states that were recorded.
+
+        Args:
+            mask: the decoder's; None where the pass is causal and nothing else.
+        """
+        stacks = [tap for tap in taps if isinstance(tap, StackTap)]
+        if stacks and mask is None:  # some kinds of attention are causal by their mask alone
+            all_BN = torch.ones_like(positions_BN, dtype=torch.bool)
+            mask = self.mask_style.finish(causal(all_BN), positions_BN, positions_BN, self.dtype)
+        found = {tap: tap.heads.run_stack(tap.index, recorded[tap.reads], positions_BN, mask, cache) for tap in stacks}
+        return {tap: found[tap] if isinstance(tap, StackTap) else recorded[tap] for tap in taps}
+
+    def commit(self, state: BackboneState, output: Pass, plan: CommitPlan) -> BackboneState:
+        """Keep the planned slots of the last pass in the cache; the rest is gone."""
+        state.cache.commit(None if plan.in_place else plan.slots_BA, plan.slots_BA.shape[1])
+        positions_BA = plan.select(output.positions_BN)
+        return BackboneState(
+            cache=state.cache,
+            valid_BS=torch.cat([state.valid_BS, plan.valid_BA], dim=1),
+            positions_BS=torch.cat([state.positions_BS, positions_BA], dim=1),
+            next_position_B=state.next_position_B + plan.valid_BA.sum(dim=1),
+        )
+
+    def run_layer(
+        self,
+        layer: nn.Module,
+        hidden_BTD: Tensor,
+        positions_BT: Tensor,
+        mask: Any = None,
+        cache: Any = None,
+        *,
+        values: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Call a decoder layer of the backbone's class with the model's own rotary module.
+
+        Args:
+            layer: a layer of the same class as the backbone's.
+            mask: what `MaskStyle.finish` returns; of a dict by layer type the layer's own entry is taken.
+            cache: a cache that the layer writes under its own `layer_idx`, or None.
+            values: tensors to run the layer with in place of its own, by name.
+        """
+        layer_type = read_layer_type(layer) if self.mask_style.by_layer_type else FULL
+        given: dict[str, Any] = {
+            "attention_mask": in_dtype_of(hidden_BTD, mask[layer_type] if isinstance(mask, dict) else mask),
+            "position_ids": positions_BT,
+            "past_key_values": cache,
+            "layer_past": cache,
+            "use_cache": cache is not None,
+        }
+        if "position_embeddings" in self._layer_takes:
+            given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
+        taken = {name: value for name, value in given.items() if name in self._layer_takes}
+        output = (
+            layer(hidden_BTD, **taken)
+            if values is None
+            else torch.func.functional_call(layer, values, (hidden_BTD,), taken)
+        )
+        return output[0] if isinstance(output, tuple) else output
+
+    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> tuple[Tensor, ...]:
+        rotary = self.decoder.rotary_emb
+        by_type = (layer_type,) if self._rotary_by_type else ()
+        return tuple(x.to(hidden_BTD.device) for x in rotary(hidden_BTD, positions_BT, *by_type))
+
+    @contextlib.contextmanager
+    def _recording(self, taps: Sequence[HiddenTap]) -> Iterator[HiddenTaps]:
+        recorded: HiddenTaps = {}
+        handles: list[Any] = []
+        try:
+            for tap in taps:
+                if tap != "final":
+                    handles.append(self._hook(tap, recorded))
+            yield recorded
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, tap: int, recorded: HiddenTaps) -> Any:
+        if not 0 <= tap <= self.num_layers:
+            raise ValueError(
+                f"A tap of {tap} layers before the end was asked of a backbone with {self.num_layers} layers."
+            )
+        if tap == self.num_layers:  # the input of the first layer: the embeddings as the model scales them
+
+            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                recorded[tap] = (args[0] if args else kwargs["hidden_states"]).to(self.heads_device)
+
+            return self.layers[0].register_forward_pre_hook(before, with_kwargs=True)
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            recorded[tap] = (output[0] if isinstance(output, tuple) else output).to(self.heads_device)
+
+        return self.layers[self.num_layers - 1 - tap].register_forward_hook(after)
+
+
+def in_dtype_of(hidden_BTD: Tensor, mask: Any) -> Any:
+    """sdpa wants additive masks in the queries' dtype; layers of float32 heads run on backbones of another dtype."""
+    if mask is None or not mask.is_floating_point() or torch.is_autocast_enabled(mask.device.type):
+        return mask
+    return mask.to(hidden_BTD.dtype)

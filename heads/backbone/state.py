@@ -1,0 +1,186 @@
+"""A pass over new slots and what stays of it: tapped hidden states, the plan of a commit, and what is committed.
+
+The backbone's cache and the state of every family, drafter and reader follow one `CommitPlan`, so that they cannot fall
+out of step. Rows of a batch keep different numbers of slots: what fills up a row is a masked hole from then on.
+"""
+# B batch, T position, N slot of a pass, S cache slot, A accepted slot, R row that stays, D model width
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from heads.backbone.cache import TreeCache
+
+HiddenTap = int | Literal["final"]
+"""A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer
+n layers before the end, before the final norm: 0 the last, 1 the one before it, …; the number of layers: embeddings."""
+
+
+class RunsStacks(Protocol):
+    """Heads with decoder layers of their own over the context."""
+
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """(B, N, D) behind the layers of one stack, which write to slots of their own in the cache."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackTap:
+    """What a stack of the heads' own layers makes of a hidden state; passes run it like more layers of the backbone.
+
+    Two are equal where they name the same stack of the same heads.
+    """
+
+    heads: RunsStacks
+    index: int
+    reads: HiddenTap
+
+
+Tap = HiddenTap | StackTap
+"""What a pass records: a hidden state of the backbone, or what layers of the heads make of one."""
+
+HiddenTaps = dict[HiddenTap, Tensor]
+Taps = dict[Tap, Tensor]
+
+
+def hidden_taps(taps: Iterable[Tap]) -> tuple[HiddenTap, ...]:
+    """The backbone's hidden states among these, and those that stacks read, each once.
+
+    >>> hidden_taps(["final", StackTap(heads=..., index=0, reads=1), StackTap(heads=..., index=1, reads=1)])
+    ('final', 1)
+    """
+    return tuple(dict.fromkeys(tap.reads if isinstance(tap, StackTap) else tap for tap in taps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitPlan:
+    """Which slots of one pass stay. The backbone's cache and every family's state follow the same plan.
+
+    >>> plan = CommitPlan.from_paths([[0, 2], [0]], device="cpu")   # a ragged batch of two
+    >>> plan.slots_BA, plan.valid_BA.int(), plan.newest_B
+    (tensor([[0, 2],
+            [0, 0]]), tensor([[1, 1],
+            [1, 0]], dtype=torch.int32), tensor([2, 0]))
+
+    Attributes:
+        slots_BA: slots of the pass in the order in which they are kept; where a row keeps fewer, slot 0 fills up.
+        valid_BA: False for what only fills up (a masked hole from then on) and for padding.
+        newest_B: the slot of the pass that each row keeps last.
+        all_keep: every row is known to keep something.
+        in_place: the kept slots are the first slots of the pass, in order, in every row; nothing has to move.
+    """
+
+    slots_BA: Tensor
+    valid_BA: Tensor
+    newest_B: Tensor
+    all_keep: bool
+    in_place: bool
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]], device: torch.device | str) -> CommitPlan:
+        """A plan from the accepted slots of each row; a row that keeps nothing has an empty path."""
+        longest = max(1, *(len(path) for path in paths))
+        slots = [[*path, *[0] * (longest - len(path))] for path in paths]
+        valid = [[i < len(path) for i in range(longest)] for path in paths]
+        return cls(
+            slots_BA=torch.tensor(slots, device=device),
+            valid_BA=torch.tensor(valid, device=device),
+            newest_B=torch.tensor([path[-1] if path else 0 for path in paths], device=device),
+            all_keep=all(paths),
+            in_place=all(row == list(range(longest)) for row in slots),
+        )
+
+    @classmethod
+    def whole(cls, valid_BT: Tensor) -> CommitPlan:
+        """Keep every slot, as after a prefill; padding on the left becomes holes."""
+        batch, length = valid_BT.shape
+        slots_BT = torch.arange(length, device=valid_BT.device).expand(batch, length)
+        newest_B = torch.full((batch,), length - 1, device=valid_BT.device)
+        return cls(slots_BA=slots_BT, valid_BA=valid_BT, newest_B=newest_B, all_keep=False, in_place=True)
+
+    def select(self, x_BN: Tensor) -> Tensor:
+        """The kept slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
+        if self.in_place:
+            return x_BN[:, : self.slots_BA.shape[1]]
+        rows_B1 = torch.arange(x_BN.shape[0], device=x_BN.device)[:, None]
+        return x_BN[rows_B1, self.slots_BA]
+
+    def last(self, x_BA: Tensor) -> Tensor:
+        """Each row's last kept entry of a tensor over kept slots: (B, A, …) to (B, …)."""
+        places_A = torch.arange(x_BA.shape[1], device=x_BA.device)
+        return x_BA[torch.arange(len(x_BA), device=x_BA.device), (self.valid_BA * places_A).argmax(dim=1)]
+
+    def newest(self, x_BND: Tensor, before_BD: Tensor | None = None) -> Tensor:
+        """(B, D): each row's last kept slot of a tensor over the pass's slots (B, N, D).
+
+        Args:
+            before_BD: what a row that keeps nothing goes on with; None where that is of no account.
+        """
+        if len(x_BND) == 1:
+            newest_BD = x_BND.index_select(1, self.newest_B)[:, 0]
+        else:
+            newest_BD = x_BND[torch.arange(len(x_BND), device=x_BND.device), self.newest_B]
+        if self.all_keep or before_BD is None:
+            return newest_BD
+        return torch.where(self.valid_BA.any(dim=1)[:, None], newest_BD, before_BD)
+
+
+@dataclass(kw_only=True)
+class BackboneState:
+    """What is committed: one cache slot for each kept token, holes masked."""
+
+    cache: TreeCache
+    valid_BS: Tensor
+    positions_BS: Tensor
+    next_position_B: Tensor
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device, num_slots: int) -> BackboneState:
+        """Nothing is committed; `num_slots` are known to come, and the cache makes room for them at once."""
+        nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
+        return cls(
+            cache=TreeCache(room=num_slots),
+            valid_BS=nothing_B0.bool(),
+            positions_BS=nothing_B0,
+            next_position_B=torch.zeros(batch, dtype=torch.long, device=device),
+        )
+
+    def keep_rows(self, rows_R: Tensor) -> BackboneState:
+        """The state of some rows; the cache lets go of the others, and of slots that are holes in all that stay."""
+        valid_RS = self.valid_BS[rows_R]
+        slots_S = valid_RS.any(dim=0).nonzero().flatten()
+        self.cache.keep_rows(rows_R, slots_S)
+        return BackboneState(
+            cache=self.cache,
+            valid_BS=valid_RS[:, slots_S],
+            positions_BS=self.positions_BS[rows_R][:, slots_S],
+            next_position_B=self.next_position_B[rows_R],
+        )
+
+    def keep_slots(self, num_slots: int) -> BackboneState:
+        """The state as it was when the first `num_slots` slots were committed."""
+        self.cache.keep_slots(num_slots)
+        valid_BS = self.valid_BS[:, :num_slots]
+        return BackboneState(
+            cache=self.cache,
+            valid_BS=valid_BS,
+            positions_BS=self.positions_BS[:, :num_slots],
+            next_position_B=valid_BS.sum(dim=1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One forward over new slots: the tokens, their positions, and the hidden states that were asked for."""
+
+    tokens_BN: Tensor
+    positions_BN: Tensor
+    taps: Taps
+    final_BND: Tensor

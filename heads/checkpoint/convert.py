@@ -1,0 +1,222 @@
+"""Fold the LoRA adapter of a trained backbone into its weights: the same heads, a backbone that needs no peft.
+
+    W' = W + (alpha / rank) · B A        computed in the dtype of loading, stored in the dtype asked for
+
+The heads' tensors are copied byte for byte, and the tree that was fitted to them with them. heads.json names the merged
+backbone and the fingerprint of its weights. Before anything is written, both backbones read the same tokens: the merged
+one as it was added up, and again with its weights rounded to what is stored.
+"""
+# B batch, T position, V vocabulary
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+from transformers import AutoConfig
+
+from heads.backbone.loading import BackboneConfig, Dtype, load_tokenizer
+from heads.backbone.model import Backbone
+from heads.checkpoint.backbone import adapter_off, has_adapter, save_backbone
+from heads.checkpoint.opening import default_device, find_trained, load_recorded, recorded_backbone
+from heads.checkpoint.save_load import (
+    DESCRIPTION,
+    TENSORS,
+    TUNED_TREE,
+    describe_backbone,
+    load,
+    read_description,
+    read_tensors,
+    write_whole,
+)
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOKENS = 16
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+"""Of the logits, as a share of the largest: a merged product is rounded once where two were, in every layer."""
+MUCH_LOST = 0.1
+"""Of the adapter's effect on the distributions; what rounding loses above it is told."""
+
+
+def merge(
+    folder: str | Path, out: str | Path, *, dtype: Dtype = "auto", device: torch.device | str | None = None
+) -> Path:
+    """Write heads whose backbone has its adapter folded in; returns the backbone's folder in `out`.
+
+    Args:
+        folder: heads that were trained with a LoRA adapter on their backbone.
+        out: a folder that does not exist, or is empty.
+        dtype: of the merged backbone on disk; "auto" is the one that the original's config.json names. Products are
+            added in float32, or in float64 where that is asked for.
+        device: an accelerator if there is one, where it is not given.
+
+    Raises:
+        ValueError: no adapter there, a quantised backbone, a folder that is taken, or merged logits that differ, as
+            they are added up or as they are stored.
+        OSError: the disk is full or `out` cannot be written.
+    """
+    description, config = check(folder, out)
+    adder: Dtype = "float64" if dtype == "float64" else "float32"
+    model = load_recorded(replace_dtype(config, adder), folder, device or default_device())
+    load(folder, model)  # tells of damaged heads, or of another adapter, before anything is written
+    before_BTV = probe(model)
+    with adapter_off(model):
+        original_BTV = probe(model)
+    merge_adapter(model)
+    check_same(before_BTV, probe(model), folder)
+    stored = stored_dtype(config, dtype)
+    round_weights(model, stored)
+    check_stored(before_BTV, stored_BTV := probe(model), stored)
+    tell_what_is_lost(original_BTV, before_BTV, stored_BTV, stored)
+    where = Path(out)
+    where.mkdir(parents=True, exist_ok=True)
+    trained = save_backbone(model, where, dtype=stored, tokenizer=load_tokenizer(config))
+    changed = {"backbone": describe_backbone(Backbone(model)), "trained_backbone": trained, "merged_from": str(folder)}
+    text = json.dumps(description | changed, indent=2) + "\n"
+    write_whole(where, {TENSORS: (Path(folder) / TENSORS).read_bytes(), DESCRIPTION: text.encode()})
+    if (tree := Path(folder) / TUNED_TREE).is_file():
+        shutil.copy(tree, where / TUNED_TREE)
+    return where / str(trained["folder"])
+
+
+def check(folder: str | Path, out: str | Path) -> tuple[dict[str, Any], BackboneConfig]:
+    """What heads.json says and how the backbone is loaded, before anything is.
+
+    Raises:
+        ValueError: nothing to merge there, or no place to write it.
+    """
+    description = read_description(folder)
+    read_tensors(Path(folder) / TENSORS, description["sha256"])
+    trained = description.get("trained_backbone")
+    if trained is None or not trained.get("adapter"):
+        kind = "was not trained with them" if trained is None else "is a whole one already"
+        raise ValueError(
+            f"The heads in {folder} have no adapter to merge: their backbone {kind}; use them as they are."
+        )
+    find_trained(folder, trained["folder"])
+    config = recorded_backbone(folder, "float32")
+    if config.quantization:
+        raise ValueError(
+            f"The backbone of {folder} is quantised ({config.quantization.get('quant_method', 'as recorded')}), and an "
+            f"adapter cannot be folded into quantised weights; use heads and adapter as they are with "
+            f"heads.load_with_backbone({str(folder)!r})."
+        )
+    if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
+        raise ValueError(f"--out {out} exists already and is not empty; give a folder that does not exist.")
+    return description, config
+
+
+def replace_dtype(config: BackboneConfig, dtype: Dtype) -> BackboneConfig:
+    return BackboneConfig(**{**vars(config), "dtype": dtype})
+
+
+def stored_dtype(config: BackboneConfig, dtype: Dtype) -> torch.dtype:
+    """The dtype asked for, or the one in which the original lies on disk."""
+    if dtype != "auto":
+        found: torch.dtype = getattr(torch, dtype)
+        return found
+    original = AutoConfig.from_pretrained(config.name_or_path, revision=config.revision).get_text_config().dtype
+    return original if isinstance(original, torch.dtype) else torch.float32
+
+
+@torch.no_grad()
+def probe(model: Any) -> Tensor:
+    """(1, T, V): logits over a few tokens spread over the vocabulary."""
+    vocab = model.get_input_embeddings().weight.shape[0]
+    tokens_1T = torch.linspace(0, vocab - 1, PROBE_TOKENS, device=model.device).long()[None]
+    logits: Tensor = model(tokens_1T).logits.detach()
+    return logits
+
+
+@torch.no_grad()
+def merge_adapter(model: Any) -> None:
+    """In place: each adapted layer becomes a plain one again, with the product added to its weight.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
+    >>> from heads.checkpoint.backbone import LoraSettings, add_adapter
+    >>> add_adapter(model, LoraSettings(rank=2)); merge_adapter(model)
+    >>> has_adapter(model), any("lora_" in name for name in model.state_dict())
+    (False, False)
+    """
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge(safe_merge=True)
+            model.set_submodule(name, module.get_base_layer())
+    model._hf_peft_config_loaded = False
+    vars(model).pop("peft_config", None)
+    assert not has_adapter(model)
+
+
+@torch.no_grad()
+def round_weights(model: Any, dtype: torch.dtype) -> None:
+    """To what a dtype can hold, in place; they stay in their own, so that the next probe sees this rounding alone."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(dtype))
+
+
+def check_same(before_BTV: Tensor, after_BTV: Tensor, folder: str | Path) -> None:
+    """
+    Raises:
+        ValueError: the merged backbone says something else, as where a tied weight was adapted in one of its places.
+    """
+    difference = largest_difference(before_BTV, after_BTV)
+    if not difference <= TOLERANCE[before_BTV.dtype]:
+        raise ValueError(
+            f"The backbone of {folder} cannot be merged: its logits would change by {difference:.1e} of the largest, "
+            f"as where an adapter sits on a tied weight; use heads and adapter as they are."
+        )
+
+
+def check_stored(before_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
+    """
+    Raises:
+        ValueError: rounded to the dtype on disk it says something else, as where a weight is too large for float16.
+    """
+    difference = largest_difference(before_BTV, stored_BTV)
+    if not difference <= max(TOLERANCE[dtype], TOLERANCE[before_BTV.dtype]):
+        raise ValueError(
+            f"The merged backbone cannot be stored in {name_of(dtype)}: its logits would change by {difference:.1e} of "
+            f"the largest; give --dtype float32."
+        )
+
+
+def largest_difference(before_BTV: Tensor, after_BTV: Tensor) -> float:
+    """Of two backbones' logits, as a share of the largest; NaN where one of them is."""
+    return float((before_BTV - after_BTV).abs().max() / before_BTV.abs().max())
+
+
+def tell_what_is_lost(original_BTV: Tensor, adapted_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
+    """A warning where rounding moves the merged backbone by much of what the adapter had moved it by."""
+    lost, effect = divergence(stored_BTV, adapted_BTV), divergence(original_BTV, adapted_BTV)
+    if torch.finfo(dtype).eps > torch.finfo(adapted_BTV.dtype).eps and lost > MUCH_LOST * effect:
+        logger.warning(
+            "Rounded to %s, the merged backbone lies at a KL of %.1e from the adapted one, which the adapter had moved "
+            "by %.1e: much of what was trained is lost. Give --dtype float32 to keep it, or use heads and adapter as "
+            "they are.",
+            name_of(dtype),
+            lost,
+            effect,
+        )
+
+
+def divergence(one_BTV: Tensor, other_BTV: Tensor) -> float:
+    """KL(one ‖ other), the mean over positions.
+
+    >>> round(divergence(torch.tensor([[[0.0, 100.0]]]), torch.zeros(1, 1, 2)), 6)   # certain of one of two: log 2
+    0.693147
+    """
+    one_BTV, other_BTV = one_BTV.double().log_softmax(-1), other_BTV.double().log_softmax(-1)
+    return float((one_BTV.exp() * (one_BTV - other_BTV)).sum(-1).mean())
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,176 @@
+"""Open a folder of heads with its backbone and tokenizer, for commands that are given nothing but the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
+from heads.backbone.model import Backbone
+from heads.checkpoint.backbone import put_on_adapter
+from heads.checkpoint.save_load import DESCRIPTION, load, read_description
+from heads.interface.token_heads import TokenHeads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A backbone, its tokenizer, and one or several sets of heads on it, by name."""
+
+    model: Any
+    tokenizer: Any
+    source: str
+    token_heads: dict[str, TokenHeads]
+
+
+def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype: Dtype = "auto") -> Opened:
+    """Load heads and the backbone that they belong to, once for all of them, on an accelerator if there is one.
+
+    Args:
+        backbone: folder or hub name, loaded as it is; where it is not given, the one that the first folder's heads.json
+            names, with the revision, tokenizer, attention and quantization that the heads were trained with.
+
+    Raises:
+        ValueError: no heads there, a backbone that is not found, or heads that belong to another one.
+    """
+    for folder in folders:
+        read_description(folder)  # before the backbone is loaded: a wrong folder is told at once
+    if backbone is None:
+        config = recorded_backbone(folders[0], dtype)
+        model = load_recorded(config, folders[0], default_device())
+    else:
+        config = BackboneConfig(name_or_path=backbone, dtype=dtype)
+        model = load_backbone(config, default_device())
+    wrapped = Backbone(model)
+    token_heads = {name: load(folder, wrapped) for name, folder in zip(name_folders(folders), folders, strict=True)}
+    return Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
+
+
+def open_draft_model(name: str, dtype: Dtype = "auto") -> Any:
+    """Load a draft model where `open_heads` loads a backbone; that they fit is checked when they decode."""
+    return load_backbone(BackboneConfig(name_or_path=name, dtype=dtype), default_device())
+
+
+def find_backbone(folder: str | Path) -> str:
+    """The backbone that heads.json names: as it stands, or beside the folder of heads if its path is not here.
+
+    checkpoints/demo/grounded names checkpoints/demo/base; from elsewhere ../base beside the heads is found.
+    """
+    return find_beside(read_description(folder)["backbone"]["name"], folder)
+
+
+def find_beside(name: str, folder: str | Path) -> str:
+    """A folder as it is named, or beside the folder of heads if it is not here; else the name, for the hub."""
+    beside = Path(folder).resolve().parent / Path(name).name
+    return str(beside) if not Path(name).is_dir() and beside.is_dir() else name
+
+
+def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
+    """The backbone as the heads were trained on it. Code beside its weights is never run on a file's word.
+
+    Raises:
+        ValueError: a field of the recipe is of another type than it was written with.
+    """
+    recorded = recorded_fields(folder)
+    kinds = {"revision": str, "tokenizer": str, "attn_implementation": str, "quantization": dict}
+    for name, kind in kinds.items():
+        if not isinstance(recorded.get(name), kind | None):
+            raise ValueError(
+                f"{Path(folder) / DESCRIPTION} has {recorded[name]!r} as recipe.config.backbone.{name}; a "
+                f"{kind.__name__} or null is expected: mend the file or name a backbone."
+            )
+    kept: dict[str, Any] = {name: recorded.get(name) for name in kinds}
+    if kept["tokenizer"] is not None:
+        kept["tokenizer"] = find_beside(kept["tokenizer"], folder)
+    elif (trained := read_description(folder).get("trained_backbone")) is not None:
+        beside = Path(folder) / trained["folder"]
+        kept["tokenizer"] = str(beside) if (beside / "tokenizer_config.json").is_file() else None
+    return BackboneConfig(name_or_path=find_backbone(folder), dtype=dtype, **kept)
+
+
+def recorded_fields(folder: str | Path) -> dict[str, Any]:
+    """recipe.config.backbone of heads.json; nothing where it was not recorded."""
+    fields: Any = read_description(folder)
+    for name in ("recipe", "config", "backbone"):
+        fields = fields.get(name) if isinstance(fields, dict) else None
+    return fields if isinstance(fields, dict) else {}
+
+
+def load_with_backbone(
+    folder: str | Path, *, dtype: Dtype = "auto", device: torch.device | str | None = None
+) -> tuple[Any, TokenHeads]:
+    """The backbone and its heads, from a folder of heads alone.
+
+    Where the backbone was trained with the heads, it is the changed one that lies beside them (or the original with the
+    trained LoRA adapter); else the one that heads.json names.
+
+    Args:
+        dtype: of the backbone and the heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU. An
+            adapter stays in float32 on a backbone in less, as it was trained.
+        device: an accelerator if there is one, where it is not given.
+
+    Returns:
+        (model, token heads), in eval mode.
+
+    Raises:
+        ValueError: no heads there, damaged ones, or a backbone that is not found.
+    """
+    model = load_recorded(recorded_backbone(folder, dtype), folder, device or default_device())
+    return model, load(folder, model)
+
+
+def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.device | str) -> Any:
+    """The backbone, changed as it was trained with the heads.
+
+    Where it needs code that is not run unasked, the error says how to go on.
+    """
+    trained = read_description(folder).get("trained_backbone")
+    try:
+        if trained is None:
+            return load_backbone(config, device)
+        beside = find_trained(folder, trained["folder"])
+        if not trained.get("adapter"):
+            return load_backbone(replace(config, name_or_path=str(beside), revision=None), device)
+        model = load_backbone(config, device)
+        put_on_adapter(model, beside)
+        return model.eval()
+    except ValueError as error:
+        if recorded_fields(folder).get("trust_remote_code") is not True:
+            raise
+        raise ValueError(
+            f"{error} The heads were trained with trust_remote_code: if you trust that code, load the backbone in "
+            f"Python with BackboneConfig(name_or_path={config.name_or_path!r}, trust_remote_code=True)."
+        ) from error
+
+
+def find_trained(folder: str | Path, name: str) -> Path:
+    beside = Path(folder) / name
+    if not beside.is_dir():
+        raise ValueError(
+            f"{folder} names the backbone that was trained with its heads, {name}, but does not hold it; copy the "
+            f"whole folder."
+        )
+    return beside
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def name_folders(folders: Sequence[str | Path]) -> list[str]:
+    """Short and different names: as few last parts of each path as tell all apart.
+
+    >>> name_folders(["a/medusa", "a/grounded"]), name_folders(["runs/x/last", "runs/y/last"])
+    (['medusa', 'grounded'], ['x/last', 'y/last'])
+    """
+    parts = [Path(folder).resolve().parts for folder in folders]
+    if len(set(parts)) < len(parts):
+        raise ValueError("A folder of heads was given twice; give each once.")
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("different paths have different parts")

@@ -1,0 +1,297 @@
+"""Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked on loading.
+
+heads.json says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes
+and a fingerprint of its embedding), what they can do (accuracy per rank, from which trees are grown) and how they were
+made (recipe). Both files are written beside the old ones and moved into place when they are whole; the JSON holds the
+tensors' checksum, so that a mixed or truncated pair is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from heads.backbone.draft_vocabulary import check_draft_tokens
+from heads.backbone.model import Backbone
+from heads.checkpoint.backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
+from heads.families import build_config, family_module
+from heads.interface.token_heads import TokenHeads
+
+FORMAT_VERSION = 1
+TENSORS, DESCRIPTION, TUNED_TREE = "heads.safetensors", "heads.json", "tree.json"
+FINGERPRINT_ROWS = 64
+NEEDED = ("format_version", "family", "config", "backbone", "sha256")
+
+
+def save(
+    token_heads: TokenHeads,
+    folder: str | Path,
+    *,
+    recipe: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    state_dict: dict[str, Tensor] | None = None,
+    with_backbone: bool | None = None,
+    tokenizer: Any = None,
+) -> None:
+    """Write heads to a folder; what was there stays whole until the new files are.
+
+    Args:
+        recipe: how the heads were made: resolved config, versions, commit.
+        dtype: of the saved tensors; as they are where it is not given.
+        state_dict: the heads' gathered tensors, where they are sharded.
+        with_backbone: save the backbone too, or its LoRA adapter; by default where it was trained with the heads or has
+            an adapter, since the heads fit no other.
+        tokenizer: goes with the backbone.
+
+    Raises:
+        ValueError: with_backbone=False for heads whose backbone was trained with them.
+        OSError: the disk is full or the folder cannot be written; the old files are untouched.
+    """
+    tensors = {
+        name: tensor.detach().to("cpu", (dtype if tensor.is_floating_point() else None) or tensor.dtype).contiguous()
+        for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
+    }
+    content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several would come in random order
+    folder, model = Path(folder), token_heads.backbone.model
+    changed = token_heads.backbone_was_trained or has_adapter(model)
+    if changed and with_backbone is False:
+        raise ValueError(
+            "with_backbone=False was given for heads whose backbone was trained with them or has an adapter; without "
+            "it they fit nothing: leave with_backbone out."
+        )
+    before, old = set(folder.glob(f"{PREFIX}*")), named_backbone(folder)
+    trained = save_backbone(model, folder, dtype=dtype, tokenizer=tokenizer) if with_backbone or changed else None
+    description = {
+        "format_version": FORMAT_VERSION,
+        "family": token_heads.family,
+        "config": vars(token_heads.config),
+        "backbone": describe_backbone(token_heads.backbone),
+        "trained_backbone": trained,
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+        "measured_accuracy": token_heads.measured_accuracy,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "recipe": recipe or {},
+    }
+    text = json.dumps(description, indent=2, default=str) + "\n"
+    new = None if trained is None else folder / trained["folder"]
+    try:
+        write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
+    except OSError:
+        if new is not None and new not in before:
+            shutil.rmtree(new, ignore_errors=True)  # nothing names it
+        raise
+    if old is not None and old != new:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def named_backbone(folder: Path) -> Path | None:
+    """The trained backbone that the heads.json in place names, if it lies there."""
+    try:
+        name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["trained_backbone"]["folder"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_ours = isinstance(name, str) and name.startswith(PREFIX) and (folder / name).is_dir()
+    return folder / name if is_ours else None
+
+
+def write_whole(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files under temporary names, then move all into place; on any error remove what was begun."""
+    begun: list[tuple[Path, Path]] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            begun.append((folder / f".{name}.{os.getpid()}.tmp", folder / name))
+            with begun[-1][0].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        for temporary, _ in begun:
+            temporary.unlink(missing_ok=True)
+        size = sum(map(len, files.values())) / 2**20
+        raise OSError(
+            f"{', '.join(files)} ({size:.1f} MiB) could not be written to {folder} ({error.strerror or error}); "
+            f"what was saved there before is untouched. Free space or choose another folder."
+        ) from error
+    for temporary, final in begun:
+        temporary.replace(final)
+
+
+def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) -> TokenHeads:
+    """Heads from a folder, on a causal LM, in eval mode.
+
+    Args:
+        model: the backbone that they were trained on, or a `Backbone` that wraps it.
+        dtype: of the heads; the backbone's where it is not given.
+
+    Raises:
+        ValueError: files missing or damaged, another backbone, or tensors missing, extra or misshapen; says which.
+    """
+    description = read_description(folder)
+    backbone = model if isinstance(model, Backbone) else Backbone(model)
+    if description.get("trained_backbone") is not None:
+        check_trained_backbone(description["trained_backbone"], backbone, folder)
+    check_backbone(description, backbone, folder)
+    tensors = read_tensors(Path(folder) / TENSORS, description["sha256"])
+    token_heads = family_module(description["family"]).Heads(
+        build_config(description["family"], **description["config"]), backbone
+    )
+    check_tensors(tensors, token_heads.state_dict(), folder)
+    token_heads.load_state_dict(tensors)
+    if token_heads.draft_tokens_S is not None:
+        check_draft_tokens(token_heads.draft_tokens_S, None, backbone.vocab_size)
+    token_heads.measured_accuracy = description.get("measured_accuracy")
+    token_heads.tuned_tree, token_heads.checksum = Path(folder) / TUNED_TREE, description["sha256"]
+    token_heads.backbone_was_trained = description.get("trained_backbone") is not None
+    return token_heads.to(device=backbone.heads_device, dtype=dtype or backbone.dtype).eval()
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """What heads.json says, checked for what this version can read."""
+    path = Path(folder) / DESCRIPTION
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that heads were saved to.")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
+        ) from None
+    missing = set(NEEDED) - set(description if isinstance(description, dict) else ())
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is no description of heads.")
+    check_kind(path, "format_version", description["format_version"], "an int")
+    if description["format_version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {description['format_version']}; this version reads up to {FORMAT_VERSION}."
+        )
+    check_description(path, description)
+    return description
+
+
+def check_description(path: Path, description: dict[str, Any]) -> None:
+    """Every field is of the type that `save` writes, and the config is one that the family takes."""
+    for field, kind in {"family": "a text", "sha256": "a text", "config": "an object", "backbone": "an object"}.items():
+        check_kind(path, field, description[field], kind)
+    backbone = description["backbone"]
+    kinds = {"name": "a text", "hidden_size": "an int", "vocab_size": "an int", "embedding_fingerprint": "numbers"}
+    for field, kind in kinds.items():
+        check_kind(path, f"backbone.{field}", backbone.get(field), kind)
+    if description.get("recipe") is not None:
+        check_kind(path, "recipe", description["recipe"], "an object")
+    try:
+        build_config(description["family"], **description["config"])
+    except ValueError as error:
+        raise ValueError(f"{path} describes heads that cannot be built: {error}") from None
+    if (trained := description.get("trained_backbone")) is not None:
+        check_kind(path, "trained_backbone", trained, "an object")
+        for field, kind in {"folder": "a text", "fingerprint": "numbers"}.items():
+            check_kind(path, f"trained_backbone.{field}", trained.get(field), kind)
+    if description.get("measured_accuracy") is not None:
+        check_accuracy(path, description["measured_accuracy"])
+
+
+def check_accuracy(path: Path, accuracy: Any) -> None:
+    rows: list[Any] = accuracy if isinstance(accuracy, list) else [None]
+    if not all(are_numbers(row) and row for row in rows) or len({len(row) for row in rows}) > 1:
+        raise ValueError(
+            f"{path} has a measured_accuracy that cannot be read; expected is null or a list of equally long lists of "
+            f"numbers, one for each head: save or copy the heads again."
+        )
+
+
+def check_kind(path: Path, field: str, value: Any, kind: str) -> None:
+    fits = {
+        "an int": isinstance(value, int) and not isinstance(value, bool),
+        "a text": isinstance(value, str),
+        "an object": isinstance(value, dict),
+        "numbers": are_numbers(value),
+    }
+    if not fits[kind]:
+        given = value if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+        expected = "a list of numbers" if kind == "numbers" else kind
+        raise ValueError(f"{path} has {given!r} as {field}; expected is {expected}: save or copy the heads again.")
+
+
+def are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number) for number in value
+    )
+
+
+def describe_backbone(backbone: Backbone) -> dict[str, Any]:
+    return {
+        "name": backbone.name,
+        "architecture": type(backbone.model).__name__,
+        "hidden_size": backbone.hidden_size,
+        "vocab_size": backbone.vocab_size,
+        "embedding_fingerprint": fingerprint(backbone),
+    }
+
+
+@torch.no_grad()
+def fingerprint(backbone: Backbone) -> list[float]:
+    """One entry of each of 64 rows spread over the embedding: enough to tell models apart, in any dtype."""
+    vocab, width = backbone.vocab_size, backbone.hidden_size
+    rows = torch.linspace(0, vocab - 1, min(FINGERPRINT_ROWS, vocab)).long().to(backbone.device)
+    columns = (torch.arange(len(rows)) % width).to(backbone.device)
+    embed = backbone.model.get_input_embeddings().forward  # without the hooks with which engines gather weights
+    values = embed(rows)[torch.arange(len(rows), device=backbone.device), columns]
+    return [float(f"{value:.6g}") for value in values.float().tolist()]
+
+
+def check_backbone(description: dict[str, Any], backbone: Backbone, folder: str | Path) -> None:
+    wanted, found = description["backbone"], describe_backbone(backbone)
+    for key in ("hidden_size", "vocab_size"):
+        if wanted[key] != found[key]:
+            raise ValueError(
+                f"The heads in {folder} belong to {wanted['name']} with {key} {wanted[key]}; the given backbone "
+                f"{found['name']} has {found[key]}. Load the heads on their own backbone."
+            )
+    one, other = wanted["embedding_fingerprint"], found["embedding_fingerprint"]
+    pairs = zip(one, other, strict=False)
+    # bfloat16 keeps 8 bits of a number, so one value in two dtypes differs by up to 2^-8 of itself.
+    if len(one) != len(other) or any(abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in pairs):
+        raise ValueError(
+            f"The heads in {folder} belong to {wanted['name']}; the embedding of the given backbone {found['name']} is "
+            f"another one, though its sizes fit. Load the heads on their own backbone."
+        )
+
+
+def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; the folder holds a description of heads without their tensors.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is damaged or cut short at {path.stat().st_size} bytes ({error}); copy or save the heads again."
+        ) from None
+    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise ValueError(f"{path} is not the file that {DESCRIPTION} beside it describes; copy both files again.")
+    return tensors
+
+
+def check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], folder: str | Path) -> None:
+    problems = [f"missing {name}" for name in sorted(set(wanted) - set(found))]
+    problems += [f"extra {name}" for name in sorted(set(found) - set(wanted))]
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)} in place of {tuple(wanted[name].shape)}"
+        for name in sorted(set(found) & set(wanted))
+        if found[name].shape != wanted[name].shape
+    ]
+    if problems:
+        raise ValueError(
+            f"The tensors in {folder} do not fit the heads that {DESCRIPTION} describes: {'; '.join(problems)}."
+        )

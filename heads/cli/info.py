@@ -1,0 +1,148 @@
+"""What a folder of heads holds, read from its files without loading the backbone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from heads.checkpoint.opening import find_backbone
+from heads.checkpoint.save_load import DESCRIPTION, TENSORS, read_description, read_tensors
+
+RANKS_SHOWN = 5
+
+
+def describe(folder: str | Path) -> dict[str, Any]:
+    """heads.json, with what the tensors themselves say and where the backbone was found.
+
+    Raises:
+        ValueError: no heads there, or damaged ones.
+    """
+    description = read_description(folder)
+    path = Path(folder) / TENSORS
+    tensors = read_tensors(path, description["sha256"])
+    return {
+        "folder": str(folder),
+        **description,
+        "measured_accuracy": description.get("measured_accuracy"),
+        "recipe": description.get("recipe") or {},
+        "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()}),
+        "bytes": path.stat().st_size + (Path(folder) / DESCRIPTION).stat().st_size,
+        "backbone_found_at": find_backbone(folder),
+    }
+
+
+def facts_table(description: dict[str, Any]) -> Table:
+    """Two columns: what, and how much of it or which."""
+    backbone, recipe = description["backbone"], description["recipe"]
+    facts = {
+        "family": description["family"],
+        "config": ", ".join(f"{name} {value}" for name, value in description["config"].items()),
+        "parameters": f"{description['num_parameters']:,} in {', '.join(description['dtypes'])}",
+        "size": f"{description['bytes'] / 2**20:.2f} MiB",
+        "backbone": f"{backbone['name']} ({backbone.get('architecture', 'architecture not recorded')}, hidden size "
+        f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
+        **vocabulary_facts(description),
+        **trained_facts(description.get("trained_backbone")),
+        **recipe_facts(recipe),
+    }
+    table = Table(
+        title=description["folder"], title_justify="left", box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, str(value))
+    return table
+
+
+def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
+    """How many tokens the heads score, where these are not all, and how much of the training data they are."""
+    scored = description["config"].get("draft_vocabulary")
+    if scored is None:
+        return {}
+    covered = (description["recipe"].get("draft_vocabulary") or {}).get("coverage")
+    share = "" if covered is None else f", {covered:.1%} of the training set's"
+    return {"draft vocabulary": f"scores {scored:,} of {description['backbone']['vocab_size']:,} tokens{share}"}
+
+
+def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
+    """The backbone that was trained with the heads, if it was."""
+    if trained is None:
+        return {}
+    what = "LoRA adapter on the backbone" if trained.get("adapter") else "changed backbone"
+    return {"trained with them": f"the {what}, in {trained['folder']}; load both with heads.load_with_backbone"}
+
+
+def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
+    """How the heads were made, as far as it was recorded."""
+    if not recipe:
+        return {"made by": "not recorded"}
+    facts: dict[str, str] = {}
+    measured = recipe.get("measured") or {}
+    if "step" in measured:
+        facts["steps"] = str(measured["step"])
+    if quality := measured.get("backbone_ppl"):
+        facts["PPL1 of the backbone"] = describe_quality(quality)
+    with contextlib.suppress(KeyError, TypeError):
+        facts["data"] = ", ".join(source["path"] for source in recipe["config"]["data"]["train"])
+    with contextlib.suppress(KeyError, TypeError):
+        facts["loss"] = describe_loss(recipe["config"])
+    if command := recipe.get("command"):
+        facts["command"] = " ".join(command)
+    facts["commit"] = str(recipe.get("commit") or "not recorded")
+    if versions := recipe.get("versions"):
+        facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return facts
+
+
+def describe_quality(found: dict[str, Any]) -> str:
+    """What training with heads did to the backbone's own prediction.
+
+    >>> describe_quality({"before": 9.2166, "after": 9.15, "tokens": 12240, "kl_to_original": 0.0123})
+    '9.22 before, 9.15 after (held-out, 12,240 tokens; KL from the original 0.0123)'
+    """
+    drift = found.get("kl_to_original")
+    further = "" if drift is None else f"; KL from the original {drift:.4f}"
+    return f"{found['before']:.2f} before, {found['after']:.2f} after (held-out, {found['tokens']:,} tokens{further})"
+
+
+def describe_loss(config: dict[str, Any]) -> str:
+    """What a run's config trains heads on, in words.
+
+    >>> describe_loss({"loss": {"hard": 0.0, "soft": 1.0, "temperature": 2.0}, "head_decay": 0.8})
+    "1 × the backbone's distribution (cross-entropy, T 2); head k weighted 0.8^(k - 1)"
+    """
+    loss = config["loss"]
+    words = [f"{loss['hard']:g} × true tokens"] if loss.get("hard", 1.0) else []
+    if loss.get("soft"):
+        how = ["KL" if loss.get("divergence") == "kl" else "cross-entropy", f"T {loss.get('temperature', 1.0):g}"]
+        how += [f"its {loss['top_n']} best tokens"] if loss.get("top_n") else []
+        words.append(f"{loss['soft']:g} × the backbone's distribution ({', '.join(how)})")
+    if loss.get("regression"):
+        words.append(f"{loss['regression']:g} × distance of hidden states")
+    text = " + ".join(words)
+    if weights := loss.get("head_weights"):
+        text += f"; heads weighted {', '.join(f'{w:g}' for w in weights)}"
+    elif config.get("head_decay", 1.0) != 1.0:
+        text += f"; head k weighted {config['head_decay']:g}^(k - 1)"
+    return text
+
+
+def accuracy_table(accuracy: Sequence[Sequence[float]]) -> Table:
+    """How often each head's candidate of each rank was the backbone's own choice."""
+    ranks = min(RANKS_SHOWN, max(map(len, accuracy)))
+    title = "measured agreement with the backbone's choice, by rank of the candidate"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("head")
+    for rank in range(1, ranks + 1):
+        table.add_column(f"rank {rank}", justify="right")
+    table.add_column(f"ranks 1–{ranks}", justify="right")
+    for k, shares in enumerate(accuracy, start=1):
+        table.add_row(str(k), *(f"{share:.1%}" for share in shares[:ranks]), f"{sum(shares[:ranks]):.1%}")
+    return table

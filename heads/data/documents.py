@@ -1,0 +1,233 @@
+"""Rows to tokenised documents: text, token ids and chats from files, directories, the hub or the standard library.
+
+A document is what heads may predict within: one text, one row of ids, one conversation. Every row of a source becomes
+one row here, good or not, with its counts beside it, so that reports are exact even when nothing is recomputed.
+Tokenised documents are cached under `$HF_DATASETS_CACHE/headway`, one file per source, tokenizer, template and format.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets import Dataset, IterableDataset
+from datasets.fingerprint import Hasher
+from transformers import PreTrainedTokenizerBase
+
+from heads.data.chat import BadRowError, choose_template
+from heads.data.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
+from heads.data.sources import Rows, open_rows
+
+CHAT_FORMATS = ("sharegpt", "messages", "alpaca")
+AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, then in any case
+    "conversations": "sharegpt",
+    "messages": "messages",
+    "instruction": "alpaca",
+    "input_ids": "tokens",
+    "tokens": "tokens",
+    "text": "text",
+}
+SAMPLE_ROWS = 20  # looked at to find out what a source holds
+DRAW_FRACTION, DRAW_EVAL = 0, 1  # purposes of a seeded draw per row
+CACHE_VERSION = 2  # raise it when the same row would become other tokens than before
+ROWS_PER_BATCH = 64  # a few megabytes of text at most, so that one batch never fills the memory
+
+
+@dataclass(kw_only=True)
+class SourceConfig:
+    """One source of rows.
+
+    Attributes:
+        path: File (.txt .jsonl .json .parquet .arrow), directory or glob of these, dataset name on the hub, or
+            "python-stdlib". A text file is one document, cut at line ends into pieces of about a million characters.
+        name: Configuration name of a dataset on the hub.
+        split: Split of a hub dataset or directory; "train" or "heldout" for python-stdlib; not used for single files.
+        format: What a row holds; "auto" goes by the columns.
+        column: Text, token-id or conversation column; default "text", "input_ids"/"tokens", "conversations"/"messages",
+            in any case. Beside token ids a column `loss_mask` of 0 and 1 may say which of them heads learn to predict.
+        weight: Share of documents in a mixture, relative to the other sources' weights. Smaller sources are repeated
+            until the largest, by its share, has been used up.
+        fraction: Random subset of the rows to use, over 0 and up to 1; drawn by the seed.
+    """
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    format: Format = "auto"
+    column: str | None = None
+    weight: float = 1.0
+    fraction: float = 1.0
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """What is trained on and measured.
+
+    Attributes:
+        train: Sources to train on.
+        eval: Sources to evaluate on; when empty, eval_fraction is taken from the training rows.
+        eval_fraction: Share of training documents set aside for evaluation, whole and before packing; 0 for none.
+        block_size: Tokens in a packed row.
+        max_eval_blocks: Use at most so many packed rows for evaluation; null for all.
+        streaming: Read the training rows as they are needed, without a copy on disk.
+        attend_across_documents: Let attention cross document boundaries within a block; heads never predict across.
+        chat_template: "vicuna", a Jinja file, or null for the tokenizer's own.
+        heldout_list: JSON file whose "heldout_files" names the files that python-stdlib holds out.
+        seed: Seed of shuffling, subsets, mixtures and the evaluation split.
+        num_proc: Processes that tokenise; null for this one.
+    """
+
+    train: list[SourceConfig]
+    eval: list[SourceConfig] = field(default_factory=list)
+    eval_fraction: float = 0.0
+    block_size: int = 2048
+    max_eval_blocks: int | None = None
+    streaming: bool = False
+    attend_across_documents: bool = False
+    chat_template: str | None = None
+    heldout_list: str | None = None
+    seed: int = 0
+    num_proc: int | None = None
+
+
+@dataclass(kw_only=True)
+class Documents:
+    """The tokenised rows of one source, columns as in DOCUMENT_FEATURES."""
+
+    name: str
+    is_chat: bool
+    weight: float
+    rows: Dataset | IterableDataset
+
+
+def load_documents(
+    source: SourceConfig, config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, streaming: bool = False
+) -> Documents:
+    """All rows of a source as documents, tokenised and cached; with `streaming`, tokenised as they are asked for."""
+    rows, format, column = open_source(source, config, streaming=streaming)
+    is_chat = format in CHAT_FORMATS
+    template = choose_template(tokenizer, config.chat_template) if is_chat else None
+    tokenize = RowTokenizer(tokenizer, source.path, format, column, template)
+    if isinstance(rows, Dataset):
+        rows = tokenize_cached(rows, tokenize, source.fraction, config)
+    else:
+        rows = tokenize_streamed(rows, tokenize, source.fraction, config.seed, list(next(iter(rows))))
+    return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows)
+
+
+def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
+    """All rows of a source as they stand, what they hold and in which column."""
+    if not 0 < source.fraction <= 1 or not 0 < source.weight < math.inf:
+        raise ValueError(
+            f"{source.path!r} has fraction {source.fraction} and weight {source.weight}; "
+            "give a fraction over 0 and up to 1, and a weight over 0."
+        )
+    rows = open_rows(source.path, source.name, source.split, config.heldout_list, streaming=streaming)
+    samples: list[dict[str, Any]] = list(islice(rows, SAMPLE_ROWS))
+    if not samples:
+        raise ValueError(f"{source.path!r} holds no rows; give a source with rows.")
+    return rows, *detect_format(samples, source)
+
+
+def tokenize_cached(rows: Dataset, tokenize: RowTokenizer, fraction: float, config: DataConfig) -> Dataset:
+    rows, numbers = draw_fraction(rows, fraction, config.seed)
+    fingerprint = Hasher.hash((CACHE_VERSION, rows._fingerprint, tokenize.identity()))
+    return rows.map(
+        tokenize,
+        with_indices=True,
+        batched=True,
+        batch_size=ROWS_PER_BATCH,
+        remove_columns=rows.column_names,
+        features=DOCUMENT_FEATURES,
+        fn_kwargs={"row_numbers": numbers},
+        num_proc=config.num_proc,
+        cache_file_name=str(cache_file("documents", fingerprint)),
+        new_fingerprint=fingerprint,
+        desc=f"Tokenising {tokenize.name}",
+    )
+
+
+def draw_fraction(rows: Dataset, fraction: float, seed: int) -> tuple[Dataset, np.ndarray]:
+    """The chosen rows in their order, and their numbers among all."""
+    if fraction == 1:
+        return rows, np.arange(len(rows))
+    count = max(1, round(len(rows) * fraction))
+    numbers = np.sort(np.random.default_rng(seed).permutation(len(rows))[:count])
+    return rows.select(numbers), numbers
+
+
+def tokenize_streamed(
+    rows: IterableDataset, tokenize: RowTokenizer, fraction: float, seed: int, columns: list[str]
+) -> IterableDataset:
+    rows = rows.map(number_rows, with_indices=True, batched=True)
+    if fraction < 1:
+        chosen = partial(draw_below, share=fraction, purpose=DRAW_FRACTION, seed=seed)
+        rows = rows.filter(chosen, input_columns=["row_number"])
+    return rows.map(
+        tokenize, batched=True, batch_size=ROWS_PER_BATCH, remove_columns=columns, features=DOCUMENT_FEATURES
+    )
+
+
+def cache_file(kind: str, fingerprint: str) -> Path:
+    """Where tokenised documents or packed blocks with this fingerprint lie."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "headway"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{kind}-{fingerprint}.arrow"
+
+
+def number_rows(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+    return {"row_number": indices}
+
+
+def draw_below(row_number: int, *, share: float, purpose: int, seed: int) -> bool:
+    """A draw that depends on the seed, what it is for and the row's number alone, so that a stream needs no memory."""
+    return bool(np.random.default_rng((seed, purpose, row_number)).random() < share)
+
+
+def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[Format, str]:
+    """What the rows of a source hold, and in which column, from its first rows.
+
+    [{"id": 1, "conversations": [...]}]  ->  ("sharegpt", "conversations")
+    [{"Tokens": [5, 6]}]                 ->  ("tokens", "Tokens")
+    """
+    first: dict[str, Any] = {}
+    for sample in samples:
+        with suppress(BadRowError):
+            first |= {key: value for key, value in parse_row(sample).items() if first.get(key) is None}
+    columns = [name for name in first if name != "_place"]
+    if source.format == "auto" and source.column is None:
+        named = [(AUTO_COLUMNS[name.lower()], name) for name in spelled(AUTO_COLUMNS, columns)]
+    elif source.format == "auto":
+        named = [(format_of_value(first.get(source.column)), source.column)] if source.column in first else []
+    else:
+        usual = [name for name, format in AUTO_COLUMNS.items() if format == source.format]
+        usual += ["messages", "conversations"] if source.format in ("sharegpt", "messages") else []
+        wanted = [source.column] if source.column else spelled(usual, columns)
+        named = [(source.format, name) for name in wanted if name in first]
+    if not named:
+        raise ValueError(
+            f"{source.path!r} has the columns {', '.join(columns) or '(none that could be read)'}, in which no "
+            f"{'text, token ids or chat' if source.format == 'auto' else source.format} was found; "
+            "set format and column."
+        )
+    return named[0]
+
+
+def spelled(usual: Iterable[str], columns: Sequence[str]) -> list[str]:
+    """The columns of the usual names, as they are spelled: exactly so first, then in another case ("Tokens")."""
+    usual = list(usual)
+    exact = [name for name in usual if name in columns]
+    return exact + [column for name in usual for column in columns if column != name and column.lower() == name]
+
+
+def format_of_value(value: Any) -> Format:
+    if isinstance(value, str):
+        return "text"
+    turns = value if isinstance(value, list) else [value]
+    return "messages" if turns and isinstance(turns[0], dict) else "tokens"

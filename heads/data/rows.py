@@ -1,0 +1,176 @@
+"""One row to one document: text, token ids or a chat to ids and the mask of what heads learn to predict.
+
+A row that cannot become a document stays, empty, with its place and the reason; none is lost and none stops the run.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from datasets import Features, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from heads.data.chat import (
+    BadRowError,
+    ChatEncoder,
+    EmptyRowError,
+    Message,
+    alpaca_messages,
+    kind_of,
+    read_conversation,
+)
+
+Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
+Encoded = tuple[Sequence[int], Sequence[bool] | None]  # token ids and mask; None: all True
+DOCUMENT_FEATURES = Features(
+    {
+        "row_number": Value("int64"),  # in the source, from 0
+        "input_ids": List(Value("int32")),
+        "loss_mask": List(Value("bool")),
+        "num_tokens": Value("int64"),
+        "num_supervised": Value("int64"),
+        "max_id": Value("int64"),
+        "status": Value("string"),  # "ok", "bad" or "empty"
+        "problem": Value("string"),  # where and why, for a bad row
+    }
+)
+TEXT_OPTIONS = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+
+
+class RowTokenizer:
+    """Turns a batch of rows into documents; a row that cannot become one stays, with its place and the reason."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, name: str, format: Format, column: str, template: str | None
+    ):
+        self.tokenizer, self.name, self.format, self.column, self.template = tokenizer, name, format, column, template
+        self.chat = ChatEncoder(tokenizer, template) if template is not None else None
+        self.frame = document_frame(tokenizer) if format == "text" else ([], [])
+
+    def identity(self) -> tuple[Any, ...]:
+        """All that decides which tokens a row becomes, for the cache."""
+        tokenizer = self.tokenizer
+        if tokenizer.is_fast:
+            state = json.loads(tokenizer.backend_tokenizer.to_str())
+            state |= {"truncation": None, "padding": None}  # set anew by every call
+        else:
+            state = tokenizer.get_vocab()
+        words = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True)
+        return type(tokenizer).__name__, words, self.frame, self.name, self.format, self.column, self.template
+
+    def __call__(
+        self, batch: dict[str, list[Any]], indices: Sequence[int] = (), row_numbers: np.ndarray | None = None
+    ) -> dict[str, list[Any]]:
+        numbers = batch["row_number"] if row_numbers is None else row_numbers[indices].tolist()
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        results = [self.read(row, number) for row, number in zip(rows, numbers, strict=True)]
+        texts = [text for text, _, _, _ in results if text]
+        encoded = iter(self.tokenizer(texts, **TEXT_OPTIONS)["input_ids"] if texts else [])
+        columns: dict[str, list[Any]] = {name: [] for name in DOCUMENT_FEATURES}
+        for number, (text, (ids, mask), status, problem) in zip(numbers, results, strict=True):
+            if text:
+                ids = self.frame[0] + next(encoded) + self.frame[1]
+            ids_T = np.asarray(ids, np.int32)
+            mask_T = np.ones(len(ids), bool) if mask is None else np.asarray(mask, bool)
+            values = (number, ids_T, mask_T, len(ids_T), mask_T.sum(), ids_T.max(initial=-1), status, problem)
+            for name, value in zip(DOCUMENT_FEATURES, values, strict=True):
+                columns[name].append(value)
+        return columns
+
+    def read(self, row: dict[str, Any], number: int) -> tuple[str, Encoded, str, str]:
+        """Text still to be tokenised, or ids and mask (None: all True), and what is wrong with the row."""
+        nothing: Encoded = ([], None)
+        try:
+            fields = parse_row(row)
+            if self.format == "text":
+                return read_text(fields.get(self.column)), nothing, "ok", ""
+            if self.format == "tokens":
+                ids = read_ids(fields.get(self.column))
+                return "", (ids, read_mask(fields.get("loss_mask"), len(ids))), "ok", ""
+            assert self.chat is not None
+            return "", self.chat.encode(read_messages(fields, self.format, self.column)), "ok", ""
+        except EmptyRowError as problem:
+            return "", nothing, "empty", f"{self.place(row, number)}: {problem}"
+        except BadRowError as problem:
+            return "", nothing, "bad", f"{self.place(row, number)}: {problem}"
+
+    def place(self, row: dict[str, Any], number: int) -> str:
+        return row.get("_place") or f"{self.name} row {number + 1}"
+
+
+def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Ids put before and behind every text, so that a model sees where one ends.
+
+    bos is eos (GPT-2, GPT-NeoX, the demo)       ->  [eos] text
+    the tokenizer begins with bos itself (Llama) ->  [bos] text [eos]
+    otherwise (Qwen)                             ->        text [eos]
+    """
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is None and eos is None:
+        raise ValueError("The tokenizer has neither bos_token nor eos_token to keep documents apart; set eos_token.")
+    if bos == eos:
+        return [eos], []
+    begins_with_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
+    return [bos] if begins_with_bos or eos is None else [], [] if eos is None else [eos]
+
+
+def parse_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's fields; those of a JSON line are inside the line."""
+    if "_json_line" not in row:
+        return row
+    if not row["_json_line"]:
+        raise BadRowError("an empty line")
+    try:
+        fields = json.loads(row["_json_line"])
+        if b"\\u" in row["_json_line"]:
+            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except (ValueError, RecursionError) as error:
+        raise BadRowError(f"not JSON ({getattr(error, 'msg', error)})") from None
+    if not isinstance(fields, dict):
+        raise BadRowError(f"{kind_of(fields)}, not an object with fields")
+    return fields
+
+
+def read_messages(fields: dict[str, Any], format: Format, column: str) -> list[Message]:
+    """The conversation in a row of a chat format."""
+    return alpaca_messages(alpaca_fields(fields)) if format == "alpaca" else read_conversation(fields.get(column))
+
+
+def read_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadRowError(f"the text is {kind_of(value)}")
+    if not value.strip():
+        raise EmptyRowError("no text")
+    return value
+
+
+def read_ids(value: Any) -> list[int]:
+    """Token ids of a row, which must be whole numbers from 0."""
+    if not isinstance(value, list):
+        raise BadRowError(f"the token ids are {kind_of(value)}, not a list")
+    if not value:
+        raise EmptyRowError("no token ids")
+    if not all(type(item) is int for item in value):
+        raise BadRowError("the token ids are not all whole numbers")
+    if min(value) < 0 or max(value) > np.iinfo(np.int32).max:
+        raise BadRowError(f"the token ids reach from {min(value)} to {max(value)}")
+    return value
+
+
+def read_mask(value: Any, length: int) -> list[bool] | None:
+    """The loss_mask beside token ids: 1 where heads learn to predict the token, 0 where they only read it; or None."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise BadRowError(f"the loss_mask is {kind_of(value)}, not a list")
+    if len(value) != length:
+        raise BadRowError(f"the loss_mask has {len(value)} values for {length} token ids")
+    if not all(type(item) in (int, bool) and item in (0, 1) for item in value):
+        raise BadRowError("the loss_mask has values other than 0 and 1")
+    return list(map(bool, value))
+
+
+def alpaca_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """A row's fields by the names alpaca_messages knows, where a source spells them "Instruction" and "Output"."""
+    return fields if "instruction" in fields else {name.lower(): value for name, value in fields.items()}

@@ -1,0 +1,194 @@
+"""What plain generation would choose behind every node of a pass, all at once: a pass then waits for the device once.
+
+Walking node by node asks the device for one token before it knows the next node, a synchronisation for each emitted
+token, and calls each processor for each. Here the logits of all nodes of all rows pass the processors as rows of one
+call, each with its node's own prefix, one token is chosen at each node, and all come over together. It takes processors
+whose rows do not depend on each other, nor on the prefix's order or length: prefixes of different lengths are filled up
+with a token that they hold already.
+
+Draws are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x); the
+nodes of one depth share one E, of which a walk meets one node only, and E is drawn depth by depth as the walk would
+draw it. For a single row, what was drawn for depths that were not reached is given back to the generator: the same seed
+gives the same text.
+"""
+# B row, N tree node, R = B·N, D depth, L length so far, V vocabulary
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitNormalization,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from heads.decoding.request.request import Request, Row
+
+ROW_BY_ROW = (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitNormalization,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+"""These very classes: a subclass may do anything."""
+
+
+NUMBERS_OF_A_CALL = 2**15
+"""How many more numbers a CPU judges in the time that one call of a processor takes (a penalty: 0.12 ms for one node of
+2k tokens, 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
+
+TOGETHER = 2**25
+"""Numbers that are judged in one call at most: processors make several copies of them."""
+
+
+def pays(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
+    """On accelerators always: they are waited for once. A CPU judges nodes that are not reached for nothing: there it
+    pays where a walk half through the depths would take longer, and nothing is drawn (an exponential for each token).
+    """
+    if logits_BNV.device.type != "cpu":
+        return True
+    _, nodes, vocabulary = logits_BNV.shape
+    longest = max(len(row.tokens) for row in rows)
+    return rows[0].request.greedy and nodes * (vocabulary + longest) <= NUMBERS_OF_A_CALL * depths / 2
+
+
+def can_choose(request: Request, rows: Sequence[Row]) -> bool:
+    """Nothing is to be kept of each token, and the processors take nodes as rows.
+
+    A repetition penalty that leaves out more than the text so far would count a node's columns, which are no places.
+    """
+    keeps = request.keep_scores or request.keep_logits
+    penalised = request.penalised_from < min(len(row.tokens) for row in rows)
+    return not keeps and penalised and all(type(processor) in ROW_BY_ROW for processor in request.processors)
+
+
+@dataclass
+class Randomness:
+    """Exponentials for one walk, and the way back for those that it did not use.
+
+    Attributes:
+        generator: None is torch's global one for the device.
+    """
+
+    generator: torch.Generator | None
+    states: list[Tensor] = field(default_factory=list)
+
+    def draw(self, like_V: Tensor, depths: int) -> Tensor:
+        """(D, V), a depth at a time."""
+        self.source = self.generator or global_generator(like_V.device)
+        self.states, drawn = [self.source.get_state()], []
+        for _ in range(depths):
+            drawn.append(torch.empty_like(like_V).exponential_(generator=self.generator))
+            self.states.append(self.source.get_state())
+        return torch.stack(drawn)
+
+    def give_back(self, used: int) -> None:
+        """Of the depths drawn last, only the first `used` count."""
+        self.source.set_state(self.states[used])
+
+
+def global_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
+
+
+def choose_at_nodes(
+    rows: Sequence[Row],
+    tokens_BN: Tensor,
+    depth_BN: Tensor,
+    sees_BNN: Tensor,
+    logits_BNV: Tensor,
+    depths: int,
+    randomness: Randomness,
+) -> Tensor:
+    """(B, N): the token after each node, on the rows' device; nothing is read from it.
+
+    Args:
+        depths: how many a walk may pass, the root's included.
+        randomness: asked where the request samples.
+    """
+    batch, nodes, vocabulary = logits_BNV.shape
+    group = max(1, TOGETHER // (nodes * vocabulary))
+    return torch.cat(
+        [
+            choose_of_rows(rows[i:j], tokens_BN[i:j], depth_BN[i:j], sees_BNN[i:j], logits_BNV[i:j], depths, randomness)
+            for i, j in ((start, start + group) for start in range(0, batch, group))
+        ]
+    )
+
+
+def choose_of_rows(
+    rows: Sequence[Row],
+    tokens_BN: Tensor,
+    depth_BN: Tensor,
+    sees_BNN: Tensor,
+    logits_BNV: Tensor,
+    depths: int,
+    randomness: Randomness,
+) -> Tensor:
+    scores_BNV = score_nodes(rows, tokens_BN, sees_BNN, logits_BNV)
+    if rows[0].request.greedy:
+        return scores_BNV.argmax(dim=-1)
+    chosen = []
+    for depth_N, scores_NV in zip(depth_BN.to(scores_BNV.device), scores_BNV, strict=True):
+        p_NV = torch.softmax(scores_NV, dim=-1)
+        waits_DV = randomness.draw(p_NV[0], depths)
+        chosen.append((p_NV / waits_DV[depth_N]).argmax(dim=-1))
+    return torch.stack(chosen)
+
+
+def score_nodes(rows: Sequence[Row], tokens_BN: Tensor, sees_BNN: Tensor, logits_BNV: Tensor) -> Tensor:
+    """(B, N, V): float32 logits after the rows' processors, each node's with its own prefix.
+
+    They lie where plain generation has them, on the rows' device, which may be another than a spread backbone's last.
+    """
+    scores_BNV = logits_BNV.to(rows[0].device, torch.float32)
+    if not rows[0].processors:
+        return scores_BNV
+    batch, nodes, _ = logits_BNV.shape
+    ahead_BNN = torch.where(
+        sees_BNN, tokens_BN[:, None, :], tokens_BN[:, :, None]
+    )  # ancestors; elsewhere the node's own
+    texts_BNL = texts_of(rows)[:, None].expand(batch, nodes, -1)
+    texts_RL = torch.cat([texts_BNL, ahead_BNN.to(texts_BNL.device)], dim=2).flatten(0, 1)
+    scores_RV = scores_BNV.flatten(0, 1)
+    for own in zip(*(row.processors for row in rows), strict=True):
+        scores_RV = for_nodes(own, nodes)(texts_RL, scores_RV)
+    return scores_RV.view(batch, nodes, -1)
+
+
+def texts_of(rows: Sequence[Row]) -> Tensor:
+    """(B, L): the rows' texts, shorter ones filled up with their last token."""
+    longest = max(len(row.tokens) for row in rows)
+    texts = [row.prefix() for row in rows]
+    return torch.cat([torch.cat([x_1L, x_1L[:, -1:].expand(1, longest - x_1L.shape[1])], dim=1) for x_1L in texts])
+
+
+def for_nodes(own: Sequence[Any], nodes: int) -> Any:
+    """One processor for the nodes of all rows, of each row's own: a repetition penalty holds the padding of its row."""
+    paddings: list[Any] = [getattr(processor, "prompt_ignore_length", None) for processor in own]
+    if not isinstance(paddings[0], Tensor):
+        return own[0]
+    processor = copy.copy(own[0])
+    processor.prompt_ignore_length = torch.cat(paddings).repeat_interleave(nodes)
+    return processor

@@ -1,0 +1,173 @@
+"""Which drafted tokens stay. The rules, stated before the code.
+
+p is the backbone's distribution at a node after all logits processors, with that node's own prefix (the paper's P_T); q
+is the distribution that a draft was drawn from (P_D); f₊ is max(0, f) / Σ max(0, f).
+
+Exact rule: at the root, and then at each node reached, one token is chosen from p exactly as plain generation chooses
+it (argmax for greedy, one multinomial draw for sampling). If a child holds that token, the child is accepted and the
+walk goes on from it; if not, the walk ends there and the token is the next root. So every emitted token was chosen from
+p given the tokens before it, and the drafts only decide how many are chosen in one pass: the output is p's, exactly.
+
+Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for drafts that were drawn by lot: a draft t
+from q is the token with probability min{1, p(t) / q(t)}; if it is rejected, the token is drawn from (p - q)₊. Either
+way it is a draw from p: t comes out with probability min(q(t), p(t)) + Σ max(0, q - p) · (p - q)₊(t) = p(t). A draft t
+with q(t) > p(t) may be rejected, one with q(t) ≤ p(t) never is; the sentence below figure 10 has the two the wrong way
+round ("t₁ and t₃ have the property P_D(t) ≤ P_T(t)"), its cases have them right.
+Several drafts x₁, x₂, … of one node, drawn from q without replacement, are tried in the order in which they were
+drawn. With r = p and q₁ = q, for each i: x_i is the token with probability min{1, r(x_i) / q_i(x_i)}; if it is
+rejected, r ← (r - q_i)₊, and q_{i+1} is q_i without x_i, made to sum to 1. Where all are rejected, the token is drawn
+from r. Seen from the last draft to the first, each step's output is a draw from its own r, so the first step's is one
+from p. A draft that was not drawn at all (it was looked up) is one whose q is 1 at that token.
+
+Typical acceptance (Cai et al., 2024, section 2.3), lossy: a draft x stays where p(x) > min(ε, δ · exp(-H(p))), H the
+entropy; of the paths that stay whole, the longest is taken, of equally long ones the likeliest, and the token behind it
+is p's best. The text is plausible, not distributed as p.
+"""
+# N tree node, C draft of one node, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from heads.decoding.trees.static import Shape
+
+Choose = Callable[[Tensor], int]
+"""One token from processed scores (1, V)."""
+
+
+def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
+    """The accepted nodes, root first.
+
+    Several branches may begin with the same tokens (a chain that was looked up, beside the heads' tree); they are one
+    text so far, so all are followed, and the path is that of a branch which goes on longest.
+
+    Args:
+        tokens: the token of each node.
+        choose_at: chooses and emits the token after a node.
+        ended: has the row ended with the token just emitted?
+
+    >>> shape = Shape((-1, 0, 1, 0))                     # root 7, its children 3 and 5, and 4 below 3
+    >>> chosen = {0: 3, 1: 4, 2: 9}                      # what the backbone says after each node
+    >>> walk(shape, [7, 3, 4, 5], lambda node: chosen[node], lambda: False)
+    [0, 1, 2]
+    """
+    reached = [0]
+    while True:
+        token = choose_at(reached[0])
+        followed = [child for node in reached for child in shape.children[node] if tokens[child] == token]
+        reached = followed or reached
+        if not followed or ended():
+            return shape.ancestors(reached[0])
+
+
+def choose_best(scores_1V: Tensor) -> int:
+    """Greedy: the most likely token; of equals the first, as torch.argmax says and `generate` does."""
+    return int(scores_1V.argmax(dim=-1))
+
+
+def choose_by_lot(generator: torch.Generator | None) -> Choose:
+    """Sampling: one draw from softmax(scores), the same call that `generate` makes."""
+
+    def choose(scores_1V: Tensor) -> int:
+        probs_1V = torch.softmax(scores_1V, dim=-1)
+        return int(torch.multinomial(probs_1V, num_samples=1, generator=generator))
+
+    return choose
+
+
+def best_at_nodes(logits_BNV: Tensor) -> Tensor:
+    """(B, N): the greedy choice at every node at once, for requests without processors.
+
+    Logits are judged in float32 at most, as `generate` judges them; float16 and bfloat16 keep their order.
+    """
+    if logits_BNV.dtype == torch.float64:
+        logits_BNV = logits_BNV.float()
+    return logits_BNV.argmax(dim=-1)
+
+
+def residual(r_V: Tensor, q_V: Tensor) -> Tensor:
+    """(r - q)₊: what is left to draw from once a draft from q was rejected.
+
+    Where no r(x) exceeds q(x), r and q are the same distribution within rounding, and the rejection itself was an
+    accident of rounding; dividing by that zero would give NaN. r is returned: it is the distribution wanted, it allows
+    nothing that p forbids, and it is taken as rarely as sums differ from 1.
+
+    >>> p_V, q_V = torch.tensor([0.30, 0.45, 0.10, 0.15]), torch.tensor([0.4, 0.3, 0.2, 0.1])
+    >>> residual(p_V, q_V)
+    tensor([0.0000, 0.7500, 0.0000, 0.2500])
+    >>> residual(p_V, p_V).equal(p_V)
+    True
+    """
+    over_V = (r_V - q_V).clamp(min=0)
+    total = over_V.sum()
+    return torch.where(total > 0, over_V / total, r_V)
+
+
+def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Each draft's probability of being the token once those before it were rejected (C,), and what then remains (V,).
+
+    Args:
+        p_V: the backbone's distribution, in float64: differences of nearly equal probabilities are drawn from.
+        q_V: what the drafts were drawn from without replacement, in any dtype and up to a factor. A draft that q, or
+            what earlier drafts left of it, could not have given was not drawn: its q is 1 at that token.
+        drafts: tokens in the order in which they were drawn.
+
+    >>> p_V = torch.tensor([0.30, 0.45, 0.10, 0.15], dtype=torch.float64)
+    >>> accept_C, rest_V = reject_in_turn(p_V, torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64), [0])
+    >>> round(float(accept_C), 6), [round(float(x), 6) for x in rest_V]
+    (0.75, [0.0, 0.75, 0.0, 0.25])
+    """
+    r_V, q_V = p_V, q_V.to(p_V.dtype)
+    accept = []
+    for x in drafts:
+        one_hot_V = torch.zeros_like(p_V)
+        one_hot_V[x] = 1
+        given_V = torch.where(q_V[x] > 0, q_V / q_V.sum(), one_hot_V)
+        accept.append((r_V[x] / given_V[x]).clamp(max=1))
+        r_V = residual(r_V, given_V)
+        q_V = q_V * (1 - one_hot_V)
+    return torch.stack(accept), r_V
+
+
+def choose_by_rejection(p_V: Tensor, q_V: Tensor, drafts: Sequence[int], generator: torch.Generator | None) -> int:
+    """One draw from p, the first draft that is not rejected where there is one; arguments as in `reject_in_turn`."""
+    accept_C, rest_V = reject_in_turn(p_V, q_V, drafts)
+    return settle(drafts, accept_C, rest_V, generator)
+
+
+def settle(drafts: Sequence[int], accept_C: Tensor, rest_V: Tensor, generator: torch.Generator | None) -> int:
+    """Toss a coin for each draft and draw what remains; all on the device, so that it is waited for once."""
+    coins_C = torch.rand(accept_C.shape, dtype=accept_C.dtype, device=accept_C.device, generator=generator)
+    other_1 = torch.multinomial(rest_V, num_samples=1, generator=generator)
+    *taken, other = torch.cat([coins_C < accept_C, other_1]).tolist()  # < : a draft with probability 0 never stays
+    return next((x for x, stays in zip(drafts, taken, strict=True) if stays), int(other))
+
+
+def typical_threshold(p_V: Tensor, epsilon: float, delta: float) -> Tensor:
+    """min(ε, δ · exp(-H(p))): lossy typical acceptance keeps drafts whose probability is greater.
+
+    >>> float(typical_threshold(torch.tensor([0.5, 0.5]), epsilon=0.09, delta=0.1))     # exp(-H) is 1/2
+    0.05000000074505806
+    """
+    return (delta * torch.exp(-torch.special.entr(p_V).sum())).clamp(max=epsilon)
+
+
+def walk_typical(typical: Callable[[list[int]], list[tuple[int, float]]]) -> list[int]:
+    """The longest path that lossy typical acceptance keeps, root first; of equally long ones the likeliest.
+
+    Args:
+        typical: for a path, its last node's children that stay, each with its probability.
+
+    >>> children = {0: [(1, 0.6), (3, 0.4)], 1: [(2, 0.5)], 2: [], 3: [(4, 0.9)], 4: []}
+    >>> walk_typical(lambda path: children[path[-1]])                   # 0.4 · 0.9 beats 0.6 · 0.5
+    [0, 3, 4]
+    """
+    longest, ways = ([0], 1.0), [([0], 1.0)]
+    while ways:
+        path, probability = ways.pop()
+        longest = max(longest, (path, probability), key=lambda way: (len(way[0]), way[1]))
+        ways += [([*path, child], probability * p) for child, p in typical(path)]
+    return longest[0]

@@ -1,0 +1,227 @@
+"""The rules of acceptance as the loop uses them: they walk a row's nodes, emit its tokens and say which nodes stay.
+
+heads/decoding/acceptance/probability.py states and proves the arithmetic; here it meets a row with its processors and
+its end. All of them are plain greedy decoding where a request is greedy.
+"""
+# N node, V vocabulary
+
+from __future__ import annotations
+
+import itertools
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from heads.decoding.acceptance.probability import (
+    choose_best,
+    choose_by_rejection,
+    typical_threshold,
+    walk,
+    walk_typical,
+)
+from heads.decoding.request.request import Row
+from heads.decoding.trees.static import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """One row's verified nodes.
+
+    Attributes:
+        logits_NV: the backbone's raw logits after each node.
+        chosen: the token after each node, as plain generation chooses it, where all nodes were judged at once.
+        q_NV: what drafts were drawn from, where they were drawn by lot; see `Proposal`.
+        drawn_from: the row of `q_NV` that each node was drawn from, -1 where it was not; None: its parent's.
+    """
+
+    shape: Shape
+    tokens: Sequence[int]
+    logits_NV: Tensor
+    chosen: Sequence[int] | None
+    q_NV: Tensor | None
+    drawn_from: Sequence[int] | None = None
+
+    def drawn_below(self, node: int) -> tuple[list[int], int]:
+        """The tokens of a node's children that were drawn by lot, in order, and the row of `q_NV` they came from."""
+        rows = self.shape.parents if self.drawn_from is None else self.drawn_from
+        drawn = [child for child in self.shape.children[node] if rows[child] >= 0]
+        return [self.tokens[child] for child in drawn], rows[drawn[0]] if drawn else -1
+
+
+class Rule(Protocol):
+    """Which drafted tokens stay."""
+
+    @property
+    def takes_best(self) -> bool:
+        """A greedy request needs no more than the argmax of the processed scores at each node."""
+        ...
+
+    @property
+    def takes_draws(self) -> bool:
+        """Where a request samples, one draw from the processed distribution at each node is all that is needed."""
+        ...
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Where a request samples, drafts are to be drawn by lot too, and `q_BNV` is to say from what."""
+        ...
+
+    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+        """Emit the row's next tokens, at least one; the accepted nodes, root first."""
+        ...
+
+
+class ExactRule:
+    """Lossless: a token is chosen at each node as plain generation chooses it, and the walk follows it."""
+
+    takes_best = True
+    takes_draws = True
+    draws_drafts = False
+
+    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+        def choose_at(node: int) -> int:
+            token = nodes.chosen[node] if nodes.chosen is not None else row.choose(nodes.logits_NV[node])
+            row.emit(token)
+            return token
+
+        return walk(nodes.shape, nodes.tokens, choose_at, lambda: row.done)
+
+
+class RejectionRule(ExactRule):
+    """Lossless: modified rejection sampling, for drafts that were drawn by lot.
+
+    At a node whose children were drawn, they are tried in turn; elsewhere the token is chosen as plain generation
+    chooses it. Either way it is one draw from the backbone's distribution, and the walk follows every node that holds
+    it, so that a looked-up chain beside drawn drafts is followed as well.
+
+    Args:
+        generator: source of randomness; None is torch's global one.
+    """
+
+    takes_best = True
+    takes_draws = False
+    draws_drafts = True
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+        q_NV = nodes.q_NV
+        if q_NV is None or row.request.greedy:
+            return super().accept(row, nodes)
+
+        def choose_at(node: int) -> int:
+            drafts, source = nodes.drawn_below(node)
+            logits_V = nodes.logits_NV[node]
+            token = self.choose(row, logits_V, q_NV[source], drafts) if drafts else row.choose(logits_V)
+            row.emit(token)
+            return token
+
+        return walk(nodes.shape, nodes.tokens, choose_at, lambda: row.done)
+
+    def choose(self, row: Row, logits_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> int:
+        p_V = torch.softmax(row.score(logits_V)[0], dim=-1, dtype=torch.float64)
+        return choose_by_rejection(p_V, q_V, drafts, self.generator)
+
+
+def refuse_own_processors(row: Row) -> None:
+    for processor in row.processors:
+        if not type(processor).__module__.startswith("transformers."):
+            raise ValueError(
+                f"{type(processor).__name__} was given with rule='typical', which asks processors about drafts that "
+                f"may not stay; leave it out, or decode with rule='exact' or 'rejection'."
+            )
+
+
+class TypicalRule:
+    """LOSSY typical acceptance (Cai et al., 2024): the longest path of drafts that are likely enough.
+
+    A draft x stays where p(x) > min(epsilon, delta · exp(-H(p))), and the token behind the path is p's best. Where a
+    request is greedy only the best token has probability, and the text is plain greedy decoding's.
+
+    Args:
+        epsilon: drafts of a greater probability always stay.
+        delta: how far below the distribution's own spread a draft may lie.
+
+    >>> TypicalRule(epsilon=0.09, delta=0.3)
+    TypicalRule(epsilon=0.09, delta=0.3)
+
+    Drafts are judged before it is known whether they stay, so processors may be asked about tokens that are never
+    emitted: those of transformers do not mind, others may keep state and are refused where a request samples.
+
+    Raises:
+        ValueError: a number outside 0 to 1; while decoding, a processor that is not one of transformers'.
+    """
+
+    takes_best = True
+    takes_draws = False
+    draws_drafts = False
+
+    def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
+        for name, value in (("epsilon", epsilon), ("delta", delta)):
+            if not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+                raise ValueError(f"{name}={value!r} was given; a threshold on probabilities is from 0 to 1.")
+        self.epsilon, self.delta = epsilon, delta
+
+    def __repr__(self) -> str:
+        return f"TypicalRule(epsilon={self.epsilon}, delta={self.delta})"
+
+    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+        if row.request.greedy:
+            return ExactRule().accept(row, nodes)
+        refuse_own_processors(row)
+        judged: dict[int, tuple[Tensor, Tensor]] = {}  # each node's own prefix is its path: judged once, then emitted
+
+        def typical(path: list[int]) -> list[tuple[int, float]]:
+            ahead = [nodes.tokens[node] for node in path[1:]]
+            if ahead and ahead[-1] in row.request.eos_tokens:
+                return []
+            judged[path[-1]] = row.judge(nodes.logits_NV[path[-1]], ahead)
+            return self.likely_children(nodes, path[-1], judged[path[-1]][1])
+
+        path = walk_typical(typical)
+        for i, (node, child) in enumerate(itertools.pairwise(path)):
+            row.keep(*judged[node])
+            row.emit(nodes.tokens[child])
+            if row.done:
+                return path[: i + 2]
+        row.keep(*judged[path[-1]])
+        row.emit(choose_best(judged[path[-1]][1]))
+        return path
+
+    def likely_children(self, nodes: Nodes, node: int, scores_1V: Tensor) -> list[tuple[int, float]]:
+        """A node's children that are typical, with their probabilities."""
+        children = nodes.shape.children[node]
+        p_V = torch.softmax(scores_1V[0], dim=-1)
+        held_C = p_V[[nodes.tokens[child] for child in children]]
+        threshold, *held = torch.cat([typical_threshold(p_V, self.epsilon, self.delta)[None], held_C]).tolist()
+        return [(child, p) for child, p in zip(children, held, strict=True) if p > threshold]
+
+
+RULES = ("exact", "rejection", "typical")
+
+
+def read_rule(rule: str | Rule, generator: torch.Generator | None) -> Rule:
+    """A rule by its name, or one that was made by the caller.
+
+    >>> read_rule("typical", None)
+    TypicalRule(epsilon=0.09, delta=0.3)
+
+    Raises:
+        ValueError: neither a rule nor the name of one.
+    """
+    if isinstance(rule, ExactRule | TypicalRule):
+        return rule
+    if rule == "exact":
+        return ExactRule()
+    if rule == "rejection":
+        return RejectionRule(generator)
+    if rule == "typical":
+        return TypicalRule()
+    raise ValueError(
+        f"rule={rule!r} was given; allowed are {', '.join(map(repr, RULES))} and heads.TypicalRule(epsilon=…, delta=…)."
+    )

@@ -1,0 +1,254 @@
+"""How many tokens to emit at once, and from which joint distribution: Algorithm 1 of DynaMo as pure functions.
+
+`decide` is the algorithm; its steps are functions of their own. Where the paper is silent or says two things:
+
+- J sums to 1 after co-occurrence masking, as a distribution must whose entries meet fixed thresholds. Where the mask
+  leaves nothing, J stays unmasked. What thresholds or the repetition penalty take away is not made up for.
+- The static threshold zeroes what is below ε_b^(n-1), the bound of the back-off test (line 12). Zeroing at ε_b, as
+  section 3.2.2 also says, would make that test one against ε_b: an entry between the two would never be seen by it.
+- Otsu's threshold is found on the blurred J if there is a blur, and zeroes what is below it in J itself: "we set all
+  values less than ε_AT to 0". A blur averages, so the largest entry of J always stays.
+- The repetition penalty divides an entry once for each of its tokens that stands in the text or earlier in the n-gram.
+- ε_b = 0 never backs off and ε_b = 1 always does, whatever the penalty.
+
+The result is lossy: heads that do not see one another's tokens, weighted by counts that do not see the text, are not
+the backbone's distribution, and nothing verifies them.
+"""
+# B batch, V vocabulary, k candidates of one place, R rows that are still undecided, M cells of J (all axes flattened)
+# A joint distribution over the n places of an n-gram has shape (B, k, …, k): one axis of candidates for each place.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from heads.decoding.dynamo.candidates import Candidates
+from heads.decoding.dynamo.threshold import adaptive_threshold, along, static_threshold
+
+MAX_JOINT_ENTRIES = 2**18
+"""Entries of one row's J at most: each axis keeps its likeliest candidates so that it fits (64 for n = 3, 22 for 4)."""
+
+
+class Cooccurrence(Protocol):
+    """Counted n-grams (heads/ngrams/table.py), or anything that answers like them."""
+
+    @property
+    def order(self) -> int:
+        """The longest n-gram counted."""
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise ValueError if the table was counted with a tokenizer of another vocabulary."""
+
+    def cooccurrence(self, candidates: Sequence[Tensor], *, unseen: float = 0.0) -> Tensor:
+        """p̂(x_1 … x_n) / Π p̂(x_i) for all combinations (B, k, …, k) of each place's candidates (B, k)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointConfig:
+    """The settings of Algorithm 1. Temperature and repetition penalty are `generate`'s own.
+
+    Attributes:
+        threshold: ε_b, 0 to 1: 0 always emits all tokens, 1 always one.
+        transparency: α_c of equation 6, at least 0: 0 does not mask, 1 masks with the whole ratio.
+        adaptive: Otsu's threshold on top of the static one.
+        blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
+        top_k: candidates of each place at most.
+
+    Raises:
+        ValueError: a value outside these.
+    """
+
+    threshold: float = 0.5
+    transparency: float = 1.0
+    adaptive: bool = True
+    blur: int = 3
+    top_k: int = 50
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(
+                f"threshold={self.threshold} was given; allowed are 0 (always all tokens) to 1 (always one token)."
+            )
+        if not 0 <= self.transparency < float("inf"):
+            raise ValueError(
+                f"transparency={self.transparency} was given; allowed are 0 (no masking) and above, the paper uses 1."
+            )
+        if self.blur < 1 or self.blur % 2 == 0:
+            raise ValueError(f"blur={self.blur} was given; allowed are odd kernel sizes, 1 for no blur.")
+        if self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} was given; allowed are 1 and more candidates a place.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointRows:
+    """Some rows' J over n-grams.
+
+    Attributes:
+        rows_R: the rows' indices in the batch.
+        places: the candidates of x_{t+1} … x_{t+n}.
+        joint: (R, k, …, k).
+    """
+
+    rows_R: Tensor
+    places: tuple[Candidates, ...]
+    joint: Tensor
+
+    @property
+    def counts(self) -> list[Tensor]:
+        """For each place how many candidates each row has (R,)."""
+        return [place.counts for place in self.places]
+
+    def select(self, kept_R: Tensor) -> JointRows:
+        """The rows for which a mask (R,) is True."""
+        if bool(kept_R.all()):
+            return self
+        places = tuple(place.select(kept_R) for place in self.places)
+        return JointRows(rows_R=self.rows_R[kept_R], places=places, joint=self.joint[kept_R])
+
+    def sample(self, generator: torch.Generator | None) -> list[list[int]]:
+        """One n-gram for each row by lot, in proportion to its entry of J."""
+        cells = []
+        for joint_M in self.joint.flatten(1):
+            left = joint_M.nonzero()[:, 0]  # often few: a lot over them costs less than one over all cells
+            cells.append(left[torch.multinomial(joint_M[left], 1, generator=generator)])
+        return self.tokens_of(torch.cat(cells))
+
+    def best(self) -> list[list[int]]:
+        """Each row's likeliest n-gram; of equals the first."""
+        return self.tokens_of(self.joint.flatten(1).argmax(dim=1))
+
+    def tokens_of(self, cell_R: Tensor) -> list[list[int]]:
+        """The tokens of one cell of each row."""
+        at = torch.unravel_index(cell_R, self.joint.shape[1:])
+        tokens = [place.tokens_Bk.gather(1, i_R[:, None]) for place, i_R in zip(self.places, at, strict=True)]
+        return torch.cat(tokens, dim=1).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """How many tokens each row emits (B,), and the joint distributions of those that emit more than one."""
+
+    order_B: Tensor
+    ngrams: tuple[JointRows, ...]
+
+
+def decide(
+    places: Sequence[Candidates],
+    config: JointConfig,
+    *,
+    cooccurrence: Cooccurrence | None = None,
+    seen_BV: Tensor | None = None,
+    penalty: float = 1.0,
+) -> Decision:
+    """Algorithm 1 up to its draws: back off from all places, order by order, until J has a peak; at n = 1 it ends.
+
+    Takes memory for some ten times B · min(kⁿ, MAX_JOINT_ENTRIES) numbers; many positions go in chunks.
+
+    >>> from heads.decoding.dynamo.candidates import take_candidates
+    >>> def place(*probs): return take_candidates(torch.tensor([probs]), top_k=50)
+    >>> sure, unsure = place(0.1, 0.8, 0.1), place(0.3, 0.4, 0.3)
+    >>> decide([sure, sure], JointConfig(threshold=0.5)).order_B                      # J peaks at 0.64 > 0.5
+    tensor([2])
+    >>> decide([sure, sure, unsure], JointConfig(threshold=0.5)).ngrams[0].best()      # 0.256 > 0.5²
+    [[1, 1, 1]]
+    >>> decide([sure, sure, unsure], JointConfig(threshold=0.6)).order_B              # not > 0.6², but 0.64 > 0.6
+    tensor([2])
+
+    Args:
+        places: candidates of x_{t+1}, x_{t+2}, …; the first are the backbone's, the others those of heads 1, 2, ….
+        seen_BV: True for tokens that the penalty counts as repeated; needed with a penalty.
+        penalty: divides entries with repeated tokens; 1 changes nothing.
+
+    Raises:
+        ValueError: a co-occurrence table whose ratios are not finite.
+    """
+    rows_R = torch.arange(len(places[0].probs_Bk), device=places[0].probs_Bk.device)
+    order_B = torch.ones_like(rows_R)
+    decided: list[JointRows] = []
+    n = len(places)
+    while n > 1 and len(rows_R):
+        here = form_joint(places[:n], rows_R, config, cooccurrence)
+        if len(here.rows_R):  # most rows that back off have nothing left by now
+            if config.adaptive:
+                here = replace(here, joint=adaptive_threshold(here.joint, here.counts, config.blur))
+            if seen_BV is not None:
+                here = replace(here, joint=penalize_repetition(here.joint, here.places, seen_BV[here.rows_R], penalty))
+            here = here.select(has_peak(here.joint, config.threshold))
+        if len(here.rows_R):
+            order_B[here.rows_R] = n
+            decided.append(here)
+        rows_R = (order_B == 1).nonzero()[:, 0]
+        n -= 1
+    return Decision(order_B=order_B, ngrams=tuple(decided))
+
+
+def form_joint(
+    places: Sequence[Candidates], rows_R: Tensor, config: JointConfig, cooccurrence: Cooccurrence | None
+) -> JointRows:
+    """Lines 6 to 8 and the static threshold: J of those rows in which something is left."""
+    most = largest_side(len(places))
+    cut = tuple(place.select(rows_R).first(most) for place in places)
+    joint = mask(outer(cut), cut, cooccurrence, config.transparency)
+    joint = static_threshold(joint, config.threshold)
+    return JointRows(rows_R=rows_R, places=cut, joint=joint).select(joint.flatten(1).amax(dim=1) > 0)
+
+
+def largest_side(n: int) -> int:
+    """Candidates of each of n places at most, so that J has no more than MAX_JOINT_ENTRIES.
+
+    >>> [largest_side(n) for n in (2, 3, 4, 5, 18, 19)]
+    [512, 64, 22, 12, 2, 1]
+    """
+    side = round(MAX_JOINT_ENTRIES ** (1 / n))
+    return side if side**n <= MAX_JOINT_ENTRIES else side - 1
+
+
+def outer(places: Sequence[Candidates]) -> Tensor:
+    """Equation 2: the product of the places' probabilities (B, k, …, k)."""
+    joint = places[0].probs_Bk
+    for place in places[1:]:
+        joint = joint[..., None] * along(place.probs_Bk, joint.ndim, joint.ndim)
+    return joint
+
+
+def mask(joint: Tensor, places: Sequence[Candidates], cooccurrence: Cooccurrence | None, transparency: float) -> Tensor:
+    """Equation 6 for any n: J times the co-occurrence ratio to the power of α_c, made to sum to 1 (B, k, …, k)."""
+    if cooccurrence is not None and transparency > 0:
+        ratio = cooccurrence.cooccurrence([place.tokens_Bk for place in places]).to(joint.dtype)
+        if not bool(ratio.isfinite().all()):
+            raise ValueError(
+                "The co-occurrence table gave a ratio that is not finite; count it again or leave cooccurrence out."
+            )
+        largest = ratio.flatten(1).amax(dim=1).clamp(min=torch.finfo(ratio.dtype).tiny)
+        masked = joint * (ratio / along(largest[:, None], 1, joint.ndim - 1)) ** transparency  # no power overflows
+        joint = torch.where(total(masked) > 0, masked, joint)
+    return joint / total(joint)
+
+
+def total(joint: Tensor) -> Tensor:
+    """Each row's sum, with all axes kept."""
+    return joint.sum(dim=tuple(range(1, joint.ndim)), keepdim=True)
+
+
+def penalize_repetition(joint: Tensor, places: Sequence[Candidates], seen_BV: Tensor, penalty: float) -> Tensor:
+    """Line 11: divide an entry once for each of its tokens that was seen or stands earlier in the n-gram."""
+    for i, place in enumerate(places, start=1):
+        repeated = along(seen_BV.gather(1, place.tokens_Bk), i, len(places))
+        for j, earlier in enumerate(places[: i - 1], start=1):
+            before = along(earlier.tokens_Bk, j, len(places))
+            repeated = repeated | (before == along(place.tokens_Bk, i, len(places)))
+        joint = torch.where(repeated, joint / penalty, joint)
+    return joint
+
+
+def has_peak(joint: Tensor, threshold: float) -> Tensor:
+    """Line 12: rows (B,) that need not back off, as an entry is above ε_b^(n-1)."""
+    peak_B = joint.flatten(1).amax(dim=1)
+    if threshold in (0, 1):  # as the paper says, whatever a penalty or rounding does to the entries
+        return torch.full_like(peak_B, threshold == 0, dtype=torch.bool)
+    order = joint.ndim - 1
+    return peak_B > threshold ** (order - 1)

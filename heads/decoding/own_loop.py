@@ -1,0 +1,64 @@
+"""Draft and accept for code that owns its loop; docs/own_loop.md puts them together with verify and commit.
+
+`TreeDecoding` runs the same steps behind `generate`, with processors, stopping, lookup and statistics.
+"""
+# B row, N tree node, V vocabulary
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from heads.decoding.acceptance.probability import best_at_nodes, walk
+from heads.decoding.proposers.heads import TreeIndex, draft
+from heads.decoding.trees.static import Shape, Tree
+from heads.interface.token_heads import TokenHeads
+
+
+class TreeDrafter:
+    """Fills a tree with the heads' tokens, for one batch size.
+
+    Attributes:
+        depth_N, sees_NN: what `Backbone.verify` wants to know of the tree.
+    """
+
+    def __init__(self, token_heads: TokenHeads, tree: Tree, batch: int = 1) -> None:
+        self.token_heads = token_heads
+        self.tree = tree
+        self.index = TreeIndex(tree, batch, token_heads.backbone.heads_device, grounded=token_heads.grounded)
+        self.depth_N, self.sees_NN = self.index.depth_N, self.index.sees_NN
+        self._projections = [token_heads.projection(k) for k in range(1, tree.depth + 1)]
+
+    def draft(self, heads_state: Any, root_B: Tensor) -> Tensor:
+        """Tokens (B, N) of the nodes, the root first.
+
+        Args:
+            heads_state: what `token_heads.commit` returned last.
+            root_B: each row's newest token, which the backbone has not read yet.
+        """
+        return draft(self.token_heads, self._projections, heads_state, root_B, self.index)
+
+
+def accept_greedy(shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> tuple[list[list[int]], list[list[int]]]:
+    """For each row the accepted nodes, root first, and its new tokens, one for each of those nodes.
+
+    The tokens are plain greedy generation's: behind each accepted node the backbone's likeliest. The last one is the
+    next root.
+
+    >>> import torch
+    >>> tree = Tree([[0], [1]])                                       # a root with two children
+    >>> logits = torch.eye(10)[[3, 5, 7]][None]                       # behind the nodes: 3, 5, 7 are the likeliest
+    >>> accept_greedy(tree, torch.tensor([[8, 4, 3]]), logits)        # the second child holds 3
+    ([[0, 2]], [[3, 7]])
+
+    Args:
+        tokens_BN: the nodes' tokens, as drafted.
+        logits_BNV: the backbone's logits behind each node.
+    """
+    best = best_at_nodes(logits_BNV).tolist()
+    paths = [
+        walk(shape, tokens, chosen.__getitem__, lambda: False)
+        for tokens, chosen in zip(tokens_BN.tolist(), best, strict=True)
+    ]
+    return paths, [[chosen[node] for node in path] for path, chosen in zip(paths, best, strict=True)]

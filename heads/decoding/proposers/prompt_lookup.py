@@ -1,0 +1,91 @@
+"""Prompt lookup: what followed the last earlier place in a text that reads like its end (Saxena, 2023).
+
+Heads know the backbone's state and guess locally; text that repeats itself is better copied. The chain is one more
+branch of the tree, so verification and acceptance treat it like drafted tokens and the output stays the backbone's own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from heads.decoding.trees.static import Shape
+
+LONGEST_MATCH, SHORTEST_MATCH = 3, 2
+DEFAULT_LOOKUP, MAX_LOOKUP = 10, 64
+GROWTH = 4
+"""A chain is doubled while the text goes on as all of it foretold, up to so many times the length that was asked for:
+a text that copies goes on copying, and further nodes of a pass cost less than further passes."""
+
+
+class Lookup:
+    """An index over one row's text, grown as the text grows.
+
+    >>> Lookup(4).propose([1, 2, 3, 9, 1, 2])          # the end [1, 2] was there before; behind it stood [3, 9, 1, 2]
+    [3, 9, 1, 2]
+    >>> Lookup(4).propose([7, 5, 6, 5, 6])             # a loop goes on through what is being copied
+    [5, 6, 5, 6]
+
+    Attributes:
+        copying: the text went on as the last chain and one token more foretold, and there is a chain again.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.copying = False
+        self._foretold: list[int] = []
+        self._length_then = 0
+        self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> where the text goes on behind their last occurrence
+        self._indexed = 0
+
+    def look(self, tokens: list[int]) -> int:
+        """How long a chain is worth verifying from here; 0 where the text's last tokens are new."""
+        self._index(tokens)
+        went_on = bool(self._foretold) and tokens[self._length_then :] == self._foretold
+        found = bool(self._copy(tokens, 1))
+        self.copying = went_on and found
+        if not found:
+            self._foretold = []
+            return 0
+        doubled = 2 * (len(self._foretold) - 1)
+        return min(doubled, GROWTH * self.length) if self.copying else self.length
+
+    def take(self, tokens: list[int], length: int) -> list[int]:
+        """The chain of so many tokens, behind a text that was just looked at; none where `look` found none."""
+        self._foretold, self._length_then = self._copy(tokens, length + 1) if length else [], len(tokens)
+        return self._foretold[:length]
+
+    def propose(self, tokens: list[int]) -> list[int]:
+        """`look`, then `take` all that it found worth while."""
+        return self.take(tokens, self.look(tokens))
+
+    def _copy(self, tokens: list[int], length: int) -> list[int]:
+        """What stood behind the last earlier place that reads like the end, longest match first."""
+        for size in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
+            start = self._behind.get(tuple(tokens[-size:]))
+            if start is not None and len(tokens) > size:
+                period = len(tokens) - start
+                return [tokens[start + i % period] for i in range(length)]
+        return []
+
+    def _index(self, tokens: list[int]) -> None:
+        """Every run of tokens that has something behind it; the text's own end is not among them."""
+        for end in range(max(self._indexed, SHORTEST_MATCH), len(tokens)):
+            for size in range(SHORTEST_MATCH, LONGEST_MATCH + 1):
+                if size <= end:
+                    self._behind[tuple(tokens[end - size : end])] = end
+        self._indexed = len(tokens)
+
+
+class ChainIndex:
+    """The indices of a pass over the root and a looked-up chain alone."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self.shape = Shape((-1,)).with_chain(length)
+        self.depth_N = self.shape.depth_tensor(device)
+        self.sees_NN = self.shape.sees_NN(device)
+
+
+def check_lookup(length: int) -> int:
+    if not 0 <= length <= MAX_LOOKUP:
+        raise ValueError(f"lookup={length} was given; allowed are 0 (none) to {MAX_LOOKUP} tokens.")
+    return length

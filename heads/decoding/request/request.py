@@ -1,0 +1,279 @@
+"""What one `generate` call asks for: how tokens are chosen, when a row ends, what is returned.
+
+What has no equal is refused (heads/decoding/request/unsupported.py). Processors and stopping criteria are Hugging
+Face's own objects. They are called once for every emitted token, in order, with that token's own prefix, just as plain
+generation calls them for a batch of one.
+"""
+# B batch, T prompt position, L length so far, V vocabulary
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from heads.decoding.acceptance.probability import Choose, choose_best, choose_by_lot
+from heads.decoding.request.unsupported import refuse
+from heads.interface.token_heads import TokenHeads
+
+
+@dataclass(kw_only=True)
+class Request:
+    """A checked request.
+
+    Attributes:
+        processors: logits processors in the order of `generate`.
+        choose: greedy or by lot.
+        max_length: tokens of a row, prompt and padding included, at which it ends.
+        eos_tokens: tokens that end a row, themselves emitted.
+        criteria: further stopping criteria.
+        pad_token: what fills up rows that ended early.
+        keep_scores: return the processed scores of each emitted token.
+        keep_logits: return the raw logits of each emitted token.
+        as_dict: return an output object with statistics.
+        generator: source of randomness for sampling; None is torch's global one.
+        penalised_from: how many of a row's first tokens some repetition penalty leaves out, padding included.
+    """
+
+    processors: LogitsProcessorList
+    choose: Choose
+    max_length: int
+    eos_tokens: frozenset[int]
+    criteria: StoppingCriteriaList
+    pad_token: int
+    keep_scores: bool
+    keep_logits: bool
+    as_dict: bool
+    greedy: bool
+    generator: torch.Generator | None = None
+    penalised_from: int = 0
+
+    @property
+    def judges_all_nodes_at_once(self) -> bool:
+        """No processors, nothing to keep: a pass's argmax is all that is needed."""
+        return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
+
+    def processors_of(self, row: int) -> LogitsProcessorList:
+        """The processors for one row alone. A repetition penalty holds the padding of all rows: it gets this row's.
+
+        A processor that has something of its own for each row gives a row's part by a method `of_row(row)`.
+        """
+        own = LogitsProcessorList()
+        for processor in (of_row(processor, row) for processor in self.processors):
+            padding = getattr(processor, "prompt_ignore_length", None)
+            if isinstance(padding, Tensor) and len(padding) > 1:
+                processor = copy.copy(processor)
+                processor.prompt_ignore_length = padding[row : row + 1]
+            own.append(processor)
+        return own
+
+    def criteria_of(self, row: int) -> StoppingCriteriaList:
+        """The further stopping criteria for one row alone, which `of_row(row)` gives here too."""
+        return StoppingCriteriaList(of_row(criterion, row) for criterion in self.criteria)
+
+
+def of_row(judge: Any, row: int) -> Any:
+    """What judges one row alone: the row's part, where a processor or criterion has one, else itself."""
+    return judge.of_row(row) if hasattr(judge, "of_row") else judge
+
+
+def read_request(
+    input_ids_BL: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    generator: torch.Generator | None,
+) -> Request:
+    """Check what `generate` hands to a decoding callable.
+
+    Raises:
+        ValueError: what `refuse` refuses, or criteria for several rows without an eos token.
+    """
+    refuse(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
+    eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+    others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
+    if others and not eos and input_ids_BL.shape[0] > 1:
+        raise ValueError(
+            f"{type(others[0]).__name__} was given for {input_ids_BL.shape[0]} rows without an eos token, where "
+            f"generate goes on writing to rows that have ended until all have; set eos_token_id or give single rows."
+        )
+    pad = getattr(config, "_pad_token_tensor", None)
+    return Request(
+        processors=LogitsProcessorList(logits_processor),
+        choose=choose_by_lot(generator) if config.do_sample else choose_best,
+        greedy=not config.do_sample,
+        max_length=min(lengths),
+        eos_tokens=frozenset(token for tensor in eos for token in tensor.tolist()),
+        criteria=StoppingCriteriaList(others),
+        pad_token=0 if pad is None else int(pad),
+        keep_scores=bool(config.output_scores and config.return_dict_in_generate),
+        keep_logits=bool(config.output_logits and config.return_dict_in_generate),
+        as_dict=bool(config.return_dict_in_generate),
+        generator=generator,
+        penalised_from=read_penalised_from(logits_processor),
+    )
+
+
+def read_penalised_from(processors: LogitsProcessorList) -> int:
+    """The largest `prompt_ignore_length` of the processors, which is a number or a tensor of one a row.
+
+    >>> from transformers import RepetitionPenaltyLogitsProcessor as Penalty
+    >>> read_penalised_from([Penalty(1.2), Penalty(1.2, prompt_ignore_length=torch.tensor([3, 5]))])
+    5
+    """
+    ignored = [getattr(processor, "prompt_ignore_length", None) for processor in processors]
+    return max((int(n.max()) if isinstance(n, Tensor) else n for n in ignored if n is not None), default=0)
+
+
+def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which prompt tokens are real. Padding lies on the left; elsewhere a row could not go on from its last token."""
+    if attention_mask is None:
+        return torch.ones_like(input_ids_BT, dtype=torch.bool)
+    valid_BT = attention_mask.to(input_ids_BT.device).bool()
+    if valid_BT.shape != input_ids_BT.shape or not bool(
+        (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
+    ):
+        raise ValueError(
+            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} "
+            f"and have its zeros on the left only; tokenize with padding_side='left'."
+        )
+    return valid_BT
+
+
+def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
+    """`generate` always prepares positions; others than those of the mask were given by the caller.
+
+    Positions of padding do not matter: nothing attends to it.
+
+    Raises:
+        ValueError: positions that do not count each row's tokens from 0.
+    """
+    if position_ids is None:
+        return
+    expected_BL = valid_BL.long().cumsum(dim=1) - 1
+    try:
+        differs = (position_ids.to(valid_BL.device) != expected_BL) & valid_BL
+    except RuntimeError:  # a shape that does not go with the tokens
+        differs = valid_BL
+    if bool(differs.any()):
+        raise ValueError(
+            f"position_ids of shape {tuple(position_ids.shape)} were given that do not count each row's tokens from 0; "
+            f"multi-token decoding knows no other positions: leave position_ids out or decode with plain generate."
+        )
+
+
+def check_token_heads(token_heads: Any) -> None:
+    """
+    Raises:
+        ValueError: a model, a folder or anything else in place of heads.
+    """
+    if not isinstance(token_heads, TokenHeads):
+        given = repr(token_heads) if isinstance(token_heads, str | Path) else f"a {type(token_heads).__name__}"
+        raise ValueError(
+            f"{given} was given in place of token heads; give what heads.load(folder, model) or "
+            f"heads.create(family, model, num_heads=…) returns."
+        )
+
+
+def check_heads(token_heads: TokenHeads, model: Any) -> None:
+    """Heads decode with the model that they stand on, and in its dtype unless autocast casts for them.
+
+    Raises:
+        ValueError: another model, or parameters of another dtype than its hidden states.
+    """
+    backbone = token_heads.backbone
+    if model is not backbone.model:
+        raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
+    others = sorted({str(p.dtype) for p in token_heads.parameters() if p.dtype != backbone.dtype})
+    if others and not torch.is_autocast_enabled(backbone.device.type):
+        raise ValueError(
+            f"The heads are in {' and '.join(others)}, but the backbone is in {backbone.dtype}; "
+            f"decode with token_heads.in_dtype(backbone.dtype), or load the heads without a dtype."
+        )
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One row's text while it is decoded; `index` is its place in the batch."""
+
+    request: Request
+    tokens: list[int]
+    device: torch.device
+    index: int = 0
+    done: bool = False
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    _buffer_1L: Tensor | None = None
+    _written: int = 0
+
+    def __post_init__(self) -> None:
+        self.processors = self.request.processors_of(self.index)
+        self.criteria = self.request.criteria_of(self.index)
+
+    def prefix(self) -> Tensor:
+        """(1, L): the tokens so far on the device; grown by what was emitted since it was last asked for."""
+        length = len(self.tokens)
+        if self._buffer_1L is None or self._buffer_1L.shape[1] < length:
+            self._buffer_1L = self.grown_buffer(length)
+        if self._written < length:
+            self._buffer_1L[0, self._written : length] = torch.tensor(self.tokens[self._written :], device=self.device)
+            self._written = length
+        return self._buffer_1L[:, :length]
+
+    def grown_buffer(self, length: int) -> Tensor:
+        """(1, up to twice `length`) with what was written; never more than `max_length`, which may be beyond memory."""
+        room = max(length, min(2 * length, self.request.max_length))
+        buffer_1L = torch.zeros(1, room, dtype=torch.long, device=self.device)
+        if self._buffer_1L is not None:
+            buffer_1L[:, : self._written] = self._buffer_1L[:, : self._written]
+        return buffer_1L
+
+    def choose(self, logits_V: Tensor) -> int:
+        """The token that plain generation would choose here: processors on float32 logits, then the rule."""
+        return self.request.choose(self.score(logits_V))
+
+    def score(self, logits_V: Tensor) -> Tensor:
+        """(1, V): the processed scores that the next emitted token is chosen by; once for each emitted token."""
+        raw_1V, scores_1V = self.judge(logits_V)
+        self.keep(raw_1V, scores_1V)
+        return scores_1V
+
+    def judge(self, logits_V: Tensor, ahead: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """(1, V) twice: the logits in float32 as they came and after all processors.
+
+        Args:
+            ahead: tokens of a path behind the text so far, for nodes that may not be emitted.
+        """
+        raw_1V = logits_V[None].to(self.device, torch.float32, copy=True)
+        prefix_1L = self.prefix()
+        if ahead:
+            prefix_1L = torch.cat([prefix_1L, torch.tensor([ahead], device=self.device)], dim=1)
+        scores_1V = raw_1V.clone() if self.request.keep_logits else raw_1V
+        for processor in self.processors:  # the list's own call inspects each one's signature for every token
+            scores_1V = processor(prefix_1L, scores_1V)
+        return raw_1V, scores_1V
+
+    def keep(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
+        """Keep what was asked for of the next emitted token's logits."""
+        if self.request.keep_logits:
+            self.logits.append(raw_1V)
+        if self.request.keep_scores:
+            self.scores.append(scores_1V)
+
+    def emit(self, token: int) -> None:
+        """Append a token and see whether it ends the row."""
+        self.tokens.append(token)
+        request = self.request
+        self.done = token in request.eos_tokens or len(self.tokens) >= request.max_length
+        if self.criteria:
+            scores = tuple(self.scores) if request.keep_scores else None
+            self.done |= bool(self.criteria(self.prefix(), scores).all())

@@ -1,0 +1,268 @@
+"""Dynamic token trees: for each pass and each row the likeliest paths under the heads themselves, within a node budget.
+
+A node's score is the log-probability of its path under the heads, which only falls along a path. So the best `nodes`
+over all levels are a tree by themselves: a kept node's ancestors score at least as much and come first (EAGLE-2,
+Li et al., 2024). Grounded heads are asked level by level, and only the `width` best nodes of a level are expanded, each
+of which costs a row of the next head. Independent heads give every node of a depth the same candidates: one row a head,
+and the products of their marginals are searched without a beam.
+
+`plain_best_paths` is the same rule in plain Python over full distributions; tests compare the two.
+"""
+# B batch, W expanding node of a level, C candidate of one node, M = B·W (or B, where heads are independent),
+# E candidate of a level, T candidate of all levels, N kept node, L looked-up token
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.backbone.projection import Projection
+from heads.decoding.trees.static import MAX_NODES, Shape
+from heads.interface.token_heads import TokenHeads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicTree:
+    """What `TreeDecoding(token_heads, heads.DynamicTree(nodes=16))` grows anew for each pass and row.
+
+    Attributes:
+        nodes: nodes that a pass verifies, the root included, 2 to 1024; fewer where the vocabulary offers fewer.
+        depth: drafted tokens along a path at most; None: as many as there are heads.
+        width: nodes of one level that grounded heads expand; independent heads pay for none and expand all.
+
+    Raises:
+        ValueError: no integer, or a number outside of what is allowed.
+
+    >>> DynamicTree(nodes=8, depth=3, width=2)
+    DynamicTree(nodes=8, depth=3, width=2)
+    """
+
+    nodes: int = 16
+    depth: int | None = None
+    width: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "depth", "width"):
+            if not (name == "depth" and self.depth is None):
+                check_integer(getattr(self, name), f"DynamicTree({name}={getattr(self, name)!r})")
+        if not 2 <= self.nodes <= MAX_NODES:
+            raise ValueError(f"DynamicTree(nodes={self.nodes}) was given; allowed are 2 to {MAX_NODES}.")
+        if self.depth is not None and self.depth < 1:
+            raise ValueError(f"DynamicTree(depth={self.depth}) was given; allowed are 1 and more, or None: all heads.")
+        if self.width < 1:
+            raise ValueError(f"DynamicTree(width={self.width}) was given; allowed are 1 and more.")
+
+
+def check_integer(value: Any, given: str) -> int:
+    """`value`, where it is an integer; JSON's true and 4.5 are none.
+
+    Raises:
+        ValueError: it is not, and `given` says where it stood.
+
+    >>> check_integer(4, "nodes=4")
+    4
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{given} was given; allowed are integers.") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Nodes that may be kept: of one level, or of all levels in order, the root first.
+
+    Attributes:
+        scores_BE: log-probability of each candidate's path under the heads.
+        parents_BE: each candidate's parent, counted over all levels; the root's own is 0.
+        likeliest_BE: every token of its path is the best candidate at its place.
+    """
+
+    tokens_BE: Tensor
+    scores_BE: Tensor
+    parents_BE: Tensor
+    likeliest_BE: Tensor
+    depths_E: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.tokens_BE.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    """The kept nodes of each row: the likeliest path first, since it is then in place when it is committed."""
+
+    tokens_BN: Tensor
+    parents_BN: Tensor
+    depth_BN: Tensor
+    sees_BNN: Tensor
+
+    def shapes(self) -> list[Shape]:
+        """Each row's nodes on the host; decoding reads them with what the pass chose (heads/decoding/loop.py)."""
+        return [Shape((-1, *parents[1:])) for parents in self.parents_BN.tolist()]
+
+    def with_chains(self, chains_BL: Tensor) -> Grown:
+        """Beside the kept nodes a second branch below the root, numbered as `Shape.with_chain` does."""
+        (batch, length), nodes, device = chains_BL.shape, self.tokens_BN.shape[1], chains_BL.device
+        depth_BL = torch.arange(1, length + 1, device=device).expand(batch, length)
+        parents_BL = (depth_BL + (nodes - 2)).masked_fill(depth_BL == 1, 0)
+        sees = torch.zeros(batch, nodes + length, nodes + length, dtype=torch.bool, device=device)
+        sees[:, :nodes, :nodes] = self.sees_BNN
+        sees[:, nodes:, nodes:] = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        sees[:, nodes:, 0] = True
+        return Grown(
+            tokens_BN=torch.cat([self.tokens_BN, chains_BL], dim=1),
+            parents_BN=torch.cat([self.parents_BN, parents_BL], dim=1),
+            depth_BN=torch.cat([self.depth_BN, depth_BL], dim=1),
+            sees_BNN=sees,
+        )
+
+
+def grow(
+    token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, tree: DynamicTree
+) -> Grown:
+    """The likeliest `tree.nodes` nodes of each row.
+
+    Args:
+        projections: head k's at index k - 1, read once for each `generate` call.
+        state: the family's state after the last commit.
+    """
+    found = list_candidates(token_heads, projections, state, root_B, tree)
+    return keep_best(found, tree.nodes, tree.depth or token_heads.num_heads)
+
+
+def list_candidates(
+    token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, tree: DynamicTree
+) -> Candidates:
+    """Every level's candidates; each expanding node offers as many as the budget could hold."""
+    rows_B1 = torch.arange(len(root_B), device=root_B.device)[:, None]
+    width = tree.width if token_heads.grounded else tree.nodes - 1
+    levels = [root_candidates(root_B)]
+    level, parents_M, tokens_M = token_heads.first_level(state), rows_B1.flatten(), root_B
+    best_BW, before, num_expanding, num_offered = torch.zeros_like(rows_B1), 0, 1, 1
+    for k in range(1, (tree.depth or token_heads.num_heads) + 1):
+        if k > 1:
+            best_BW = levels[-1].scores_BE.topk(min(width, levels[-1].count), dim=1).indices
+            if token_heads.grounded:
+                parents_M = (rows_B1 * num_expanding + best_BW // num_offered).flatten()
+                tokens_M = levels[-1].tokens_BE.gather(1, best_BW).flatten()
+        hidden_MD, level = token_heads.step(k, level, tokens_M, parents_M)
+        offered = offer(projections[k - 1], hidden_MD, tree.nodes - 1, len(root_B))
+        num_expanding, num_offered = best_BW.shape[1], offered[0].shape[2]
+        levels.append(children_of(levels[-1], best_BW, before, *offered))
+        before += levels[-2].count
+    return join(levels)
+
+
+def root_candidates(root_B: Tensor) -> Candidates:
+    root_B1 = root_B[:, None]
+    return Candidates(
+        tokens_BE=root_B1,
+        scores_BE=torch.zeros(root_B1.shape, device=root_B.device),
+        parents_BE=torch.zeros_like(root_B1),
+        likeliest_BE=torch.ones_like(root_B1, dtype=torch.bool),
+        depths_E=torch.zeros_like(root_B[:1]),
+    )
+
+
+def offer(projection: Projection, hidden_MD: Tensor, count: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and tokens of each node's best candidates, both (B, M / B, C), best first."""
+    logits_MV = projection(hidden_MD)
+    logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+    best_MC, entries_MC = logits_MV.topk(min(count, logits_MV.shape[-1]), dim=-1)
+    log_probs_MC = best_MC - logits_MV.logsumexp(dim=-1, keepdim=True)
+    shape = (batch, -1, entries_MC.shape[1])
+    return log_probs_MC.view(shape), projection.ids(entries_MC).view(shape)
+
+
+def children_of(
+    level: Candidates, best_BW: Tensor, before: int, log_probs_BWC: Tensor, tokens_BWC: Tensor
+) -> Candidates:
+    """The level below: children of `level`'s candidates `best_BW`; `before` candidates come ahead of `level`."""
+    shape = (*best_BW.shape, tokens_BWC.shape[2])
+    first_C = torch.arange(shape[2], device=best_BW.device) == 0
+    return Candidates(
+        tokens_BE=tokens_BWC.expand(shape).flatten(1),
+        scores_BE=(level.scores_BE.gather(1, best_BW)[:, :, None] + log_probs_BWC).flatten(1),
+        parents_BE=(best_BW + before)[:, :, None].expand(shape).flatten(1),
+        likeliest_BE=(level.likeliest_BE.gather(1, best_BW)[:, :, None] & first_C).flatten(1),
+        depths_E=level.depths_E[:1].add(1).expand(shape[1] * shape[2]),
+    )
+
+
+def join(levels: Sequence[Candidates]) -> Candidates:
+    return Candidates(
+        tokens_BE=torch.cat([level.tokens_BE for level in levels], dim=1),
+        scores_BE=torch.cat([level.scores_BE for level in levels], dim=1),
+        parents_BE=torch.cat([level.parents_BE for level in levels], dim=1),
+        likeliest_BE=torch.cat([level.likeliest_BE for level in levels], dim=1),
+        depths_E=torch.cat([level.depths_E for level in levels]),
+    )
+
+
+def keep_best(found: Candidates, nodes: int, depth: int) -> Grown:
+    """The best `nodes` candidates of all levels, `depth` of them below the root, as trees.
+
+    The sort is stable and the candidates come in levels, so of equal scores a parent comes before its child: every kept
+    node's parent is kept, and has a lower index than its children.
+    """
+    best_BN = found.scores_BE.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+    behind_BN = best_BN + found.count * ~found.likeliest_BE.gather(1, best_BN)
+    best_BN = best_BN.gather(1, behind_BN.argsort(dim=1))
+    index_BN = torch.arange(best_BN.shape[1], device=best_BN.device).expand_as(best_BN)
+    place_BT = torch.zeros_like(found.parents_BE).scatter_(1, best_BN, index_BN)
+    parents_BN = place_BT.gather(1, found.parents_BE.gather(1, best_BN))
+    return Grown(
+        tokens_BN=found.tokens_BE.gather(1, best_BN),
+        parents_BN=parents_BN,
+        depth_BN=found.depths_E[best_BN],
+        sees_BNN=see_ancestors(parents_BN, depth),
+    )
+
+
+def see_ancestors(parents_BN: Tensor, depth: int) -> Tensor:
+    """(B, N, N): each node sees itself and its ancestors, `depth` of them at most; the root's parent is itself.
+
+    >>> see_ancestors(torch.tensor([[0, 0, 1, 0]]), depth=2)[0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    """
+    batch, nodes = parents_BN.shape
+    sees_BNN = torch.eye(nodes, dtype=torch.bool, device=parents_BN.device).repeat(batch, 1, 1)
+    ancestor_BN = parents_BN
+    for _ in range(depth):
+        sees_BNN.scatter_(2, ancestor_BN[:, :, None], value=True)
+        ancestor_BN = parents_BN.gather(1, ancestor_BN)
+    return sees_BNN
+
+
+def plain_best_paths(
+    log_probs_after: Callable[[tuple[int, ...]], Sequence[float]], *, nodes: int, depth: int, width: int
+) -> set[tuple[int, ...]]:
+    """The reference: paths of tokens that are kept, the root () among them.
+
+    Args:
+        log_probs_after: the next head's log-probability of every token behind a path.
+
+    >>> plain_best_paths(lambda path: [-0.5, -1.0], nodes=4, depth=2, width=1) == {(), (0,), (1,), (0, 0)}
+    True
+    """
+    scores: dict[tuple[int, ...], float] = {(): 0.0}
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        children = {
+            (*path, token): scores[path] + log_prob
+            for path in level
+            for token, log_prob in enumerate(log_probs_after(path))
+        }
+        scores |= children
+        level = heapq.nlargest(width, children, key=children.__getitem__)
+    return set(heapq.nlargest(nodes, scores, key=scores.__getitem__))

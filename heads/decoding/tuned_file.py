@@ -1,0 +1,190 @@
+"""tree.json: what `headway tune-tree` found best for these heads on this machine, and where it holds.
+
+    {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "prediction": {…}, "measured_on": {…},
+     "heads_sha256": …}
+
+`kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths` the best static
+tree) or "plain" (no tree pays: the heads draft nothing). The file lies beside the heads; `heads.load` remembers where,
+and `TreeDecoding(token_heads)` reads it. What was fitted to another device, dtype or to other heads is not used unless
+it is asked for by name, and either way a warning says so.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from heads.decoding.proposers.prompt_lookup import check_lookup
+from heads.decoding.trees.dynamic import DynamicTree, check_integer
+from heads.decoding.trees.static import Tree
+from heads.interface.token_heads import TokenHeads
+
+Kind = Literal["static", "dynamic", "plain"]
+KINDS: tuple[Kind, ...] = ("static", "dynamic", "plain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedTree:
+    """What a tree.json says.
+
+    Attributes:
+        paths: of the best static tree; none where no static tree pays.
+        dynamic: the best dynamic tree, where it is better than the static one.
+        lookup: tokens to look up beside the tree; 0: none; None: the file, one of paths alone, says nothing.
+        compile: passes were faster as compiled graphs.
+        prediction: what was predicted on which evidence, for people.
+        measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
+        heads_sha256: of the heads' tensors; None where they were never saved.
+    """
+
+    kind: Kind
+    paths: tuple[tuple[int, ...], ...] = ()
+    dynamic: DynamicTree | None = None
+    lookup: int | None = 0
+    compile: bool = False
+    prediction: Mapping[str, Any] = field(default_factory=dict)
+    measured_on: Mapping[str, Any] = field(default_factory=dict)
+    heads_sha256: str | None = None
+
+    @property
+    def tree(self) -> Tree | DynamicTree:
+        """What `TreeDecoding` decodes with."""
+        if self.kind == "plain":
+            return Tree.root_only()
+        return self.dynamic if self.dynamic is not None else Tree(self.paths)
+
+    @property
+    def static_tree(self) -> Tree | None:
+        """The same for a rule that cannot use a dynamic tree; None: the file has no static one."""
+        if self.kind != "dynamic":
+            return Tree.root_only() if self.kind == "plain" else Tree(self.paths)
+        return Tree(self.paths) if self.paths else None
+
+    @property
+    def fitted(self) -> bool:
+        """It was made for heads and a machine; a file of paths alone was not."""
+        return bool(self.measured_on) or self.heads_sha256 is not None
+
+    def as_json(self) -> str:
+        content = {
+            "paths": [list(path) for path in self.paths],
+            "kind": self.kind,
+            **({} if self.dynamic is None else {"dynamic": asdict(self.dynamic)}),
+            "lookup": self.lookup,
+            "compile": self.compile,
+            "prediction": dict(self.prediction),
+            "measured_on": dict(self.measured_on),
+            "heads_sha256": self.heads_sha256,
+        }
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def not_for(self, token_heads: TokenHeads) -> str | None:
+        """Why it must not be used for these heads where they are now; None: it may be."""
+        backbone = token_heads.backbone
+        here = {"device_type": backbone.device.type, "dtype": name_dtype(backbone.dtype)}
+        for name, found in here.items():
+            if self.measured_on.get(name) != found:
+                return f"it was measured on {name} {self.measured_on.get(name)!r} and this is {found!r}"
+        if self.heads_sha256 is not None and self.heads_sha256 != token_heads.checksum:
+            return "it was fitted to other weights of the heads"
+        return None
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def read_tree_file(path: str | Path) -> TunedTree:
+    """A tree.json, or a file of paths alone, {"paths": [[0], [0, 0], …]}.
+
+    Raises:
+        ValueError: the file is missing, cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse(content)
+    except FileNotFoundError:
+        raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None
+    except OSError as error:
+        raise ValueError(
+            f"The tree file {path} cannot be read ({error.strerror or error}); give a JSON file of paths, or the "
+            f"tree.json in a folder of heads."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        said = str(error).rstrip(".")
+        raise ValueError(
+            f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}, or what `headway tune-tree` wrote; {said}.'
+        ) from None
+
+
+def parse(content: Any) -> TunedTree:
+    """The fields of a file, each of its kind.
+
+    Raises:
+        ValueError, KeyError, TypeError: they are not.
+    """
+    kind = content.get("kind", "static") if isinstance(content, dict) else None
+    if kind not in KINDS:
+        raise ValueError(f"its kind is {kind!r}, allowed are {', '.join(KINDS)}")
+    without = kind == "plain" or (kind == "dynamic" and content["paths"] == [])
+    paths = () if without else Tree(content["paths"]).paths[1:]
+    lookup = content.get("lookup", 0 if "kind" in content else None)
+    compiles = content.get("compile", False)
+    if not isinstance(compiles, bool):
+        raise ValueError(f"its compile is {compiles!r}, allowed are true and false")
+    checksum = content.get("heads_sha256")
+    if not isinstance(checksum, str | None):
+        raise ValueError(f"its heads_sha256 is {checksum!r}, allowed are a string and null")
+    objects = {name: content.get(name, {}) for name in ("prediction", "measured_on")}
+    if not all(isinstance(value, dict) for value in objects.values()):
+        raise ValueError("its prediction and measured_on must be objects")
+    return TunedTree(
+        kind=kind,
+        paths=paths,
+        dynamic=DynamicTree(**content["dynamic"]) if kind == "dynamic" else None,
+        lookup=None if lookup is None else check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
+        compile=compiles,
+        heads_sha256=checksum,
+        **objects,
+    )
+
+
+def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
+    """The tree.json that lies beside the heads, where there is one and it was made for what runs here.
+
+    Raises:
+        ValueError: the file is malformed.
+    """
+    path = token_heads.tuned_tree
+    if path is None or not path.is_file():
+        return None
+    tuned = read_tree_file(path)
+    if reason := tuned.not_for(token_heads):
+        warnings.warn(
+            f"{path} is not used: {reason}; `headway tune-tree {path.parent}` fits a tree to these heads here.",
+            stacklevel=4,
+        )
+        return None
+    return tuned
+
+
+def asked_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
+    """A tree file that was asked for by name: it is used, and where it was made for something else a warning says so.
+
+    Raises:
+        ValueError: the file is missing or malformed.
+    """
+    tuned = read_tree_file(path)
+    if tuned.fitted and (reason := tuned.not_for(token_heads)):
+        warnings.warn(
+            f"{path} is used since it was asked for, but {reason}; `headway tune-tree` fits one to these heads here.",
+            stacklevel=4,
+        )
+    return tuned

@@ -1,0 +1,109 @@
+"""f(x_≤t), the backbone's representation of a text so far, in the forms that position-wise heads can be given it.
+
+    hidden_offset 0    what the unembedding reads: the last layer's output after the final norm
+    hidden_offset o    the output of the layer o layers before the end, through the same final norm
+    … = all layers     the input embeddings alone, through the same final norm
+
+    prefix_layers 1    a decoder layer of the heads' own over any of these (Hydra++), the identity at first
+
+Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7); Hydra's hidden_states[-(o + 1)]. Layers write to one
+residual stream that the final norm alone brings to scale, so an inner tap as it is would be of another scale than what
+heads and unembeddings start from.
+"""
+# B batch, T position, N slot of a pass, R row, D model width
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.cache import TreeCache
+from heads.backbone.gradient_gate import gate
+from heads.backbone.model import Backbone, Tap
+from heads.backbone.state import HiddenTap, StackTap
+from heads.interface.context_layers import identity_layer, refuse_quantised_layers
+from heads.interface.token_heads import HeadsConfig, PositionWiseHeads, TeacherForcing
+
+
+@dataclass(kw_only=True)
+class RepresentationConfig(HeadsConfig):
+    """Fields of families that read f.
+
+    Attributes:
+        hidden_offset: which layer's output is read: 0 the last one's, o the one's o layers earlier; the backbone's
+            number of layers: the input embeddings.
+        prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
+            (Hydra++). It runs over the context, inside each pass, and starts as the identity.
+    """
+
+    hidden_offset: int = 0
+    prefix_layers: int = 0
+
+    def check(self) -> None:
+        super().check()
+        if self.hidden_offset < 0:
+            raise ValueError(
+                f"hidden_offset={self.hidden_offset} was given; allowed are 0 to the backbone's number of layers."
+            )
+        if self.prefix_layers not in (0, 1):
+            raise ValueError(f"prefix_layers={self.prefix_layers} was given; allowed are 0 and 1.")
+
+
+class RepresentationHeads(PositionWiseHeads):
+    """Position-wise heads whose `head` is given f in the form that their config names."""
+
+    config: RepresentationConfig
+
+    def __init__(self, config: RepresentationConfig, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        if config.hidden_offset > backbone.num_layers:
+            raise ValueError(
+                f"hidden_offset={config.hidden_offset} was given; the backbone {backbone.name} has "
+                f"{backbone.num_layers} layers: allowed are 0 to {backbone.num_layers}, its input embeddings."
+            )
+        if config.prefix_layers:
+            refuse_quantised_layers(backbone, "a prefix layer is one")
+        self.prefix = nn.ModuleList(identity_layer(backbone, slot) for slot in range(config.prefix_layers))
+
+    @property
+    def tap(self) -> HiddenTap:  # type: ignore[override]
+        return self.config.hidden_offset or "final"
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """f itself, as passes make it, where it is not what they record anyway."""
+        plain = self.tap == "final" and not self.prefix
+        return (self.tap,) if plain else (StackTap(heads=self, index=0, reads=self.tap),)
+
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """f, and the prefix layer over it."""
+        f_BND = self.normed(hidden_BND)
+        for layer in self.prefix:
+            f_BND = self.backbone.run_layer(layer, f_BND, positions_BN, mask, cache)
+        return f_BND
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        yield from self.heads_on(self.run_stack(0, batch.taps[self.tap], batch.positions_BT, batch.mask, None), batch)
+
+    def heads_on(self, f_BTD: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
+        """Head k's hidden states at its rows, for k = 1 … K, from f at every position."""
+        yield from super().teacher_forced(replace(batch, taps={self.tap: f_BTD}))
+
+    def normed(self, tap_D: Tensor) -> Tensor:
+        """(…, D): the tap after the final norm; the norm is the backbone's, so its gradient passes the gate."""
+        return tap_D if self.tap == "final" else through_final_norm(self.backbone, tap_D)
+
+
+def through_final_norm(backbone: Backbone, hidden_D: Tensor) -> Tensor:
+    """The backbone's final norm in the dtype of the states given, which may be that of float32 heads."""
+    parameters = dict(backbone.norm.named_parameters())
+    values = {name: gate(p, backbone.gradient_scale).to(hidden_D.dtype) for name, p in parameters.items()}
+    home = next(iter(values.values()), hidden_D).device  # a spread backbone may have it elsewhere
+    normed_D: Tensor = torch.func.functional_call(backbone.norm, values, (hidden_D.to(home),))
+    return normed_D.to(hidden_D.device)

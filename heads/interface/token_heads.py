@@ -1,0 +1,316 @@
+"""The one contract of a family of heads.
+
+position t            t     t+1    t+2    t+3
+backbone at t                x
+head 1   at t                       x                 head k at t predicts x_{t+1+k}; a grounded head k also reads the
+head 2   at t                              x          embeddings of x_{t+1} … x_{t+k}
+
+A family is one file in heads/families/ with two names: `Config` (keyword-only dataclass) and `Heads` (a `TokenHeads`).
+Trainer, decoder and checkpoints know this contract and never a family. The conformance suite
+(tests/heads/families/test_families.py) runs every family found: teacher-forced states equal step-by-step drafting.
+"""
+# B batch, T position, N slot of one pass, M tree node of one level, R row (a supervised position), D model width
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.cache import TreeCache
+from heads.backbone.draft_vocabulary import DraftVocabulary, SharedRows, StartedRows, check_draft_tokens
+from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
+from heads.backbone.projection import Projection
+from heads.backbone.state import HiddenTap, HiddenTaps, hidden_taps
+
+MAX_HEADS = 32
+
+
+@dataclass(kw_only=True)
+class HeadsConfig:
+    """What every family's Config begins with.
+
+    Attributes:
+        num_heads: K, the number of heads; head k predicts the token k + 1 places ahead.
+        draft_vocabulary: how many tokens the heads score: the most frequent ones of the training data, all other tokens
+            are never drafted; None: every token (docs/draft_vocabulary.md).
+    """
+
+    num_heads: int = 4
+    draft_vocabulary: int | None = None
+
+    def check(self) -> None:
+        """Raise ValueError, with what is allowed, on a value that cannot be built."""
+        if not 1 <= self.num_heads <= MAX_HEADS:
+            raise ValueError(f"num_heads={self.num_heads} was given; allowed are 1 to {MAX_HEADS}.")
+        if self.draft_vocabulary is not None and self.draft_vocabulary < 1:
+            raise ValueError(f"draft_vocabulary={self.draft_vocabulary} was given; allowed are 1 and more, or null.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherForcing:
+    """A training batch as heads see it: the true tokens and the backbone's states over them.
+
+    Attributes:
+        tokens_BT: the true tokens.
+        taps: the backbone's hidden states of `hidden_taps`, each (B, T, D).
+        positions_BT: positions, starting again at 0 in each packed document.
+        mask: the attention mask that the backbone used, for families with layers of their own.
+        rows: for head k at index k - 1, the supervised positions as indices into the flattened (B·T); a row r of head k
+            has its tokens x_{t+1} … x_{t+1+k} at r+1 … r+1+k, all of the same document.
+    """
+
+    tokens_BT: Tensor
+    taps: HiddenTaps
+    positions_BT: Tensor
+    mask: Any
+    rows: Sequence[Tensor]
+
+    def tap(self, tap: HiddenTap, rows_R: Tensor) -> Tensor:
+        """(R, D): one tap's states at the rows."""
+        return self.taps[tap].flatten(0, 1)[rows_R]
+
+    def token(self, ahead: int, rows_R: Tensor) -> Tensor:
+        """(R,): x_{t+ahead} for each row."""
+        return self.tokens_BT.flatten()[rows_R + ahead]
+
+
+def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
+    """The place of a draft vocabulary that is not chosen yet.
+
+    Raises:
+        ValueError: more tokens than the backbone has.
+    """
+    if count is None:
+        return None
+    if count > backbone.vocab_size:
+        raise ValueError(
+            f"draft_vocabulary={count} was given; allowed are 1 to {backbone.vocab_size}, the backbone's tokens, or "
+            f"null for all of them."
+        )
+    return torch.full((count,), -1, dtype=torch.long)
+
+
+def mark_chosen(token_heads: Any, _: Any) -> None:
+    """Ids came with the tensors that were loaded."""
+    token_heads._unchosen = False
+
+
+class TokenHeads(nn.Module):
+    """Heads 1 … K of one family on one backbone.
+
+    Drafting goes through three verbs. `commit` moves what a pass committed into the family's state; `first_level` makes
+    of it the level above the root; `step(k, …)` goes one level deeper for many nodes at once. States and levels belong
+    to the family: the decoder only hands them back.
+    """
+
+    draft_tokens_S: Tensor | None
+    """Ids of the tokens that the heads score, ascending, saved with them; None: all."""
+
+    grounded: ClassVar[bool] = False
+    """Reads drafted tokens: drafting goes level by level, and nodes of one row differ."""
+
+    def __init__(self, config: HeadsConfig, backbone: Backbone) -> None:
+        super().__init__()
+        config.check()
+        self.config = config
+        self.backbone = backbone  # a plain object: nothing of the backbone is registered here
+        self.register_buffer("draft_tokens_S", unchosen(config.draft_vocabulary, backbone))
+        self._vocab_size = len(backbone.projection.weight)  # now: ZeRO-3 leaves a weight without a shape later on
+        self._shared_rows = SharedRows()
+        self._unchosen = config.draft_vocabulary is not None
+        self.register_load_state_dict_post_hook(mark_chosen)  # type: ignore[no-untyped-call]
+        self.backbone_was_trained = False
+        """The backbone was changed together with these heads, so it is saved with them."""
+        self.measured_accuracy: list[list[float]] | None = None
+        """accuracy[k - 1][r]: measured share of positions at which rank r of head k was right; trees grow from it."""
+        self.tuned_tree: Path | None = None
+        """Where `headway tune-tree` leaves the tree that it fits to them: tree.json in the folder they came from."""
+        self.checksum: str | None = None
+        """sha256 of the tensors that they were loaded from, by which a tuned tree knows its heads."""
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads
+
+    @property
+    def max_depth(self) -> int:
+        """How deep they can draft: K, where nothing says that step and projection go on behind it."""
+        return self.num_heads
+
+    @property
+    def draft_vocabulary(self) -> DraftVocabulary | None:
+        """The tokens that the heads score, where these are not all.
+
+        Raises:
+            ValueError: they were not chosen yet.
+        """
+        if self.draft_tokens_S is None:
+            return None
+        if self._unchosen:
+            raise ValueError(f"Which tokens these {self.family} heads score was not said; call choose_draft_tokens.")
+        return DraftVocabulary(tokens_S=self.draft_tokens_S, size=self._vocab_size)
+
+    @property
+    def num_scored(self) -> int:
+        """How many tokens the heads score."""
+        return self.backbone.vocab_size if self.draft_tokens_S is None else len(self.draft_tokens_S)
+
+    @torch.no_grad()
+    def choose_draft_tokens(self, tokens: Tensor | Sequence[int]) -> None:
+        """Say which tokens new heads with a draft vocabulary score; their own unembeddings start from these rows.
+
+        Raises:
+            ValueError: ids that are none, another number of them, or heads that score every token.
+        """
+        if self.draft_tokens_S is None:
+            raise ValueError(f"{self.family} heads without draft_vocabulary score every token; give draft_vocabulary.")
+        if self.draft_tokens_S.is_meta:  # no tensor has content there
+            self._unchosen = False
+            return
+        ids_S = check_draft_tokens(tokens, len(self.draft_tokens_S), self.backbone.vocab_size)
+        self.draft_tokens_S.copy_(ids_S)
+        self._unchosen = False
+        for module in self.modules():
+            if isinstance(module, StartedRows):
+                module.start_from(self.draft_tokens_S, self.backbone)
+        for k in range(1, self.num_heads + 1):
+            if len(self.projection(k).weight) != len(ids_S) or self.projection(k).vocabulary is None:
+                raise ValueError(f"Heads of the family {self.family!r} know no draft vocabulary; leave it out.")
+
+    def scored(self, projection: Projection) -> Projection:
+        """A head's record as `projection` has to return it: over the tokens that are scored.
+
+        Args:
+            projection: the backbone's, of which the rows are taken, or one with a weight of its own of these rows.
+        """
+        if (vocabulary := self.draft_vocabulary) is None:
+            return projection
+        weight, bias = projection.weight, projection.bias
+        if weight is self.backbone.projection.weight:
+            weight, bias = self._shared_rows.of(weight, bias, vocabulary.tokens_S)
+        return replace(projection, weight=weight, bias=bias, vocabulary=vocabulary)
+
+    def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
+        """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
+        if all(p.dtype == dtype for p in self.parameters()):
+            return self
+        return copy.deepcopy(self, {id(self.backbone): self.backbone}).to(dtype)
+
+    @property
+    def family(self) -> str:
+        """The family's name: its file in heads/families/."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[Tap, ...]:
+        """What a decoding pass is asked to record for `commit`."""
+
+    @property
+    def hidden_taps(self) -> tuple[HiddenTap, ...]:
+        """The hidden states of the backbone behind `taps`: what teacher forcing is given."""
+        return hidden_taps(self.taps)
+
+    def run_stack(
+        self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
+    ) -> Tensor:
+        """For a family with a `StackTap` among its taps: the stack's layers over the hidden states that it reads.
+
+        Args:
+            index: the tap's.
+            cache: layers write to it under indices behind the backbone's own, which are kept and compacted like those.
+        """
+        raise NotImplementedError(f"{self.family} heads have no layers over the context")
+
+    @property
+    def borrowed(self) -> Sequence[nn.Module]:
+        """Modules of the backbone whose weights these heads use without calling them; engines keep those gathered."""
+        return ()
+
+    @abstractmethod
+    def projection(self, k: int) -> Projection:
+        """From head k's hidden states to logits; `return self.scored(…)`, so that a draft vocabulary is heeded."""
+
+    @abstractmethod
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        """Yield head k's hidden states (R_k, D) at `batch.rows[k - 1]`, for k = 1 … K, one head at a time."""
+
+    @abstractmethod
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Any:
+        """The family's state after a pass: `plan` says which of the pass's N slots were kept. First state: None."""
+
+    @abstractmethod
+    def keep_rows(self, state: Any, rows_R: Tensor) -> Any:
+        """The state of some rows of the batch; the others have ended."""
+
+    @abstractmethod
+    def keep_slots(self, state: Any, num_slots: int) -> Any:
+        """The state as it was when the first `num_slots` slots were committed; a commit comes before drafting."""
+
+    @abstractmethod
+    def first_level(self, state: Any) -> Any:
+        """The level above the root: one entry a row, from the last committed position.
+
+        Levels are tensors, or tuples, lists and dicts of them, whose first axis counts rows, later nodes.
+        """
+
+    @abstractmethod
+    def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
+        """Head k's hidden states (M, D) at M nodes of depth k - 1, and the level that these nodes form.
+
+        Args:
+            k: 1 … K; the nodes' children are drafted tokens of depth k.
+            level: what `first_level` or the step before returned.
+            tokens_M: the nodes' tokens x_{t+k}; for k = 1 the root tokens.
+            parents_M: for each node its parent's index in `level`; for k = 1 its row.
+        """
+
+
+class PositionWiseHeads(TokenHeads):
+    """Families that read one tap at the last committed position and, if grounded, the embeddings of drafted tokens.
+
+    They write one method, `head`; training and drafting both call it. A family may go through levels in a cheaper way
+    of its own; the conformance suite holds it against `head`.
+    """
+
+    tap: HiddenTap
+
+    @abstractmethod
+    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
+        """Head k's hidden states (R, D) from the tap at t and the tokens x_{t+1} … x_{t+k}."""
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return (self.tap,)
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k in range(1, self.num_heads + 1):
+            rows_R = batch.rows[k - 1]
+            tokens_Rk = torch.stack([batch.token(ahead, rows_R) for ahead in range(1, k + 1)], dim=1)
+            yield self.head(k, batch.tap(self.tap, rows_R), tokens_Rk)
+
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
+        (tap,) = self.taps
+        return plan.newest(taps[tap], state)
+
+    def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
+        return state[rows_R]
+
+    def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
+        return state  # of one slot only, which the coming commit replaces
+
+    def first_level(self, state: Tensor) -> Any:
+        return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)
+
+    def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
+        tap_PD, tokens_P = level
+        tap_MD = tap_PD[parents_M]
+        tokens_Mk = torch.cat([tokens_P[parents_M], tokens_M[:, None]], dim=1)
+        return self.head(k, tap_MD, tokens_Mk), (tap_MD, tokens_Mk)

@@ -1,0 +1,272 @@
+"""Counted n-grams on disk: what DynaMo's co-occurrence masks (section 3.2.1) and superposed decoding look up.
+
+A table is a folder of memory-mapped arrays, a trie of sorted n-grams, with `ngrams.json` beside them. The n-grams that
+go on from one prefix lie side by side, so a whole joint is looked up at once by prefix ranges: the candidates of the
+first position, of them those pairs that were seen, of those the triples, and nothing that was never seen is touched.
+
+    order 1  counts of all tokens         a    b    c              starts[i] to starts[i + 1] are the n-grams that go on
+    order 2  tokens, counts, starts      a b   c    a c            from n-gram i of the order before; they are sorted by
+    order 3  tokens, counts, starts    b  c a  b   c  a            their last token
+
+`heads.ngram_counting` writes such a folder.
+"""
+# B batch, F n-grams found, K candidates of one position, V vocabulary
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from heads.ngrams.files import HOW_TO_COUNT, checksum, fingerprint, open_array, read_description
+from heads.ngrams.levels import Counts, Ids, Level
+
+PADDING = 1024  # rows that backbones add to their embedding beyond the tokenizer's tokens, at most
+
+
+class NgramTable:
+    """Counts of all n-grams of a corpus up to an order. They never cross a document's boundary.
+
+    The estimate p̂ of an n-gram is its count over the number of places where n tokens follow each other in a document;
+    that of a token, its count over all tokens. N-grams that were dropped as rare (`min_count`) count as unseen.
+
+    >>> import tempfile
+    >>> from heads.ngrams.counting import count_ngrams
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> table = count_ngrams([[0, 1, 2], [0, 1, 1]], folder=folder.name + "/table", order=2, vocab_size=4)
+    >>> table.joint_counts([[0, 1], [1, 2]]).tolist()
+    [[2, 0], [1, 1]]
+    >>> table.next_counts([1])
+    (array([1, 2]), array([1, 1]))
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self, folder: Path, description: dict[str, Any], unigrams_V: Counts, levels: tuple[Level, ...]
+    ) -> None:
+        self.folder = folder
+        self.description = description
+        self.order: int = description["order"]
+        self.vocab_size: int = description["vocab_size"]
+        self.positions: tuple[int, ...] = tuple(description["positions"])
+        """How many n-grams of each order from 1 on the corpus holds, each as often as it stands there."""
+        self.unigrams_V = unigrams_V
+        self.levels = levels
+
+    @classmethod
+    def open(cls, folder: str | Path, tokenizer: Any | None = None) -> NgramTable:
+        """Map a table's files; nothing is read before it is looked up.
+
+        Args:
+            tokenizer: the backbone's, to make sure that the table was counted with it.
+
+        Raises:
+            ValueError: no table there, a newer format, a file missing or of another length, or another tokenizer.
+        """
+        description = read_description(folder)
+        arrays = {name: open_array(Path(folder) / name, file) for name, file in description["files"].items()}
+        levels = tuple(
+            Level(
+                tokens_N=arrays[f"order{order}.tokens"],
+                counts_N=arrays[f"order{order}.counts"],
+                starts=arrays[f"order{order}.starts"],
+            )
+            for order in range(2, description["order"] + 1)
+        )
+        table = cls(Path(folder), description, arrays["order1.counts"], levels)
+        if tokenizer is not None:
+            table._check_tokenizer(tokenizer)
+        return table
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the corpus."""
+        return self.positions[0]
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """A backbone's vocabulary may be wider than its tokenizer's by the rows that pad it, no more.
+
+        Raises:
+            ValueError: the table was counted with another tokenizer.
+        """
+        used = 1 + int(np.flatnonzero(self.unigrams_V).max(initial=-1))
+        if not used <= vocab_size <= self.vocab_size + PADDING:
+            raise ValueError(
+                f"The n-gram table {self.folder} was counted over {self.vocab_size:,} tokens and the backbone has "
+                f"{vocab_size:,}, so it is of another tokenizer; {HOW_TO_COUNT}."
+            )
+
+    def verify(self) -> None:
+        """Read every byte and compare it with what was written; `open` compares lengths alone.
+
+        Raises:
+            ValueError: a file holds something else.
+        """
+        for name, file in self.description["files"].items():
+            if checksum(self.folder / name) != file["crc32"]:
+                raise ValueError(
+                    f"{self.folder / name} does not hold what was written to it; copy the folder again, or "
+                    f"{HOW_TO_COUNT}."
+                )
+
+    def joint_counts(self, candidates: Sequence[Any]) -> Tensor:
+        """How often each combination of candidates was seen, one after the other.
+
+        Args:
+            candidates: n ≤ order arrays, tensors or lists of token ids, of lengths k_1 … k_n. A token that the table
+                does not know was never seen.
+
+        Returns:
+            (k_1, …, k_n), int64, on the CPU.
+
+        Raises:
+            ValueError: more positions than the table's order, none at all, or a negative id.
+        """
+        self._check_length(len(candidates))
+        return torch.from_numpy(without_repeats(self._counts, [as_ids(ids) for ids in candidates]))
+
+    def cooccurrence(self, candidates: Sequence[Tensor], *, unseen: float = 0.0) -> Tensor:
+        """The co-occurrence mask of DynaMo's equation 3: p̂(x_1 … x_n) / Π p̂(x_i) of every combination.
+
+        It multiplies a joint of independent predictions; by Theorem 1 the product is the closest to them in an optimal
+        transport whose cost is minus the mask's logarithm. 1 is what independent tokens would have.
+
+        Args:
+            candidates: n ≤ order tensors of token ids, each (k_i,) or each (B, k_i).
+            unseen: the count that an n-gram never seen is given. 0, the paper's: its mask is zero. Above 0 its mask is
+                `unseen` over the count that independent tokens would have, and at most 1: common tokens that never met
+                are ruled out, while rare ones, of which nothing is known, are left as they were predicted. A token
+                never seen at all (p̂(x_i) = 0, a ratio 0 / 0) makes n-grams never seen: 0 or, above 0, 1.
+
+        Returns:
+            (k_1, …, k_n) or (B, k_1, …, k_n), float32, on the candidates' device.
+
+        Raises:
+            ValueError: as `joint_counts`; candidates of different batches; an `unseen` that is negative or no number.
+        """
+        if not 0 <= unseen < math.inf:
+            raise ValueError(f"unseen is {unseen}, the count of an n-gram never seen; give a number from 0 on.")
+        self._check_length(len(candidates))
+        batches = {tuple(ids.shape[:-1]) for ids in candidates}
+        if any(len(batch) > 1 for batch in batches) or len(batches) > 1:
+            shapes = ", ".join(str(tuple(ids.shape)) for ids in candidates)
+            raise ValueError(f"Candidates of shapes {shapes} were given; give each (k,), or each (B, k) with one B.")
+        single = batches == {()}
+        rows = zip(*(ids.cpu()[None] if single else ids.cpu() for ids in candidates), strict=True)
+        ratio = partial(self._ratio, unseen=unseen)
+        masks = [without_repeats(ratio, [as_ids(ids) for ids in row]) for row in rows]
+        return torch.from_numpy(masks[0] if single else np.stack(masks)).to(candidates[0].device)
+
+    def next_counts(self, prefix: Sequence[int]) -> tuple[Counts, Counts]:
+        """The tokens seen after a prefix, in rising order, and how often; both empty where the prefix was not seen.
+
+        Raises:
+            ValueError: a prefix of `order` tokens or more.
+        """
+        if len(prefix) >= self.order:
+            raise ValueError(
+                f"A prefix of {len(prefix)} tokens was asked of the n-gram table {self.folder}, which serves up to "
+                f"{self.order - 1}; give its last tokens, or count with a higher --order."
+            )
+        if not len(prefix):
+            tokens = np.flatnonzero(self.unigrams_V)
+            return tokens, self.unigrams_V[tokens].astype(np.int64)
+        node = operator.index(prefix[0])
+        if not 0 <= node < self.vocab_size:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for level, token in zip(self.levels, prefix[1:], strict=False):
+            start, end = int(level.starts[node]), int(level.starts[node + 1])
+            node = start + int(np.searchsorted(level.tokens_N[start:end], token))
+            if node == end or level.tokens_N[node] != token:
+                return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        level = self.levels[len(prefix) - 1]
+        seen = slice(int(level.starts[node]), int(level.starts[node + 1]))
+        return level.tokens_N[seen].astype(np.int64), level.counts_N[seen].astype(np.int64)
+
+    def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:
+        """`next_counts` of the longest end of a context after which anything was seen, and that end's length."""
+        for length in range(min(len(context), self.order - 1), 0, -1):
+            tokens, counts = self.next_counts(context[len(context) - length :])
+            if len(tokens):
+                return tokens, counts, length
+        return *self.next_counts([]), 0
+
+    def _check_length(self, length: int) -> None:
+        if not 1 <= length <= self.order:
+            raise ValueError(
+                f"A joint of {length} tokens was asked of the n-gram table {self.folder}, which serves 1 to "
+                f"{self.order}; ask for fewer, or count with a higher --order."
+            )
+
+    def _find(self, candidates: Sequence[Ids]) -> tuple[Counts, NDArray[Any]]:
+        """Where in the flattened joint of different candidates those are that were seen, and how often."""
+        ids_K, place_K = np.unique(candidates[0], return_index=True)
+        seen_K = self._unigrams(ids_K) > 0
+        nodes_F, places_F, counts_N = ids_K[seen_K].astype(np.int64), place_K[seen_K], self.unigrams_V
+        for level, ids in zip(self.levels, candidates[1:], strict=False):
+            ids_K, place_K = np.unique(ids, return_index=True)
+            above_F, ranks_F, nodes_F = level.find(nodes_F, ids_K, self.vocab_size)
+            places_F = places_F.take(above_F) * len(ids_K) + place_K.take(ranks_F)
+            counts_N = level.counts_N
+        return places_F, counts_N.take(nodes_F)
+
+    def _counts(self, candidates: Sequence[Ids]) -> NDArray[Any]:
+        counts = np.zeros([len(ids) for ids in candidates], np.int64)
+        places_F, counts_F = self._find(candidates)
+        counts.reshape(-1)[places_F] = counts_F
+        return counts
+
+    def _ratio(self, candidates: Sequence[Ids], unseen: float) -> NDArray[Any]:
+        common = [self._unigrams(ids) for ids in candidates]
+        # 1 / Π p̂ for a count of one; a token never seen stands in no n-gram found, and is filled in for the others.
+        weight = reduce(np.multiply.outer, [self.num_tokens / np.maximum(seen_K, 1) for seen_K in common])
+        weight /= max(1, self.positions[len(candidates) - 1])
+        mask = np.zeros(weight.shape, np.float32)
+        if unseen:
+            never = reduce(np.logical_or.outer, [seen_K == 0 for seen_K in common])
+            mask[...] = np.where(never, 1.0, np.minimum(1.0, unseen * weight))
+        places_F, counts_F = self._find(candidates)
+        ratio_F = counts_F * weight.reshape(-1).take(places_F)
+        mask.reshape(-1)[places_F] = np.minimum(ratio_F, np.finfo(np.float32).max, out=ratio_F)
+        return mask
+
+    def _unigrams(self, ids_K: Ids) -> Counts:
+        return np.where(ids_K < self.vocab_size, self.unigrams_V.take(ids_K, mode="clip"), 0)
+
+    def _check_tokenizer(self, tokenizer: Any) -> None:
+        counted_with = self.description["tokenizer_sha256"]
+        if counted_with is None:
+            self.check_vocab(len(tokenizer))
+        elif counted_with != fingerprint(tokenizer):
+            raise ValueError(
+                f"The n-gram table {self.folder} was counted with the tokenizer {self.description.get('tokenizer')!r} "
+                f"and the backbone's is another one, with other tokens or ids; {HOW_TO_COUNT}."
+            )
+
+
+def as_ids(ids: Any) -> Ids:
+    """Candidates of one position as an array."""
+    array = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
+        raise ValueError(
+            f"The candidates of a position are token ids from 0 on in one dimension; got {array.dtype} of shape "
+            f"{array.shape}{f' from {array.min()} on' if array.size else ''}."
+        )
+    return array.astype(np.int32)
+
+
+def without_repeats(ask: Callable[[Sequence[Ids]], NDArray[Any]], candidates: Sequence[Ids]) -> NDArray[Any]:
+    """What `ask` answers for different candidates, repeated where candidates are."""
+    different, again = zip(*(np.unique(ids, return_inverse=True) for ids in candidates), strict=True)
+    if all(len(ids) == len(given) for ids, given in zip(different, candidates, strict=True)):
+        return ask(candidates)
+    repeated: NDArray[Any] = ask(different)[np.ix_(*again)]
+    return repeated

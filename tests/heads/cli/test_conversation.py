@@ -1,0 +1,79 @@
+"""Ctrl-C stops an answer, not the conversation; what was said before it stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
+from reading import reads
+from throwaway_families import make_heads
+from tiny import tiny_model
+
+from heads.backbone.model import Backbone
+from heads.cli.conversation import Conversation
+from heads.cli.speaker import Sampling, Speaker
+from heads.decoding.tree_decoding import TreeDecoding
+
+
+class Interrupted:
+    """A decoding that says a little and is then stopped by the user."""
+
+    def __call__(self, *args: Any, streamer: Any, **kwargs: Any) -> None:
+        streamer.put_drafted(torch.tensor(byte_tokenizer()("Well, é")["input_ids"][:-1]), [False] * 7)
+        raise KeyboardInterrupt
+
+
+def test_a_stopped_answer_stays_as_far_as_it_went(capsys: pytest.CaptureFixture[str]) -> None:
+    speaker = Speaker(
+        model=tiny_model("llama", vocab_size=NUM_TOKENS),
+        tokenizer=byte_tokenizer(),
+        decoding=Interrupted(),  # type: ignore[arg-type]
+        sampling=Sampling(),
+        new_tokens=20,
+    )
+    conversation = Conversation(speaker)
+    spoken = conversation.answer("Hi")
+    assert spoken.stopped
+    assert spoken.summary().endswith(" s, stopped")
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Well, \ufffd"}
+    assert capsys.readouterr().out == "Well, \ufffd"
+    assert EOS in (speaker.end_tokens or [])
+
+
+def test_turns_that_the_template_refuses_are_one_sentence() -> None:
+    speaker = Speaker(
+        model=tiny_model("llama", vocab_size=NUM_TOKENS),
+        tokenizer=byte_tokenizer(),
+        decoding=None,
+        sampling=Sampling(),
+        new_tokens=2,
+    )
+    conversation = Conversation(speaker)
+    conversation.template = "{{ raise_exception('only system turns') }}"
+    with pytest.raises(ValueError, match=r"template refuses turns of user \(only system turns\)"):
+        conversation.answer("Hi")
+
+
+def test_a_second_turn_reads_what_is_new_and_answers_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_model("llama", vocab_size=NUM_TOKENS)
+    token_heads = make_heads("dynamo", Backbone(model))
+    said = []
+    for decoding in (TreeDecoding(token_heads, keep_caches=True), TreeDecoding(token_heads), None):
+        speaker = Speaker(
+            model=model, tokenizer=byte_tokenizer(), decoding=decoding, sampling=Sampling(), new_tokens=12
+        )
+        conversation = Conversation(speaker)
+        conversation.answer("What is the longest word?")
+        with reads(token_heads.backbone) as seen:
+            second = conversation.answer("More")
+        said.append((conversation.messages, capsys.readouterr().out))
+        prompt = conversation.encode(conversation.messages[:-1]).shape[1]
+        if decoding is not None and decoding.kept is not None:
+            # the answer as the tokenizer sees it, "More" and what the template puts around; the rest was there
+            assert seen[0] < prompt - conversation.encode(conversation.messages[:1]).shape[1] + 12
+            assert 0.0 < (second.first_seconds or 0.0) <= second.seconds
+        elif decoding is not None:
+            assert seen[0] == prompt
+    assert said[0] == said[1] == said[2]

@@ -1,0 +1,344 @@
+"""The conformance suite of every family: what training computes is what drafting computes.
+
+Families are found, not listed: a new file in heads/families/ is tested here without an edit. Two throw-away families
+(tests/throwaway_families.py) hold the contract where position-wise families do not use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from throwaway_families import FAMILIES, VARIANTS, make_heads
+from tiny import ARCHITECTURES, VOCAB, left_padded, random_tokens, shared_model, tiny_model
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import heads
+from heads.backbone.masks import positions_within_documents, within_documents
+from heads.backbone.model import Backbone, CommitPlan
+from heads.decoding.trees.static import Tree
+from heads.families import build_config, family_module
+from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
+
+NUM_HEADS = 3
+# Models run with sdpa in float64 where they have it: rounding is 1e-14 there. CodeGen's float32 softmax over rows of
+# another length costs 1e-5 (tests/heads/backbone/test_backbone.py); an off-by-one moves states by units.
+TOLERANCE = {"codegen": 1e-4}
+DEFAULT_TOLERANCE = 1e-9
+TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0], [1, 1], [2]])  # nodes 1 2 3 4 5 6 7 8, the root is 0
+
+KINDS = (*FAMILIES, *VARIANTS)
+everything = [(kind, name) for kind in KINDS for name in (*ARCHITECTURES, "mistral_windowed", "gemma3")]
+
+
+def backbone_of(name: str) -> Backbone:
+    return Backbone(shared_model(name, "eager" if name == "codegen" else "sdpa", torch.float64))
+
+
+def teacher_forced(token_heads: TokenHeads, tokens_BT: Tensor, documents_BT: Tensor) -> list[dict[tuple, Tensor]]:
+    """For each head the states by (row of the batch, position), at every position whose label is in its document."""
+    backbone = token_heads.backbone
+    positions_BT = positions_within_documents(documents_BT)
+    mask = backbone.mask_style.finish(within_documents(documents_BT), positions_BT, positions_BT, backbone.dtype)
+    batch, length = tokens_BT.shape
+    where = [
+        [
+            (b, t)
+            for b in range(batch)
+            for t in range(length - 1 - k)
+            if documents_BT[b, t] == documents_BT[b, t + 1 + k]
+        ]
+        for k in range(1, token_heads.num_heads + 1)
+    ]
+    with torch.no_grad():
+        _, taps = backbone.forward(
+            tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+        )
+        forcing = TeacherForcing(
+            tokens_BT=tokens_BT,
+            taps=taps,
+            positions_BT=positions_BT,
+            mask=mask,
+            rows=[torch.tensor([b * length + t for b, t in at]) for at in where],
+        )
+        states = list(token_heads.teacher_forced(forcing))
+    assert len(states) == token_heads.num_heads, "one head's states at a time, K in all"
+    assert [len(s) for s in states] == [len(at) for at in where], "states at the supervised rows only"
+    return [dict(zip(at, s, strict=True)) for at, s in zip(where, states, strict=True)]
+
+
+@torch.no_grad()
+def drafted(token_heads: TokenHeads, state, tokens_Bk: Tensor) -> list[Tensor]:
+    """Head 1 … K's states, step by step along given tokens x_{t+1} … x_{t+K}, one node a row."""
+    rows_B = torch.arange(tokens_Bk.shape[0])
+    level = token_heads.first_level(state)
+    hidden = []
+    for k in range(1, tokens_Bk.shape[1] + 1):
+        hidden_BD, level = token_heads.step(k, level, tokens_Bk[:, k - 1], rows_B)
+        hidden.append(hidden_BD)
+    return hidden
+
+
+@torch.no_grad()
+def prefilled(token_heads: TokenHeads, prompts: list[list[int]]):
+    tokens_BT, mask_BT = left_padded(prompts)
+    state, output = token_heads.backbone.prefill(tokens_BT, mask_BT.bool(), token_heads.taps)
+    plan = CommitPlan.whole(mask_BT.bool())
+    return state, token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
+
+
+@pytest.mark.parametrize(("family", "name"), everything)
+def test_teacher_forcing_equals_drafting_along_the_true_tokens(family, name):
+    token_heads = make_heads(family, backbone_of(name), num_heads=NUM_HEADS)
+    tokens_BT = random_tokens(2, 14, seed=11)
+    documents_BT = torch.tensor([[0] * 14, [0] * 6 + [1] * 8])
+    states = teacher_forced(token_heads, tokens_BT, documents_BT)
+    compared = 0
+    for b, first, end in ((0, 0, 14), (1, 0, 6), (1, 6, 14)):
+        document = tokens_BT[b, first:end].tolist()
+        for t in range(0, len(document) - 1 - 1):
+            following = document[t + 1 : t + 1 + NUM_HEADS]
+            steps = drafted(token_heads, prefilled(token_heads, [document[: t + 1]])[1], torch.tensor([following]))
+            for k in range(1, NUM_HEADS + 1):
+                if t + 1 + k < len(document):
+                    wanted = states[k - 1][b, first + t]
+                    error = (steps[k - 1][0] - wanted).abs().max()
+                    assert error < TOLERANCE.get(name, DEFAULT_TOLERANCE), f"head {k} at {t}, row {b}, document {first}"
+                    compared += 1
+    assert compared == sum(len(head) for head in states)
+
+
+@pytest.mark.parametrize(("family", "name"), everything)
+def test_state_after_ragged_commits_equals_a_prefill_of_the_same_tokens(family, name):
+    """Three tree passes over a left-padded batch; paths differ in length, leave holes, and one row skips a pass."""
+    token_heads = make_heads(family, backbone_of(name), num_heads=NUM_HEADS)
+    backbone = token_heads.backbone
+    texts = [random_tokens(9, seed=12).tolist(), random_tokens(4, seed=13).tolist()]
+    state, heads_state = prefilled(token_heads, texts)
+    following = random_tokens(2, NUM_HEADS, seed=14)
+    for seed, paths in enumerate([[[0, 5, 7], [0]], [[0, 1, 2, 3], [0, 1, 4]], [[], [0, 8]], [[0, 5], [0, 5, 6]]]):
+        tokens_BN = random_tokens(2, TREE.num_nodes, seed=20 + seed)
+        with torch.no_grad():
+            output = backbone.verify(state, tokens_BN, TREE.depth_tensor("cpu"), TREE.sees_NN(), taps=token_heads.taps)
+            plan = CommitPlan.from_paths(paths, "cpu")
+            heads_state = token_heads.commit(heads_state, tokens_BN, output.taps, output.positions_BN, plan)
+            state = backbone.commit(state, output, plan)
+        for b, text in enumerate(texts):
+            text += tokens_BN[b, paths[b]].tolist()
+        found = drafted(token_heads, heads_state, following)
+        for b, text in enumerate(texts):
+            wanted = drafted(token_heads, prefilled(token_heads, [text])[1], following[b : b + 1])
+            for k in range(NUM_HEADS):
+                error = (found[k][b] - wanted[k][0]).abs().max()
+                assert error < TOLERANCE.get(name, DEFAULT_TOLERANCE), f"head {k + 1}, row {b}, pass {seed}"
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_step_reads_each_nodes_own_parent(family):
+    """Many nodes at once equal one node at a time: two rows, three nodes a level with mixed parents."""
+    token_heads = make_heads(family, backbone_of("llama"), num_heads=NUM_HEADS)
+    texts = [random_tokens(6, seed=15).tolist(), random_tokens(4, seed=16).tolist()]
+    _, heads_state = prefilled(token_heads, texts)
+    roots_B = random_tokens(2, seed=17)
+    tokens = {2: random_tokens(6, seed=18), 3: random_tokens(4, seed=19)}
+    parents = {2: torch.tensor([0, 0, 0, 1, 1, 1]), 3: torch.tensor([5, 0, 2, 0])}
+    with torch.no_grad():
+        level = token_heads.first_level(heads_state)
+        first, level = token_heads.step(1, level, roots_B, torch.arange(2))
+        second, level = token_heads.step(2, level, tokens[2], parents[2])
+        third, _ = token_heads.step(3, level, tokens[3], parents[3])
+    for m in range(4):
+        parent = int(parents[3][m])
+        row = int(parents[2][parent])
+        path = torch.tensor([[roots_B[row], tokens[2][parent], tokens[3][m]]])
+        alone = drafted(token_heads, prefilled(token_heads, [texts[row]])[1], path)
+        for found, wanted in zip((first[row], second[parent], third[m]), alone, strict=True):
+            # float64 products of other batch shapes
+            torch.testing.assert_close(found, wanted[0], atol=DEFAULT_TOLERANCE, rtol=0.0)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_grounded_says_whether_drafted_tokens_are_read(family):
+    """An independent family must not change with drafted tokens: the decoder computes one row for all nodes."""
+    token_heads = make_heads(family, backbone_of("llama"), num_heads=NUM_HEADS)
+    _, heads_state = prefilled(token_heads, [random_tokens(6, seed=15).tolist()])
+    one = drafted(token_heads, heads_state, torch.tensor([[3, 4, 5]]))
+    for position in range(NUM_HEADS):
+        tokens = [3, 4, 5]
+        tokens[position] = 9
+        other = drafted(token_heads, heads_state, torch.tensor([tokens]))
+        for k in range(NUM_HEADS):
+            reads = token_heads.grounded and position <= k
+            assert (not torch.equal(one[k], other[k])) == reads, f"head {k + 1} and the token at t+{position + 1}"
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_nothing_of_the_backbone_is_registered(family):
+    model = tiny_model("qwen3")
+    token_heads = make_heads(family, Backbone(model))
+    own = {id(parameter) for parameter in token_heads.parameters()}
+    assert own
+    assert own.isdisjoint(id(parameter) for parameter in model.parameters())
+    storages = {parameter.untyped_storage().data_ptr() for parameter in token_heads.parameters()}
+    assert storages.isdisjoint(parameter.untyped_storage().data_ptr() for parameter in model.parameters())
+    assert not any("backbone" in name for name in token_heads.state_dict())
+    assert not any(module is model or module is model.get_decoder() for module in token_heads.modules())
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_heads_and_blocks_share_no_parameter(family):
+    """[Block(d)] * n is one block n times; such heads train and save, and are wrong."""
+    token_heads = make_heads(family, backbone_of("llama"), num_heads=4)
+    names: dict[int, list[str]] = {}
+    for name, parameter in token_heads.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    assert [shared for shared in names.values() if len(shared) > 1] == []
+
+
+@pytest.mark.parametrize("unembedding", ["own", "shared"])
+def test_medusa_with_three_blocks_has_three_weights(unembedding):
+    token_heads = heads.create("medusa", backbone_of("llama"), num_heads=2, num_blocks=3, unembedding=unembedding)
+    for body in token_heads.bodies:
+        assert len({id(block.linear.weight) for block in body}) == 3
+    assert len(list(token_heads.parameters())) == 2 * 3 * 2 + (2 if unembedding == "own" else 0)
+
+
+def test_own_unembeddings_are_copies_one_a_head():
+    backbone = backbone_of("codegen")  # its unembedding has a bias
+    token_heads = heads.create("medusa", backbone, num_heads=3)
+    with torch.no_grad():
+        token_heads.unembeddings.weights[0].zero_()
+        token_heads.unembeddings.biases[0].zero_()
+    assert token_heads.projection(2).weight.abs().sum() > 0
+    assert token_heads.projection(2).bias.abs().sum() > 0
+    assert backbone.projection.weight.abs().sum() > 0
+    assert token_heads.projection(1).weight.abs().sum() == 0
+
+
+@pytest.mark.parametrize("family", heads.families())
+@pytest.mark.parametrize("name", ["llama", "codegen", "cohere"])
+def test_untrained_heads_start_as_the_backbone(family, name):
+    """Both published families start as the identity with the backbone's own unembedding (Medusa, section 2.1)."""
+    if family not in ("medusa", "grounded"):
+        pytest.skip("only these two say how they start")
+    backbone = backbone_of(name)
+    token_heads = heads.create(family, backbone, num_heads=2).double()
+    tokens = random_tokens(1, 6, seed=21)
+    _, heads_state = prefilled(token_heads, tokens.tolist())
+    steps = drafted(token_heads, heads_state, torch.tensor([[3, 4]]))
+    with torch.no_grad():
+        wanted = backbone.model(input_ids=tokens, use_cache=False).logits[0, -1]
+        for k in (1, 2):
+            # The copied unembedding has passed through float32: 1e-7 of logits of at most 20.
+            torch.testing.assert_close(token_heads.projection(k)(steps[k - 1])[0], wanted, atol=1e-5, rtol=0.0)
+
+
+def test_parameter_counts_follow_the_formula():
+    width, vocab = 32, VOCAB
+    backbone = backbone_of("llama")
+    for num_heads, num_blocks in ((1, 1), (4, 2)):
+        token_heads = heads.create("medusa", backbone, num_heads=num_heads, num_blocks=num_blocks)
+        assert count(token_heads) == num_heads * (num_blocks * (width * width + width) + vocab * width)
+    for hidden, layers in ((None, 1), (48, 3)):
+        token_heads = heads.create(
+            "grounded", backbone, num_heads=3, hidden_width=hidden, num_hidden_layers=layers, unembedding="shared"
+        )
+        w = hidden or width
+        down = 0 if w == width else w * width
+        wanted = sum(2 * (k + 1) * width * w + w + (layers - 1) * (w * w + w) + down for k in (1, 2, 3))
+        assert count(token_heads) == wanted
+
+
+def test_parameter_counts_of_a_7b_on_the_meta_device():
+    """Hidden 4096, vocabulary 32000: what Ankner et al. and Cai et al. attach heads to. No memory is taken."""
+    config = LlamaConfig(
+        hidden_size=4096, vocab_size=32000, num_hidden_layers=1, num_attention_heads=32, intermediate_size=64
+    )
+    with torch.device("meta"):
+        backbone = Backbone(LlamaForCausalLM(config), check_projection=False)
+        grounded = family_module("grounded").Heads(build_config("grounded", num_heads=4, hidden_width=4096), backbone)
+        medusa = family_module("medusa").Heads(build_config("medusa", num_heads=5), backbone)
+    square = 4096 * 4096
+    assert count(grounded) == (2 + 3 + 4 + 5) * 2 * square + 4 * 4096 + 4 * 32000 * 4096
+    assert count(medusa) == 5 * (square + 4096 + 32000 * 4096)
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# --- finding and configuring -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", heads.families())
+def test_a_family_file_holds_the_two_names(family):
+    module = family_module(family)
+    assert dataclasses.is_dataclass(module.Config)
+    assert issubclass(module.Config, HeadsConfig)
+    assert issubclass(module.Heads, TokenHeads)
+    assert all(field.kw_only for field in dataclasses.fields(module.Config))
+    assert heads.create(family, backbone_of("llama")).family == family
+
+
+def test_an_unknown_family_names_the_nearest():
+    with pytest.raises(ValueError, match=r"family='meduza' .* Did you mean 'medusa'\?"):
+        heads.create("meduza", backbone_of("llama"))
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "nearest"),
+    [("medusa", "num_block", "num_blocks"), ("grounded", "hidden_with", "hidden_width"), ("medusa", "num_hedas", None)],
+)
+def test_an_unknown_field_names_the_nearest(family, field, nearest):
+    with pytest.raises(ValueError, match=f"no field '{field}'") as caught:
+        heads.create(family, backbone_of("llama"), **{field: 2})
+    if nearest:
+        assert f"Did you mean {nearest!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", heads.families())
+@pytest.mark.parametrize("num_heads", [0, -1, 33])
+def test_the_number_of_heads_has_a_range(family, num_heads):
+    with pytest.raises(ValueError, match=rf"num_heads={num_heads} was given; allowed are 1 to 32"):
+        heads.create(family, backbone_of("llama"), num_heads=num_heads)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "said"),
+    [
+        ("medusa", {"num_blocks": 0}, "num_blocks=0 .* 1 to 8"),
+        ("medusa", {"unembedding": "mine"}, "unembedding='mine' .* 'own' and 'shared'"),
+        ("grounded", {"num_hidden_layers": 5}, "num_hidden_layers=5 .* 1 to 4"),
+        ("grounded", {"hidden_width": 0}, "hidden_width=0"),
+        ("grounded", {"unembedding": None}, "'own' or 'shared' for unembedding; None"),
+    ],
+)
+def test_values_out_of_range_are_refused(family, config, said):
+    with pytest.raises(ValueError, match=said):
+        heads.create(family, backbone_of("llama"), **config)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "kinds"),
+    [
+        ("grounded", "num_heads", "four", "an int"),
+        ("grounded", "num_heads", 2.5, "an int"),
+        ("medusa", "num_heads", True, "an int"),
+        ("grounded", "hidden_width", "8", "an int or null"),
+        ("grounded", "normalize_embeddings", 1, "a bool"),
+        ("medusa", "unembedding", 3, "'own' or 'shared'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(family, name, value, kinds):
+    with pytest.raises(ValueError, match=f"^{family} heads take {kinds} for {name}; {value!r} was given.$"):
+        build_config(family, **{name: value})
+
+
+def test_a_field_named_family_is_an_unknown_field():
+    with pytest.raises(ValueError, match="no field 'family'"):
+        build_config("grounded", **{"family": "medusa"})

@@ -1,0 +1,157 @@
+"""Signals to real processes: SIGKILL at any moment, SIGTERM and SIGUSR1 with a save and a code to requeue on."""
+
+import os
+import signal
+import time
+
+import pytest
+from tiny_run import (
+    add_bad_token,
+    assert_same_run,
+    free_port,
+    logged,
+    prepare,
+    slow_script,
+    start,
+    tensors,
+    train,
+    wait_until,
+    write_config,
+)
+
+from train.checkpoint.interruption import EXIT_CODE, MARKER, SAME_SIGNAL, Interruption
+from train.checkpoint.progress import read_progress
+from train.checkpoint.whole import LIST, checkpoints, newest_whole, step_of
+from train.loop.trainer import HeadsTrainer
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are kept on one core")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def is_saving(run_folder, step):
+    folder = run_folder / f"checkpoint-{step}"
+    return folder.is_dir() and any(folder.iterdir()) and not (folder / LIST).exists()
+
+
+def test_killed_during_saves_and_resumed_ends_the_same(folder):
+    """In the first save, when nothing is whole yet; in a later one; then in this process to the end."""
+    whole = train(write_config(folder, "whole"))
+    parts = write_config(folder, "parts")
+    for number, flags in ((3, ()), (9, ("--resume", "true"))):
+        process = start(parts, *flags, script=slow_script(folder, save=0.3))
+        wait_until(lambda number=number: is_saving(folder / "parts", number), process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert (folder / "parts" / f"checkpoint-{number}").is_dir()
+    found, passed_over = newest_whole(folder / "parts")
+    assert found == folder / "parts/checkpoint-6"
+    assert list(passed_over) == [folder / "parts/checkpoint-9"]
+    train(parts, "--resume", "true")
+    assert_same_run(whole, folder / "parts")
+    assert [step_of(path) for path in checkpoints(folder / "parts")] == [12, 13]
+
+
+def test_sigterm_saves_and_leaves_with_a_code(folder):
+    """To the whole process group, as a scheduler does: workers that read data get it too."""
+    changes = {"trainer": {"dataloader_num_workers": 1}}
+    whole = train(write_config(folder, "whole", **changes))
+    parts = write_config(folder, "parts", **changes)
+    process = start(parts, script=slow_script(folder, step=0.15))
+    wait_until((folder / "parts/metrics.jsonl").is_file, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == EXIT_CODE, said[-3000:]
+    found, _ = newest_whole(folder / "parts")
+    assert 0 < step_of(found) < 13
+    assert f"ended by SIGTERM; {found} is whole: the same command with --resume true goes on" in said.splitlines()[-1]
+    assert (folder / "parts" / MARKER).is_file()
+    train(parts, "--resume", "true")
+    assert_same_run(whole, folder / "parts")
+    assert not (folder / "parts" / MARKER).exists()
+
+
+@pytest.mark.parametrize("step", [4, 6, 13])  # an evaluation is due, nothing is, it was the last
+def test_sigusr1_saves_though_no_checkpoint_was_asked_for(folder, monkeypatch, step):
+    whole = train(write_config(folder, "whole", save_every_steps=0))
+    parts = write_config(folder, "parts", save_every_steps=0)
+    with monkeypatch.context() as patch:
+        signal_in_step(patch, step)
+        with pytest.raises(SystemExit) as stop:
+            train(parts)
+    assert stop.value.code == EXIT_CODE
+    assert newest_whole(folder / "parts")[0] == folder / f"parts/checkpoint-{step}"
+    train(parts, "--resume", "true")
+    assert_same_run(whole, folder / "parts")
+
+
+def signal_in_step(monkeypatch, step):
+    """Before it begins, so that this step is the last."""
+    get_batch_samples = HeadsTrainer.get_batch_samples
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == step - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return get_batch_samples(self, *args, **kwargs)
+
+    monkeypatch.setattr(HeadsTrainer, "get_batch_samples", interrupted)
+
+
+def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
+    """Only one of them gets the signal. One process with the same blocks in a step then trains what two would have.
+
+    A block whose loss is NaN is met by one of the two, and the step skipped by both.
+    """
+    add_bad_token(folder)
+    batch = {"per_device_train_batch_size": 2}
+    config = write_config(folder, "two", trainer=batch, save_every_steps=0)
+    port, script = free_port(), slow_script(folder, step=0.1)
+    processes = [start_rank(config, rank, port, script) for rank in (0, 1)]
+    wait_until((folder / "two/metrics.jsonl").is_file, processes[0])
+    processes[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_CODE, EXIT_CODE], said[0][-3000:]
+    found, _ = newest_whole(folder / "two")
+    assert {path.name for path in found.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    assert f"ended by a signal to another process; {found} is whole" in said[0]
+    assert read_progress(found)["skipped"] == 1
+    one = train(write_config(folder, "one", save_every_steps=0))
+    resumed = train(write_config(folder, "two", save_every_steps=0), "--resume", "true")
+    assert "was saved by 2 processes and is resumed by 1" in caplog.text
+    assert "A step took" not in caplog.text
+    for line, same in zip(logged(one), logged(resumed), strict=True):
+        assert line == pytest.approx(same, rel=1e-4, abs=1e-4)
+    for name, tensor in tensors(one)["last/heads.safetensors"].items():
+        assert (tensors(resumed)["last/heads.safetensors"][name] - tensor).abs().max() < 1e-5, name
+
+
+def start_rank(config, rank, port, script):
+    """Without a launcher, as `srun` starts them: their own exit codes are seen."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    return start(config, script=script, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **place)
+
+
+def test_a_signal_before_anything_is_trained_ends_at_once():
+    with pytest.raises(SystemExit) as stop:
+        Interruption().receive(signal.SIGTERM, None)
+    assert stop.value.code == EXIT_CODE
+
+
+def test_only_a_second_signal_some_seconds_later_ends_at_once(monkeypatch):
+    """A scheduler signals every process, and a launcher hands the signal on once more."""
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    interruption = Interruption()
+    interruption.training = True
+    interruption.receive(signal.SIGTERM, None)
+    interruption.receive(signal.SIGTERM, None)
+    assert not killed
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + SAME_SIGNAL + 1)
+    interruption.receive(signal.SIGUSR1, None)
+    assert killed == [signal.SIGUSR1]

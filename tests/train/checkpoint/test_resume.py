@@ -1,0 +1,80 @@
+"""A run that was killed goes on and ends as one that never stopped: weights bit by bit, logs line by line."""
+
+import pytest
+from tiny_run import assert_same_run, logged, prepare, train, write_config
+
+from train.checkpoint.whole import newest_whole
+from train.loop.trainer import HeadsTrainer
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def kill_at(monkeypatch, step):
+    """In the middle of a step, after its first micro-batch."""
+    training_step = HeadsTrainer.training_step
+
+    def dying(self, *args, **kwargs):
+        if self.state.global_step == step:
+            raise Killed
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(HeadsTrainer, "training_step", dying)
+
+
+TRAINED = {"heads": 3e-3, "base": 1e-3, "heads_to_base": 5e-4}
+ALONE = {"heads": 3e-3, "base": 1e-3}
+RUNS = {
+    "frozen": {"trainer": {"save_total_limit": 1, "lr_scheduler_type": "linear"}},
+    "dynamo": {"family": "dynamo", "rates": TRAINED},
+    "lora-dropout": {"family": "dynamo", "rates": TRAINED, "lora": {"rank": 2, "dropout": 0.3}},
+    "lookahead": {"family": None, "heads": None, "rates": ALONE, "label_shift": 2, "lookahead": 0.5},
+    "draft vocabulary": {"family": "medusa", "heads": {"num_heads": 2, "draft_vocabulary": 6}},
+    "taught": {"loss": {"hard": 0.5, "soft": 1.0, "temperature": 2.0, "regression": 0.3}},
+    "stored states": {"cache_hidden_states": True},
+    "streamed": {"data": {"streaming": True, "max_eval_blocks": 4}},
+}
+
+
+KILLS = [((8, 6),), ((2, None), (8, 6), (11, 9))]  # in step, then resumed after step
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind):
+    whole = train(write_config(folder, "whole", **RUNS[kind]))
+    parts = write_config(folder, "parts", **RUNS[kind])
+    for step, expected in KILLS[kind == "frozen"]:
+        flags = ("--resume", "true") if (folder / "parts").exists() else ()
+        with monkeypatch.context() as patch:
+            kill_at(patch, step)
+            with pytest.raises(Killed):
+                train(parts, *flags)
+        found, passed_over = newest_whole(folder / "parts")
+        assert found == (folder / f"parts/checkpoint-{expected}" if expected else None)
+        assert not passed_over
+    train(parts, "--resume", "true")
+    assert_same_run(whole, folder / "parts")
+    if kind == "taught":
+        names = {f"head{k}_{loss}" for k in (1, 2) for loss in ("loss", "soft", "regression")}
+        steps = [line for line in logged(whole) if "head1_loss" in line]
+        assert all(names <= line.keys() for line in steps)
+
+
+def test_the_sums_that_are_logged_make_the_loss(folder):
+    """Step by step: a mean of steps is not the mean over their labels, of which steps have unequal numbers."""
+    lines = logged(
+        train(write_config(folder, "taught", **RUNS["taught"], trainer={"max_steps": 4, "logging_steps": 1}))
+    )
+    steps = [line for line in lines if "head1_loss" in line]
+    assert len(steps) == 4
+    for line in steps:
+        of_heads = [0.5 * line[f"head{k}_loss"] + 4 * line[f"head{k}_soft"] for k in (1, 2)]
+        distances = [0.3 * line[f"head{k}_regression"] for k in (1, 2)]
+        assert line["loss"] == pytest.approx(sum(of_heads + distances), rel=1e-6)  # float32 sums

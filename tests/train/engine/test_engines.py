@@ -1,0 +1,134 @@
+"""Every engine trains what one process trains: the user's own command over gloo, the same blocks in other splits.
+
+One run an engine here; all cases, four processes, moves between engines and bytes: `python -m
+benchmarks.training.engines`.
+"""
+
+import importlib.util
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+
+from benchmarks.training.engines import CASES as ALL_CASES
+from benchmarks.training.engines import ONE, TOLERANCE, TWO, Comparison, launch, write_config
+from train.engine.engine import Engine, asked_engine, check_active, device_fields, refuse_lost_processes
+from train.loop.evaluation import shares
+
+with_gloo = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this PyTorch was built without gloo, the backend of processes on CPUs",
+)
+with_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None or not (shutil.which("g++") and shutil.which("ninja")),
+    reason="DeepSpeed is not installed, or there is no compiler (g++, ninja) for the operator that it builds",
+)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    return Comparison(tmp_path_factory.mktemp("engines"))
+
+
+@with_gloo
+@pytest.mark.parametrize(
+    ("engine", "case"),
+    [
+        ("ddp", "dynamo, three rates"),
+        ("fsdp2", "dynamo, three rates"),
+        ("fsdp2", "medusa, LoRA on bfloat16, self-distillation"),
+        pytest.param("zero1", "grounded, frozen", marks=with_deepspeed),
+        pytest.param("zero3", "dynamo, three rates", marks=with_deepspeed),
+    ],
+)
+def test_two_processes_train_what_one_trains(comparison, engine, case):
+    row = comparison.compare(case, engine, TWO)
+    assert row.equal, row
+
+
+@with_gloo
+@pytest.mark.parametrize(
+    ("case", "before", "after"),
+    [
+        ("dynamo, three rates", ("fsdp2", TWO), ("single", ONE)),
+        pytest.param("grounded, frozen", ("zero1", TWO), ("single", ONE), marks=with_deepspeed),
+        pytest.param("dynamo, three rates", ("single", ONE), ("zero3", TWO), marks=with_deepspeed),
+    ],
+    ids=["fsdp2-single", "zero1-single", "single-zero3"],
+)
+def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison, case, before, after):
+    assert comparison.goes_on(case, *before, *after) <= TOLERANCE
+
+
+@with_gloo
+def test_the_first_line_names_the_engine(tmp_path):
+    config, _ = write_config(tmp_path, "run", ALL_CASES["grounded, frozen"], TWO, trainer={"max_steps": 1})
+    lines = launch(config, "fsdp2", TWO).splitlines()
+    assert [line for line in lines if line.startswith("engine:")] == [
+        "engine: FSDP2 on 2 processes, cpu with 1 threads"
+    ]
+
+
+def test_fsdp_on_one_process_is_refused(tmp_path):
+    config, _ = write_config(tmp_path, "run", ALL_CASES["grounded, frozen"], ONE)
+    with pytest.raises(RuntimeError, match="FSDP2 on one process, where nothing can be sharded"):
+        launch(config, "fsdp2", ONE)
+
+
+def accelerator(kind, stage=None):
+    plugin = SimpleNamespace(zero_stage=stage)
+    return SimpleNamespace(distributed_type=kind, is_fsdp2=True, state=SimpleNamespace(deepspeed_plugin=plugin))
+
+
+def test_an_engine_that_is_not_active_is_an_error():
+    check_active(Engine.FSDP2, accelerator(DistributedType.FSDP))
+    check_active(Engine.ZERO3, accelerator(DistributedType.DEEPSPEED, 3))
+    with pytest.raises(ValueError, match="asks for FSDP2, and MULTI_CPU is active"):
+        check_active(Engine.FSDP2, accelerator(DistributedType.MULTI_CPU))
+    with pytest.raises(ValueError, match="asks for DeepSpeed ZeRO-3, and DEEPSPEED is active"):
+        check_active(Engine.ZERO3, accelerator(DistributedType.DEEPSPEED, 2))
+
+
+def test_what_the_launch_file_asks_for(monkeypatch):
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        monkeypatch.delenv(name, raising=False)
+    assert asked_engine() is None
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    assert asked_engine() is Engine.ZERO3
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
+    with pytest.raises(ValueError, match="ZeRO stage 0; allowed are 1, 2 and 3"):
+        asked_engine()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    with pytest.raises(ValueError, match="FSDP version 1"):
+        asked_engine()
+
+
+def test_deepspeed_over_cpus_takes_gloo_and_is_not_told_of_cpus(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert device_fields({}) == {"use_cpu": False, "ddp_backend": "gloo"}
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
+    assert device_fields({}) == {"use_cpu": True}
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert device_fields({}) == {}
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="hide it"):
+        device_fields({"use_cpu": True})
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes were launched and this one knows of 1"):
+        refuse_lost_processes(1)
+
+
+@pytest.mark.parametrize(("total", "batch", "processes"), [(7, 2, 3), (1, 4, 2), (12, 2, 2)])
+def test_every_block_is_measured_once_in_equally_many_batches(total, batch, processes):
+    mine = [list(shares(total, batch, process, processes)) for process in range(processes)]
+    assert len({len(batches) for batches in mine}) == 1
+    assert sorted(i for batches in mine for share in batches for i in share) == list(range(total))

@@ -1,0 +1,165 @@
+"""What a run with `--resume` goes on from: the newest whole checkpoint, the same one in every process.
+
+The main process looks, says what it passes over, and tells the others. Unfinished checkpoints are then removed, so that
+the run can write theirs anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainingArguments
+
+from train.checkpoint.whole import checkpoints, newest_whole, read_facts, remove
+from train.config import TrainConfig
+from train.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_APPEAR = 10  # a network file system may show a new file late
+
+
+def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
+    """The folder to go on from; None starts at the beginning. All processes call it.
+
+    Raises:
+        ValueError: resume was asked for and no run was here, or a process does not see the folder.
+    """
+    if not config.resume:
+        return None
+    found: list[Any] = [None, None]
+    if PartialState().is_main_process:
+        try:
+            found[0] = look(config, arguments, engine)
+        except ValueError as error:
+            found[1] = str(error)
+    broadcast_object_list(found)
+    if found[1] is not None:
+        raise ValueError(found[1])
+    return found[0]
+
+
+def look(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
+    """For the main process: choose, tell, clear away what is unfinished."""
+    folder = Path(config.output_dir)
+    chosen, passed_over = newest_whole(folder)
+    if chosen is None:
+        refuse_nothing_to_resume(config, passed_over)
+    going_on = f"the run goes on from {chosen.name}" if chosen else "the run starts again from its beginning"
+    told = "; ".join(f"{path.name} is passed over and removed, {wrong}" for path, wrong in passed_over.items())
+    if told or chosen is None:
+        logger.warning("%s: %s; %s.", folder, told or "no checkpoint was saved yet", going_on)
+    for path in passed_over:
+        remove(path)
+    for path in folder.glob("*/.*.tmp"):  # begun by a process that was killed
+        path.unlink(missing_ok=True) if path.is_file() else remove(path)
+    if chosen is not None:
+        tell_differences(read_facts(chosen), present_facts(arguments, engine))
+    return chosen
+
+
+def refuse_nothing_to_resume(config: TrainConfig, passed_over: dict[Path, str]) -> None:
+    """
+    Raises:
+        ValueError: nothing ran in the folder, or what ran there has ended, or all its checkpoints were damaged later.
+    """
+    folder = Path(config.output_dir)
+    damaged = [path.name for path in passed_over if read_facts(path)]
+    if damaged:
+        raise ValueError(
+            f"{folder} holds no checkpoint that is whole: "
+            + "; ".join(f"{path.name}: {wrong}" for path, wrong in passed_over.items())
+            + "; copy them again, or remove them and start without --resume."
+        )
+    if not folder.is_dir() or (folder / "last").is_dir():
+        raise ValueError(
+            f"resume was asked for, but {folder} holds no checkpoint-* folder; checkpoints are written "
+            f"every save_every_steps steps (now {config.save_every_steps}). Start without --resume."
+        )
+
+
+def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any]:
+    """What a checkpoint records of the run that wrote it, beside its step."""
+    processes = PartialState().num_processes
+    blocks = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * processes
+    return {
+        "processes": processes,
+        "engine": engine.value,
+        "blocks_per_step": blocks,
+        "seed": arguments.seed,
+    }
+
+
+def tell_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say what does not go on as it would have: nothing of it is silent."""
+    if then["processes"] != now["processes"]:
+        logger.warning(
+            "The checkpoint was saved by %d processes and is resumed by %d: weights, optimizer and schedule go on; "
+            "random states are kept for each process, so dropout and lookahead draw anew.",
+            *(then["processes"], now["processes"]),
+        )
+    if then["engine"] != now["engine"]:
+        logger.warning("The engine was %s and is %s: sums are rounded otherwise.", then["engine"], now["engine"])
+    if then["blocks_per_step"] != now["blocks_per_step"]:
+        logger.warning(
+            "A step took %d blocks and takes %d: the place in the data is counted in steps, so blocks of this epoch "
+            "are skipped or seen twice; keep batch size x accumulation x processes to go on exactly.",
+            *(then["blocks_per_step"], now["blocks_per_step"]),
+        )
+    if then["seed"] != now["seed"]:
+        logger.warning("The seed was %d and is %d: the order of blocks is another one.", then["seed"], now["seed"])
+
+
+def check_shared_folder(config: TrainConfig) -> None:
+    """Every process must see the run's folder: checkpoints are written there by all and counted by the main one.
+
+    Raises:
+        ValueError: one does not; says which machine.
+    """
+    if PartialState().num_processes == 1:
+        return
+    probe = [f".shared-{uuid.uuid4().hex}"]
+    broadcast_object_list(probe)
+    path = Path(config.output_dir) / probe[0]
+    if PartialState().is_main_process:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    PartialState().wait_for_everyone()
+    blind = gather_object([] if appears(path) else [socket.gethostname()])
+    if PartialState().is_main_process:
+        path.unlink(missing_ok=True)
+    if blind:
+        raise ValueError(
+            f"output_dir {config.output_dir} of the main process is not seen on {', '.join(sorted(set(blind)))}; put "
+            f"it on a disk that all machines share: without one no checkpoint holds every process's part."
+        )
+
+
+def appears(path: Path) -> bool:
+    deadline = time.monotonic() + SECONDS_TO_APPEAR
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def refuse_old_checkpoints(config: TrainConfig) -> None:
+    """Checkpoints of an earlier run would be rotated and resumed from as if they were this run's.
+
+    Raises:
+        ValueError: a new run in a folder that holds checkpoints.
+    """
+    old = [path.name for path in checkpoints(config.output_dir)]
+    if old and not config.resume:
+        raise ValueError(
+            f"output_dir {config.output_dir} holds {', '.join(old)} of an earlier run; add --resume true to go on with "
+            f"it, remove them, or give another output_dir."
+        )

@@ -1,0 +1,126 @@
+"""A checkpoint counts once it is whole: its last file is a list of all its files, with what they must hold.
+
+Files go to the disk first, the list after them, under a temporary name that is then moved into place. So a process that
+dies at any moment leaves either a folder without the list, which nothing resumes from, or a whole checkpoint. Older
+checkpoints are removed only after that, and their list first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from heads.checkpoint.save_load import write_whole
+
+LIST = "whole.json"
+READ_WHOLE = 64 * 2**20  # a larger file is judged by pieces, so that a checkpoint of 100 GB is checked in seconds
+PIECE = 2**20
+
+
+def step_of(folder: Path) -> int:
+    """
+    >>> step_of(Path("runs/a/checkpoint-30"))
+    30
+    """
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def checkpoints(run_folder: str | Path) -> list[Path]:
+    """All folders checkpoint-N, whole or not, by their step."""
+    found = [path for path in Path(run_folder).glob("checkpoint-*") if path.name[len("checkpoint-") :].isdigit()]
+    return sorted(found, key=step_of)
+
+
+def mark_whole(folder: Path, facts: dict[str, Any]) -> None:
+    """Write the list; `facts` (the step, the processes) go with it.
+
+    Raises:
+        OSError: a file cannot be read or the disk is full; the folder then stays without a list.
+    """
+    files = {str(path.relative_to(folder)): describe(path) for path in files_in(folder)}
+    for path in [*files_in(folder), *(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        to_disk(path)
+    write_whole(folder, {LIST: json.dumps(facts | {"files": files}, indent=1).encode()})
+    to_disk(folder)
+    to_disk(folder.parent)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / LIST)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Size and checksum. Of a large file 64 pieces spread over it are read: what is cut short or mixed up shows."""
+    size, found = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= READ_WHOLE:
+            return {"bytes": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        for i in range(READ_WHOLE // PIECE):
+            file.seek(i * (size - PIECE) // (READ_WHOLE // PIECE - 1))
+            found.update(file.read(PIECE))
+    return {"bytes": size, "sha256_of_pieces": found.hexdigest()}
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What `mark_whole` wrote; empty where the folder has no list that can be read."""
+    try:
+        facts = json.loads((folder / LIST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) and isinstance(facts.get("files"), dict) else {}
+
+
+def what_is_wrong(folder: Path) -> str | None:
+    """Why a checkpoint cannot be resumed from, in a few words; None for a whole one."""
+    listed = read_facts(folder).get("files")
+    if listed is None:
+        return f"it has no {LIST}, its saving was cut short"
+    for name, wanted in listed.items():
+        try:
+            found = describe(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if found["bytes"] != wanted["bytes"]:
+            return f"{name} has {found['bytes']} bytes in place of {wanted['bytes']}"
+        if found != wanted:
+            return f"{name} is not the file that was saved"
+    return None
+
+
+def newest_whole(run_folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
+    """The whole checkpoint of the latest step, and those after it with what is wrong with each."""
+    passed_over: dict[Path, str] = {}
+    for folder in reversed(checkpoints(run_folder)):
+        wrong = what_is_wrong(folder)
+        if wrong is None:
+            return folder, passed_over
+        passed_over[folder] = wrong
+    return None, passed_over
+
+
+def remove(folder: Path) -> None:
+    """The list first: a removal that is cut short leaves no checkpoint that seems whole."""
+    with contextlib.suppress(OSError):
+        (folder / LIST).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def rotate(run_folder: str | Path, limit: int | None) -> None:
+    """Keep the `limit` newest of those that were marked whole; 0 or None keeps all."""
+    marked = [folder for folder in checkpoints(run_folder) if (folder / LIST).is_file()]
+    for folder in marked[:-limit] if limit and limit > 0 else []:
+        remove(folder)

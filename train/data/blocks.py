@@ -1,0 +1,71 @@
+"""Documents laid end to end and cut into blocks of one fixed size, without padding.
+
+Every block_size tokens make one row {input_ids, loss_mask, document_ids}. A document that does not fit goes on in the
+next block; only the tail that fills no last block is dropped.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, IterableDataset
+
+from train.data.report import DataReport
+
+# T position in a document or block
+BLOCK_SCHEMA = pa.schema(
+    {"input_ids": pa.list_(pa.int32()), "loss_mask": pa.list_(pa.bool_()), "document_ids": pa.list_(pa.int32())}
+)
+BLOCK_FEATURES = datasets.Features.from_arrow_schema(BLOCK_SCHEMA)
+
+Document = tuple[np.ndarray, np.ndarray]  # token ids and loss mask
+Block = dict[str, np.ndarray]
+
+
+@dataclass(kw_only=True)
+class PackedData:
+    """Blocks to train and evaluate on, with columns as in BLOCK_SCHEMA."""
+
+    train: Dataset | IterableDataset
+    eval: Dataset | None
+    report: DataReport
+
+
+def pack(documents: Iterable[Document], block_size: int) -> Iterator[Block]:
+    """Documents end to end, cut into blocks; a piece of another document has another number within its block.
+
+    ids [1 2 3], [4 5], [6 7], block_size 4  ->  input_ids [1 2 3 4], document_ids [0 0 0 1]; then 5 6 7 is the tail
+    """
+    pieces: list[Document] = []
+    filled = 0
+    for ids_T, mask_T in documents:
+        start = 0
+        while start < len(ids_T):
+            end = start + block_size - filled
+            pieces.append((ids_T[start:end], mask_T[start:end]))
+            filled += len(pieces[-1][0])
+            start = end
+            if filled == block_size:
+                yield join_pieces(pieces)
+                pieces, filled = [], 0
+
+
+def join_pieces(pieces: list[Document]) -> Block:
+    lengths = [len(ids_T) for ids_T, _ in pieces]
+    return {
+        "input_ids": np.concatenate([ids_T for ids_T, _ in pieces]),
+        "loss_mask": np.concatenate([mask_T for _, mask_T in pieces]),
+        "document_ids": np.repeat(np.arange(len(pieces), dtype=np.int32), lengths),
+    }
+
+
+def to_table(blocks: Sequence[Mapping[str, Any]]) -> pa.Table:
+    columns = {}
+    for field_ in BLOCK_SCHEMA:
+        rows = [block[field_.name] for block in blocks]
+        offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
+        columns[field_.name] = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(rows), field_.type.value_type))
+    return pa.table(columns, schema=BLOCK_SCHEMA)

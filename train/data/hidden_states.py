@@ -1,0 +1,290 @@
+"""A frozen backbone's hidden states on disk: it runs once over the blocks, later epochs read what it said.
+
+    $HF_DATASETS_CACHE/headway/hidden-states-<fingerprint>/shard-00000.bin    (blocks, taps, T, D) as they lie in memory
+                                                          shard-00000.json   its size and checksum, written last
+
+The fingerprint is of the blocks, of the backbone's weights and settings, of taps and dtype, so a folder never serves
+another run's states. A shard counts once its checksum is there and right; others are written again, so that a pass
+that was interrupted goes on at its first unfinished shard. Each process writes its own shards and reads all. Attention
+masks and positions are not stored: they follow from `document_ids`.
+"""
+# N taps, T position in a block, D model width
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from heads.data.documents import cache_file
+from train.objective.model import TrainedModel
+
+logger = logging.getLogger(__name__)
+
+SHARD_BYTES = 2**28
+READ_BYTES = 2**24
+BLOCKS_PER_READ = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where the states of which blocks lie.
+
+    >>> layout = Layout(folder=Path("f"), blocks=10, taps=1, length=4, width=8, dtype=torch.float32, shard_bytes=400)
+    >>> layout.block_bytes, layout.blocks_per_shard, layout.shards, list(layout.blocks_of(3))
+    (128, 3, 4, [9])
+    """
+
+    folder: Path
+    blocks: int
+    taps: int
+    length: int
+    width: int
+    dtype: torch.dtype
+    shard_bytes: int = SHARD_BYTES
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, T, D) of one block."""
+        return self.taps, self.length, self.width
+
+    @property
+    def block_bytes(self) -> int:
+        return self.taps * self.length * self.width * self.dtype.itemsize
+
+    @property
+    def blocks_per_shard(self) -> int:
+        return max(1, self.shard_bytes // self.block_bytes)
+
+    @property
+    def shards(self) -> int:
+        return -(-self.blocks // self.blocks_per_shard)
+
+    def blocks_of(self, shard: int) -> range:
+        return range(self.blocks)[shard * self.blocks_per_shard : (shard + 1) * self.blocks_per_shard]
+
+    def file(self, shard: int) -> Path:
+        return self.folder / f"shard-{shard:05d}.bin"
+
+    def read(self, shard: int) -> Tensor:
+        """(blocks, N, T, D), memory-mapped."""
+        shape = (len(self.blocks_of(shard)), *self.shape)
+        elements = len(self.blocks_of(shard)) * self.block_bytes // self.dtype.itemsize
+        return torch.from_file(str(self.file(shard)), shared=False, size=elements, dtype=self.dtype).view(shape)
+
+
+class CachedBlocks(torch.utils.data.Dataset):
+    """Blocks whose items carry their hidden states (N, T, D) as well."""
+
+    def __init__(self, blocks: Dataset, layout: Layout) -> None:
+        self.blocks = blocks
+        self.layout = layout
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        """What a DataLoader calls for a batch: several times as fast as one block at a time."""
+        rows = self.blocks.__getitems__(indices)
+        return [{**row, "hidden_states": self._states(index)} for row, index in zip(rows, indices, strict=True)]
+
+    def _states(self, index: int) -> Tensor:
+        shard, row = divmod(index, self.layout.blocks_per_shard)
+        return self._shards[shard][row]
+
+    @cached_property
+    def _shards(self) -> list[Tensor]:
+        return [self.layout.read(shard) for shard in range(self.layout.shards)]
+
+
+def cache_hidden_states(
+    model: TrainedModel,
+    blocks: Dataset,
+    *,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    batch_size: int,
+    dtype: torch.dtype | None,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> CachedBlocks:
+    """The blocks with their hidden states, which are computed here where the disk does not hold them yet.
+
+    Args:
+        dtype: the states are stored in; the backbone's where it is None.
+        context: what the training forward runs in (autocast).
+
+    Raises:
+        ValueError: too little room on the disk, or shards that other processes did not leave here.
+    """
+    with context():
+        layout = plan_layout(model, blocks, dtype or model.backbone.dtype)
+    state = PartialState()
+    mine = range(state.process_index, layout.shards, state.num_processes)
+    missing = [shard for shard in mine if not is_whole(layout, shard)]
+    refuse_a_full_disk(layout, missing)
+    with (
+        torch.no_grad(),
+        context(),
+        tqdm(
+            total=sum(len(layout.blocks_of(shard)) for shard in missing),
+            desc="hidden states",
+            unit="block",
+            disable=not state.is_main_process or not missing,
+        ) as bar,
+    ):
+        for shard in missing:
+            write_shard(layout, shard, model, blocks, collate, batch_size, bar)
+    state.wait_for_everyone()
+    refuse_what_others_lack(layout)
+    return CachedBlocks(blocks, layout)
+
+
+def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Layout:
+    assert model.token_heads is not None, "the config's check refuses this"
+    taps = model.stored_taps
+    kind = model.backbone.device.type
+    autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+    settings = (
+        fingerprint_of_blocks(blocks),
+        fingerprint(model.model),
+        taps,
+        str(dtype),
+        autocast,
+        model.attend_across_documents,
+    )
+    folder = cache_file("hidden-states", Hasher.hash(settings)).with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    length = len(blocks[0]["input_ids"])
+    return Layout(
+        folder=folder, blocks=len(blocks), taps=len(taps), length=length, width=model.backbone.hidden_size, dtype=dtype
+    )
+
+
+def fingerprint(model: Any, without: Collection[str] = ()) -> str:
+    """Of a backbone's settings and of every byte of its weights, whatever they are called or lie in.
+
+    Args:
+        without: settings that do not count.
+    """
+    settings = [item for item in model.config.to_diff_dict().items() if item[0] not in without]
+    digest = xxhash.xxh3_64(repr(sorted(settings, key=str)).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def fingerprint_of_blocks(blocks: Dataset) -> str:
+    """Of what the backbone reads: tokens and documents, wherever they lie. `_fingerprint` is of a path and a time."""
+    columns = ["input_ids", "document_ids"]
+    digest = xxhash.xxh3_64(repr((len(blocks), len(blocks[0][columns[0]]))).encode())
+    for table in blocks.select_columns(columns).with_format("arrow").iter(batch_size=BLOCKS_PER_READ):
+        for name in columns:
+            digest.update(table[name].combine_chunks().flatten().to_numpy())
+    return digest.hexdigest()
+
+
+def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
+    """Say how much is stored and how much of it is new; every process takes part and comes to the same.
+
+    Args:
+        missing: the shards that this process will write.
+
+    Raises:
+        ValueError: the disk has too little room for what all processes will write.
+    """
+    mine = sum(len(layout.blocks_of(shard)) for shard in missing) * layout.block_bytes
+    needs, rooms = zip(*gather_object([(mine, shutil.disk_usage(layout.folder).free)]), strict=True)
+    needed, free, total = sum(needs), min(rooms), layout.blocks * layout.block_bytes
+    logger.info(
+        f"hidden states: {layout.blocks:,} blocks of {layout.length} tokens, {layout.taps} tap(s) of {layout.width} in "
+        f"{layout.dtype}: {total / 2**30:.2f} GiB in {layout.folder}, {needed / 2**30:.2f} GiB of it to be computed"
+    )
+    if needed > free:
+        raise ValueError(
+            f"cache_hidden_states needs {needed / 2**30:.1f} GiB more in {layout.folder}, and the disk has "
+            f"{free / 2**30:.1f} GiB left; point HF_DATASETS_CACHE to a larger disk, set hidden_states_dtype to "
+            f"bfloat16, or train without it."
+        )
+
+
+def refuse_what_others_lack(layout: Layout) -> None:
+    """Raise ValueError where shards of other processes are not here: machines with disks of their own."""
+    lacking = [shard for shard in range(layout.shards) if not checksum_file(layout, shard).is_file()]
+    if lacking:
+        raise ValueError(
+            f"{layout.file(lacking[0])} was left to another process and is not here; cache_hidden_states needs a disk "
+            f"that all machines share: point HF_DATASETS_CACHE there."
+        )
+
+
+def write_shard(
+    layout: Layout,
+    shard: int,
+    model: TrainedModel,
+    blocks: Dataset,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    batch_size: int,
+    bar: Any,
+) -> None:
+    """One shard: under another name until it is whole, then its checksum."""
+    unfinished, digest = layout.file(shard).with_suffix(".tmp"), xxhash.xxh3_64()
+    indices = layout.blocks_of(shard)
+    with unfinished.open("wb") as file:
+        for start in range(0, len(indices), batch_size):
+            rows = indices[start : start + batch_size]
+            batch = {name: t.to(model.backbone.device) for name, t in collate([blocks[i] for i in rows]).items()}
+            states_BNTD = model.hidden_states(batch["input_ids"], batch["document_ids"]).to("cpu", layout.dtype)
+            content: Any = states_BNTD.contiguous().flatten().view(torch.uint8).numpy()
+            digest.update(content)
+            file.write(content)
+            bar.update(len(rows))
+    size = unfinished.stat().st_size
+    os.replace(unfinished, layout.file(shard))
+    checksum_file(layout, shard).write_text(json.dumps({"bytes": size, "xxh3_64": digest.hexdigest()}) + "\n")
+
+
+def checksum_file(layout: Layout, shard: int) -> Path:
+    return layout.file(shard).with_suffix(".json")
+
+
+def is_whole(layout: Layout, shard: int) -> bool:
+    """Size and checksum are those that were noted when it was finished; a damaged shard is told of."""
+    noted, file = checksum_file(layout, shard), layout.file(shard)
+    if not noted.is_file() or not file.is_file():
+        return False
+    try:
+        wanted = json.loads(noted.read_text())
+    except json.JSONDecodeError:
+        wanted = {}
+    if wanted != {"bytes": file.stat().st_size, "xxh3_64": checksum(file)}:
+        noted.unlink()
+        logger.warning("%s does not have its checksum; it is computed again.", file)
+        return False
+    return True
+
+
+def checksum(file: Path) -> str:
+    digest = xxhash.xxh3_64()
+    with file.open("rb") as content:
+        while piece := content.read(READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()

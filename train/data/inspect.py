@@ -1,0 +1,117 @@
+"""Show what a config's data is before anything is trained on it: counts per source, samples with the mask in colour.
+
+Green is what heads learn to predict, dim is what they only read. Data that training would refuse is shown all the same,
+so that the reason can be seen; the refusal comes last.
+"""
+
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from heads.data.documents import DataConfig
+from train.data.packing import build_datasets, read_sources
+from train.data.report import DataReport, PackReport, Source, SourceReport
+
+SHOWN_TOKENS = 400  # of a sample; the rest is counted
+GREEN, DIM = "green", "dim"
+COUNTS = ("rows", "bad", "empty", "too short", "documents", "longer than a block", "tokens", "supervised")
+
+
+def run(
+    data_config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    num_heads: int,
+    vocab_size: int,
+    samples: int = 3,
+    console: Console | None = None,
+) -> None:
+    """Print the report; then raise the ValueError that training would raise, if any."""
+    console = console or Console()
+    train, evaluated = read_sources(data_config, tokenizer, num_heads=num_heads)
+    console.print(source_table(train, evaluated, streamed=data_config.streaming))
+    for source in train + evaluated:
+        for problem in source.report.problems:
+            console.print(f"bad row: {problem}", style="yellow", markup=False, highlight=False)
+    show_samples(train, tokenizer, samples, console)
+    packed = build_datasets(data_config, tokenizer, num_heads=num_heads, vocab_size=vocab_size)
+    show_packing(packed.report, data_config, console)
+
+
+def source_table(train: list[Source], evaluated: list[Source], *, streamed: bool) -> Table:
+    first_rows = " (first rows of each stream)" if streamed else ""
+    listed = [("train", source) for source in train] + [("eval", source) for source in evaluated]
+    table = Table(title=f"Sources{first_rows}", title_justify="left")
+    table.add_column("")
+    for split, source in listed:  # a column each: names and counts stay whole on a narrow terminal
+        table.add_column(f"{source.report.name}\n({split})", justify="right", overflow="fold")
+    columns = [count_cells(source.report) for _, source in listed]
+    for heading, *cells in zip(COUNTS, *columns, strict=True):
+        table.add_row(heading, *cells)
+    return table
+
+
+def count_cells(report: SourceReport) -> list[str]:
+    counts = (report.rows, report.bad, report.empty, report.too_short, report.documents, report.split, report.tokens)
+    return [f"{count:,}" for count in counts] + [f"{report.supervised_share:.1%}"]
+
+
+def show_samples(sources: list[Source], tokenizer: PreTrainedTokenizerBase, samples: int, console: Console) -> None:
+    """The first usable documents, the sources in turn, each under a rule that marks where it begins."""
+    streams = [sample_documents(source, samples) for source in sources]
+    in_turn = [stream[index] for index in range(samples) for stream in streams if index < len(stream)]
+    for number, (name, document) in enumerate(in_turn[:samples], start=1):
+        title = f"sample {number} of {name}: {document['num_supervised']} of {document['num_tokens']} tokens supervised"
+        console.rule(Text(title), align="left")
+        console.print(colour(tokenizer, document["input_ids"], document["loss_mask"]))
+    if in_turn:
+        console.rule()
+
+
+def sample_documents(source: Source, samples: int) -> list[tuple[str, dict[str, Any]]]:
+    rows = source.documents.rows
+    if source.kept is not None:
+        # Spread over the source: its first documents are often its oddest.
+        chosen = source.kept[np.linspace(0, len(source.kept) - 1, min(samples, len(source.kept))).astype(int)]
+        return [(source.report.name, row) for row in rows.select(chosen)]
+    return [(source.report.name, row) for row in islice((row for row in rows if row["status"] == "ok"), samples)]
+
+
+def colour(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequence[bool]) -> Text:
+    """The decoded tokens, supervised ones green and the others dim.
+
+    ids of "USER: Hi ASSISTANT: Yes.</s>", mask True on the last three  ->  a dim and a green stretch of text
+    """
+    text = Text()
+    shown = np.asarray(mask[:SHOWN_TOKENS], bool)
+    edges = [0, *(np.flatnonzero(shown[1:] != shown[:-1]) + 1).tolist(), len(shown)]
+    for start, end in pairwise(edges):
+        words = tokenizer.decode(ids[start:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text.append(words, style=GREEN if shown[start] else DIM)
+    if len(ids) > SHOWN_TOKENS:
+        text.append(f" ... {len(ids) - SHOWN_TOKENS:,} more tokens", style="italic")
+    return text
+
+
+def show_packing(report: DataReport, config: DataConfig, console: Console) -> None:
+    if report.packed_train is None:
+        console.print(
+            f"training: blocks of {config.block_size} tokens, packed while they are streamed", highlight=False
+        )
+    for split, packed in (("training", report.packed_train), ("evaluation", report.packed_eval)):
+        if packed is not None:
+            console.print(f"{split}: {describe(packed, config.block_size)}", highlight=False)
+
+
+def describe(packed: PackReport, block_size: int) -> str:
+    unused = f", {packed.unused_blocks:,} more not used (max_eval_blocks)" if packed.unused_blocks else ""
+    return (
+        f"{packed.blocks:,} blocks of {block_size:,} tokens from {packed.documents:,} documents{unused}; "
+        f"{packed.dropped_tokens:,} tail tokens dropped"
+    )

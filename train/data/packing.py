@@ -1,0 +1,157 @@
+"""A config's data to blocks for training and evaluation, with a report on what they came from.
+
+Stored documents are shuffled by the seed, mixed by the sources' weights and packed once: blocks are cached beside the
+tokenised documents, under `$HF_DATASETS_CACHE/headway`, and a second run with the same data reads them from there.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, IterableDataset
+from datasets.fingerprint import Hasher
+from transformers import PreTrainedTokenizerBase
+
+from heads.data.documents import CACHE_VERSION, DataConfig, SourceConfig, cache_file, load_documents
+from heads.data.rows import DOCUMENT_FEATURES
+from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, pack, to_table
+from train.data.report import (
+    CHECKED_ROWS,
+    DataReport,
+    PackReport,
+    Source,
+    SourceReport,
+    check_config,
+    count_rows,
+    refuse,
+    refuse_no_block,
+    warn,
+)
+from train.data.streaming import pack_streamed
+
+logger = logging.getLogger(__name__)
+
+BLOCKS_PER_WRITE = 256
+
+
+def build_datasets(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, num_heads: int, vocab_size: int
+) -> PackedData:
+    """Blocks for training and evaluation, and a report on the data they came from.
+
+    Raises ValueError where training would be pointless: over 1 % bad rows, nothing supervised, a chat set in which
+    everything is, ids the backbone does not have, too little for one block. `train` is an IterableDataset when
+    `config.streaming`; it then has one shard, and each pass over it has the same order.
+    """
+    train, evaluated = read_sources(config, tokenizer, num_heads=num_heads)
+    for source in train + evaluated:
+        refuse(source.report, num_heads=num_heads, vocab_size=vocab_size)
+        warn(source.report, num_heads=num_heads)
+    if config.streaming:
+        return pack_streamed(train, evaluated, config, num_heads=num_heads, vocab_size=vocab_size)
+    return pack_stored(train, evaluated, config)
+
+
+def read_sources(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, num_heads: int
+) -> tuple[list[Source], list[Source]]:
+    """Tokenised and counted sources for training and for evaluation; refuses only a config that contradicts itself."""
+    check_config(config, num_heads)
+
+    def read(source: SourceConfig) -> Source:
+        documents = load_documents(source, config, tokenizer, streaming=config.streaming)
+        rows = documents.rows
+        if isinstance(rows, IterableDataset):
+            rows = Dataset.from_list(list(rows.take(CHECKED_ROWS)), features=DOCUMENT_FEATURES)
+        report, kept = count_rows(documents, rows, num_heads=num_heads, block_size=config.block_size)
+        return Source(documents=documents, report=report, kept=None if config.streaming else kept)
+
+    return [read(source) for source in config.train], [read(source) for source in config.eval]
+
+
+def pack_stored(train: list[Source], evaluated: list[Source], config: DataConfig) -> PackedData:
+    """Splits off evaluation documents, mixes, packs; everything on disk and reused by the next run."""
+    parts, eval_parts = [], []
+    for source in train:
+        rows, kept = shuffled(source, config.seed)
+        num_eval = max(1, round(len(kept) * config.eval_fraction)) if config.eval_fraction else 0
+        if num_eval >= len(kept):
+            raise ValueError(
+                f"{source.report.name!r} has {len(kept)} documents, and eval_fraction "
+                f"{config.eval_fraction} leaves none to train on; give more documents or eval sources."
+            )
+        parts.append(rows.select(kept[num_eval:]))
+        eval_parts += [rows.select(kept[:num_eval])] if num_eval else []
+    eval_parts += [rows.select(kept) for rows, kept in (shuffled(source, config.seed) for source in evaluated)]
+
+    mixed = mix(parts, [source.report for source in train], [source.documents.weight for source in train], config.seed)
+    report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
+    blocks, report.packed_train = pack_cached(mixed, config.block_size, None, "training")
+    eval_blocks = None
+    if eval_parts:
+        joined = datasets.concatenate_datasets(eval_parts).shuffle(seed=config.seed)
+        limit = config.max_eval_blocks
+        eval_blocks, report.packed_eval = pack_cached(joined, config.block_size, limit, "evaluation")
+    return PackedData(train=blocks, eval=eval_blocks, report=report)
+
+
+def shuffled(source: Source, seed: int) -> tuple[Dataset, np.ndarray]:
+    """A source's rows, and the numbers of those to use in the seed's order."""
+    assert source.kept is not None
+    return source.documents.rows, np.random.default_rng(seed).permutation(source.kept)
+
+
+def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float], seed: int) -> Dataset:
+    """One order over all sources, each drawn with its weight's share until every document was used at least once.
+
+    Sources that run out earlier start again, so that a weight is a share of documents whatever the sources' sizes.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    shares = np.array(weights) / sum(weights)
+    mixed = datasets.interleave_datasets(
+        parts, probabilities=shares.tolist(), seed=seed, stopping_strategy="all_exhausted"
+    )
+    for part, report, share in zip(parts, reports, shares, strict=True):
+        report.repeats = len(mixed) * float(share) / len(part)
+        if report.repeats >= 2:
+            message = "%s: its weight has each document used about %.1f times"
+            logger.warning(message, report.name, report.repeats)
+    return mixed
+
+
+def pack_cached(documents: Dataset, block_size: int, max_blocks: int | None, split: str) -> tuple[Dataset, PackReport]:
+    """The blocks of documents in their order, from the cache where they were packed before."""
+    num_tokens = int(documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].sum())
+    refuse_no_block(split, num_tokens, block_size)
+    path = cache_file("blocks", Hasher.hash((CACHE_VERSION, documents._fingerprint, block_size, max_blocks)))
+    if not path.is_file():
+        write_blocks(path, islice(pack(read_documents(documents), block_size), max_blocks))
+    blocks = Dataset.from_file(str(path))
+    return blocks, PackReport(
+        documents=len(documents),
+        tokens=num_tokens,
+        blocks=len(blocks),
+        unused_blocks=num_tokens // block_size - len(blocks),
+        dropped_tokens=num_tokens % block_size,
+    )
+
+
+def read_documents(documents: Dataset) -> Iterator[Document]:
+    for table in documents.select_columns(["input_ids", "loss_mask"]).with_format("arrow").iter(batch_size=64):
+        for ids, mask in zip(table["input_ids"], table["loss_mask"], strict=True):
+            yield ids.values.to_numpy(), mask.values.to_numpy(zero_copy_only=False)
+
+
+def write_blocks(path: Path, blocks: Iterator[Block]) -> None:
+    """An Arrow file, in place only once it is whole: processes that write the same one do not disturb each other."""
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_stream(file, BLOCK_SCHEMA) as writer:
+        for chunk in iter(lambda: list(islice(blocks, BLOCKS_PER_WRITE)), []):
+            writer.write_table(to_table(chunk))
+    os.replace(unfinished, path)

@@ -1,0 +1,112 @@
+"""Blocks of sources that are read while training goes on, without a copy on disk.
+
+A stream is shuffled among SHUFFLE_BUFFER documents and mixed by the sources' weights; each pass over it has the same
+order. What cannot be counted beforehand is refused on the way: too many bad rows, ids the backbone does not have.
+"""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets import Dataset, IterableDataset
+
+from heads.data.documents import DRAW_EVAL, DataConfig, draw_below
+from heads.data.rows import DOCUMENT_FEATURES
+from train.data.blocks import BLOCK_FEATURES, Document, PackedData, pack, to_table
+from train.data.report import (
+    CHECKED_ROWS,
+    SHOWN_PROBLEMS,
+    DataReport,
+    Source,
+    refuse_bad_rows,
+    refuse_foreign_ids,
+    refuse_no_block,
+)
+
+logger = logging.getLogger(__name__)
+
+STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
+SHUFFLE_BUFFER = 1000  # documents that a stream is shuffled among
+
+
+def pack_streamed(
+    train: list[Source], evaluated: list[Source], config: DataConfig, *, num_heads: int, vocab_size: int
+) -> PackedData:
+    """Training blocks as they are asked for; evaluation blocks read now and kept in memory."""
+
+    def stream(source: Source, of_eval: bool) -> IterableDataset:
+        rows = source.documents.rows
+        if config.eval_fraction:
+            keep = partial(is_in_split, of_eval=of_eval, share=config.eval_fraction, seed=config.seed)
+            rows = rows.filter(keep, input_columns=["row_number"])
+        options = {"name": source.documents.name, "rows": rows, "min_tokens": num_heads + 2, "vocab_size": vocab_size}
+        return IterableDataset.from_generator(stream_documents, features=STREAM_FEATURES, gen_kwargs=options)
+
+    parts = [stream(source, False).shuffle(seed=config.seed, buffer_size=SHUFFLE_BUFFER) for source in train]
+    shares = np.array([source.documents.weight for source in train])
+    mixed = parts[0]
+    if len(parts) > 1:
+        mixed = datasets.interleave_datasets(
+            parts,
+            probabilities=(shares / shares.sum()).tolist(),
+            seed=config.seed,
+            stopping_strategy="all_exhausted",
+        )
+    options = {"documents": mixed, "block_size": config.block_size}
+    blocks = IterableDataset.from_generator(stream_blocks, features=BLOCK_FEATURES, gen_kwargs=options)
+    eval_parts = [stream(source, True) for source in (evaluated or (train if config.eval_fraction else []))]
+    eval_blocks = None
+    if eval_parts:
+        joined = datasets.interleave_datasets(eval_parts, stopping_strategy="all_exhausted_without_replacement")
+        found = list(islice(stream_blocks(joined, config.block_size, "evaluation"), config.max_eval_blocks))
+        eval_blocks = Dataset(to_table(found))
+    report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
+    return PackedData(train=blocks, eval=eval_blocks, report=report)
+
+
+def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> bool:
+    return draw_below(row_number, share=share, purpose=DRAW_EVAL, seed=seed) == of_eval
+
+
+def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_size: int) -> Iterator[dict[str, Any]]:
+    """The good documents of a stream, which stops where more than 1 % of over CHECKED_ROWS rows, or of all, are bad."""
+    num_rows, problems = 0, []
+    for num_rows, row in enumerate(every_row(rows), start=1):
+        if row["status"] == "bad":
+            problems.append(row["problem"])
+            logger.warning("%s: bad row skipped: %s", name, row["problem"])
+            if num_rows > CHECKED_ROWS:
+                refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
+        elif row["status"] == "ok" and row["num_tokens"] >= min_tokens:
+            refuse_foreign_ids(name, row["max_id"], vocab_size)
+            yield {"input_ids": row["input_ids"], "loss_mask": row["loss_mask"]}
+    refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
+
+
+def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
+    """All rows, in a DataLoader's worker too, where `for row in rows` would share out the inner files once more."""
+    for batch in rows.iter(batch_size=64):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+
+
+def stream_blocks(
+    documents: IterableDataset, block_size: int, split: str = "training"
+) -> Iterator[dict[str, list[int]]]:
+    """Packed rows of documents as they come."""
+    num_blocks = num_tokens = 0
+
+    def arrays() -> Iterator[Document]:
+        nonlocal num_tokens
+        for row in every_row(documents):
+            num_tokens += len(row["input_ids"])
+            yield np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
+
+    for num_blocks, block in enumerate(pack(arrays(), block_size), start=1):  # noqa: B007 - counted to the end
+        yield {name: column.tolist() for name, column in block.items()}
+    if not num_blocks:
+        refuse_no_block(split, num_tokens, block_size)

@@ -1,0 +1,162 @@
+"""torch.compile for decoder layers while training: where it wins, and said on one line either way.
+
+Layers are compiled one by one (all layers of one class share their code), by their `forward`: hooks that record taps
+stay outside and names in checkpoints stay as they are. Evaluation and decoding run uncompiled, as their shapes change
+with every pass.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import socket
+from itertools import islice
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import nn
+
+from train.engine.engine import Engine
+from train.engine.overhead import read_clock
+from train.objective.model import TrainedModel
+
+logger = logging.getLogger(__name__)
+
+REPAYS_AFTER = 240.0
+"""Seconds in uncompiled decoder layers from which on compiling repays. On two CPU cores it took under a quarter of a
+minute and saved from a twentieth (wide layers) to a sixth (narrow ones) of a frozen backbone's forward, as
+`benchmarks.training compile` prints; the narrower the layers, the more of their time is what compiling can merge."""
+ENGINES = (Engine.ONE, Engine.DDP)
+
+
+def compile_where_it_wins(trainer: Any, wanted: bool | str, *, resumed: bool = False) -> bool:
+    """Follow the config's `compile` field and say what was done and why; every process takes part and does the same.
+
+    Args:
+        wanted: the field, or what was done before where the field is auto and the run goes on from a checkpoint.
+        resumed: the run goes on from a checkpoint.
+
+    Raises:
+        ValueError: compiling was asked for and cannot be had.
+    """
+    obstacle = what_stops_any_process(what_stops_compiling(trainer.model, trainer.args.device, trainer.engine))
+    as_before = resumed and trainer.config.compile == "auto"
+    if wanted is True and obstacle:
+        warn_or_refuse(obstacle, as_before)
+        return False
+    on, reason = choose(trainer, wanted, obstacle, as_before)
+    if on:
+        compile_layers(trainer.model)
+    logger.info("torch.compile: %s, as %s", "decoder layers are compiled" if on else "off", reason)
+    return on
+
+
+def warn_or_refuse(obstacle: str, as_before: bool) -> None:
+    """Layers that were compiled before may go on uncompiled; the main process says so.
+
+    Raises:
+        ValueError: it is the config that asks for compiling.
+    """
+    if not as_before:
+        raise ValueError(f"compile: true was given, but {obstacle}; change that, or set compile to auto.")
+    if PartialState().is_main_process:
+        logger.warning(
+            "torch.compile: off, though decoder layers were compiled before, as %s; from here on the run rounds "
+            "differently.",
+            obstacle,
+        )
+
+
+def choose(trainer: Any, wanted: bool | str, obstacle: str, as_before: bool) -> tuple[bool, str]:
+    """Whether layers are compiled, and why."""
+    if obstacle:
+        return False, obstacle
+    if isinstance(wanted, str):
+        return is_worth_it(trainer)
+    if as_before:
+        return wanted, f"the run was {'' if wanted else 'not '}compiled before"
+    return wanted, f"compile is {str(wanted).lower()}"
+
+
+def what_stops_any_process(obstacle: str) -> str:
+    """The first process's obstacle, so that all decide alike; names its machine where others have none."""
+    gathered = gather_object([(obstacle, socket.gethostname())])
+    found = [(text, host) for text, host in gathered if text]
+    if not found:
+        return ""
+    text, host = found[0]
+    return text if len(found) == len(gathered) else f"{text} on {host}"
+
+
+def what_stops_compiling(model: TrainedModel, device: torch.device, engine: Engine) -> str:
+    """Why this run cannot be compiled; empty where it can."""
+    if engine not in ENGINES:
+        return f"compiled layers are tried under one process and DDP, and the engine is {engine.value}"
+    if getattr(model.model, "is_quantized", False):
+        return "the backbone is quantised"
+    if device.type == "cpu":
+        return "" if has_cpp_compiler() else "no C++ compiler was found"
+    return "" if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+def has_cpp_compiler() -> bool:
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True
+
+
+def is_worth_it(trainer: Any) -> tuple[bool, str]:
+    """Whether the run spends long enough in the backbone, by one timed pass; process 0 decides for all."""
+    seconds = seconds_per_pass(trainer) * num_passes(trainer)
+    (seconds,) = broadcast_object_list([seconds])
+    return seconds > REPAYS_AFTER, (
+        f"the run has about {seconds:,.0f} s of uncompiled backbone ahead; it repays from {REPAYS_AFTER:.0f} s on"
+    )
+
+
+def seconds_per_pass(trainer: Any) -> float:
+    """The backbone's seconds for one micro-batch; backward of a trained one is two further forwards."""
+    model = trainer.model
+    rows = list(islice(iter(trainer.train_dataset), trainer.args.per_device_train_batch_size))
+    batch = {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(rows).items()}
+    model.to(trainer.args.device)
+    with torch.no_grad(), torch.random.fork_rng(), trainer.compute_loss_context_manager():
+        for _ in range(2):  # the first one pays for allocations
+            start = read_clock(trainer.args.device)
+            model.hidden_states(batch["input_ids"], batch["document_ids"])
+            seconds = read_clock(trainer.args.device) - start
+    return seconds * (3 if model.trains_backbone else 1)
+
+
+def num_passes(trainer: Any) -> int:
+    """Passes of the backbone over micro-batches that one process has ahead."""
+    args = trainer.args
+    epoch = math.inf
+    if hasattr(trainer.train_dataset, "__len__"):
+        epoch = math.ceil(len(trainer.train_dataset) / (args.per_device_train_batch_size * args.world_size))
+    if trainer.config.cache_hidden_states:
+        return int(epoch)
+    if args.max_steps > 0:
+        return args.max_steps * args.gradient_accumulation_steps
+    return math.ceil(args.num_train_epochs * epoch)
+
+
+def compile_layers(model: TrainedModel) -> None:
+    """The backbone's decoder layers, and layers of the same class that heads own, in place.
+
+    Heads are copied for decoding, and `compile()` leaves its mark out of a copy; on layers that are hooked it would
+    take the hooks into the graph, of which nothing tells it when they change.
+    """
+    kinds = {type(layer) for layer in model.backbone.layers}
+    for layer in model.backbone.layers:
+        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+    for module in nn.ModuleList([model.token_heads] if model.token_heads else []).modules():
+        if type(module) in kinds:
+            module.compile()

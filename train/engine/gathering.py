@@ -1,0 +1,103 @@
+"""Whole weights under every engine: gathered one tensor at a time, kept by the main process, put in place for a moment.
+
+    with whole_weights(model) as writes:
+        if writes:
+            checkpoint.save(model.token_heads, folder)
+
+Every process enters, since gathering takes all of them; only the main one holds the tensors, on its CPU. Inside, the
+model is an ordinary one, so that what is saved does not depend on the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from heads.interface.token_heads import TokenHeads
+from train.objective.model import TrainedModel
+
+
+@contextlib.contextmanager
+def whole_weights(model: TrainedModel) -> Iterator[bool]:
+    """Put whole tensors in place of shards; True in the process that holds them.
+
+    Trained weights are gathered, and the embedding, whose fingerprint is stored. What is frozen besides is not.
+    """
+    reshard(model)
+    kept = PartialState().is_main_process
+    embedding = model.model.get_input_embeddings().weight
+    places = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and (parameter.requires_grad or parameter is embedding)
+    ]
+    whole: dict[int, nn.Parameter] = {}
+    for _, _, parameter in places:  # in one order everywhere; tied weights once
+        if id(parameter) not in whole:
+            tensor = gather(parameter)
+            whole[id(parameter)] = nn.Parameter(tensor if kept else tensor.new_empty(0), parameter.requires_grad)
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = whole[id(parameter)]
+        yield kept
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
+@torch.no_grad()
+def gather(parameter: nn.Parameter) -> Tensor:
+    """The whole tensor; in float32 where DeepSpeed keeps a copy in float32. Every process calls it.
+
+    What is whole already is given as it is, without a copy.
+    """
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor().cpu()
+    if not is_deepspeed(parameter):
+        return parameter.detach()
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    if parameter.requires_grad:
+        return safe_get_full_fp32_param(parameter).cpu()
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach()
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().cpu().clone()
+
+
+def is_deepspeed(parameter: nn.Parameter) -> bool:
+    """Split by ZeRO-3, or trained with a split optimizer by ZeRO-1 and 2."""
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
+
+
+def reshard(model: nn.Module) -> None:
+    """FSDP2 leaves the root's weights gathered after a forward without backward; then they are not the optimizer's."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def copy_for_decoding(model: TrainedModel) -> TokenHeads | None:
+    """Heads in the backbone's dtype, to be filled at evaluations; made before an engine splits the model.
+
+    None where there are no heads, or where theirs is the backbone's dtype already.
+    """
+    heads, dtype = model.token_heads, model.backbone.dtype
+    return None if heads is None or heads.in_dtype(dtype) is heads else heads.in_dtype(dtype).requires_grad_(False)
+
+
+@torch.no_grad()
+def filled(copy: TokenHeads, token_heads: TokenHeads) -> TokenHeads:
+    """The copy with the present weights of split heads. Every process calls it."""
+    reshard(token_heads)
+    for mine, theirs in zip(copy.parameters(), token_heads.parameters(), strict=True):
+        mine.copy_(gather(theirs))
+    return copy.eval()

@@ -1,0 +1,407 @@
+"""`transformers.Trainer` with our loss, our optimizer groups, our evaluation, and only the heads saved.
+
+The rest (accumulation, schedulers, resume, logging, engines) is the library's. Saving and evaluating go through
+train/engine/gathering.py and `inside`, so that nothing depends on which engine holds the weights.
+"""
+# B batch, T position, K head
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import Trainer
+
+from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint.backbone import read_model, write_model
+from heads.interface.token_heads import TokenHeads
+from train.checkpoint.interruption import Interruption, shield_workers
+from train.checkpoint.optimizer_state import load_optimizer, load_schedule, save_optimizer
+from train.checkpoint.progress import Continuation, Place, read_place
+from train.checkpoint.save import save_whole
+from train.config import TrainConfig
+from train.data.numbered_blocks import BLOCK, numbered
+from train.engine.engine import Engine, check_active
+from train.engine.gathering import copy_for_decoding, filled, whole_weights
+from train.engine.sharding import keep_gathered, shard
+from train.loop.backbone_quality import quality
+from train.loop.errors import explained_reading
+from train.loop.evaluation import evaluate, evaluate_backbone
+from train.loop.optimizer_groups import optimizer_groups
+from train.loop.running_losses import RunningLosses
+from train.loop.step_guard import StepGuard, read_together, weights_are_finite
+from train.objective.model import TrainedModel
+from train.objective.warm_in import WarmInConfig
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER = "scheduler.pt"
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Packed blocks of one length, so nothing is padded; with their hidden states (B, taps, T, D) where stored."""
+    batch = {
+        "input_ids": stack([row["input_ids"] for row in rows], torch.long),
+        "loss_mask": stack([row["loss_mask"] for row in rows], torch.bool),
+        "document_ids": stack([row["document_ids"] for row in rows], torch.long),
+    }
+    if BLOCK in rows[0]:
+        batch[BLOCK] = torch.tensor([int(row[BLOCK]) for row in rows])
+    if "hidden_states" in rows[0]:
+        batch["hidden_states"] = torch.stack([row["hidden_states"] for row in rows])
+    return batch
+
+
+def stack(rows: list[Any], dtype: torch.dtype) -> Tensor:
+    """Rows as arrays, or as lists where they are streamed."""
+    return torch.from_numpy(np.stack([np.asarray(row) for row in rows])).to(dtype)
+
+
+class HeadsTrainer(Trainer):
+    """Trains a `TrainedModel`."""
+
+    model: TrainedModel
+    optimizer: Any
+    control: Any
+
+    def __init__(
+        self,
+        *,
+        config: TrainConfig,
+        recipe: dict[str, Any],
+        engine: Engine,
+        interruption: Interruption | None = None,
+        resumed_from: Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_collator=collate, **kwargs)
+        check_active(engine, self.accelerator)
+        self.config = config
+        self.engine = engine
+        self.recipe = recipe
+        self.interruption = interruption or Interruption()
+        self.resumed_from = resumed_from
+        # train/checkpoint/save.py removes older checkpoints, once the new one is whole.
+        self.keep_checkpoints, self.args.save_total_limit = self.args.save_total_limit, None
+        self.model_accepts_loss_kwargs = True
+        self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
+        self.loss_before: float | None = None  # the backbone's own, held out, before the first step of the run
+        self.best_tokens_per_pass = 0.0 if resumed_from is None else best_so_far(config)
+        self.heads_overhead: float | None = None  # told with the first log
+        self.running_losses = RunningLosses()
+        self.guard = StepGuard(self)
+        self.evaluation_put_off = False
+        self.compiled = False
+        self.decoding_copy: TokenHeads | None = None  # of sharded heads whose dtype is not the backbone's
+        self.place = Place(0, 0)
+        self._asked = torch.zeros(())
+        self.add_callback(Continuation(self))
+
+    @property
+    def token_heads(self) -> TokenHeads | None:
+        return self.model.token_heads
+
+    # ---- data
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        if self.args.dataloader_num_workers:
+            shield_workers(getattr(loader, "base_dataloader", loader))
+        return loader
+
+    def _get_dataloader(self, dataset: Any, description: str, *args: Any, **kwargs: Any) -> Any:
+        dataset = numbered(dataset) if description == "Training" else dataset
+        return super()._get_dataloader(dataset, description, *args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+        """The micro-batches of one optimizer step."""
+        with explained_reading():
+            batches, counts_K = super().get_batch_samples(*args, **kwargs)
+        self.guard.begin(batches)
+        self.place.batches += len(batches)
+        return batches, counts_K
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Epoch and batches in it; the Trainer knows them from the number of steps, where an epoch has a length."""
+        epochs, batches = super()._init_training_state(*args, **kwargs)
+        if self.resumed_from is None or hasattr(self.train_dataset, "__len__"):
+            return epochs, batches
+        return read_place(self.resumed_from, self.args)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint of the last step has nothing left to train; the Trainer would take a step more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        resumed = kwargs["epoch"] == kwargs["epochs_trained"]
+        self.place = Place(kwargs["epoch"], kwargs["steps_trained_in_current_epoch"] if resumed else 0)
+        super()._run_epoch(*args, **kwargs)
+
+    # ---- loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor | None:
+        """(K,): labels of each head over all micro-batches and processes, so that any split gives one loss.
+
+        One number more travels with them: how many processes were asked to stop.
+        """
+        if not batch_samples:
+            return None
+        counts = [self.model.count_labels(b["input_ids"], b["loss_mask"], b["document_ids"]) for b in batch_samples]
+        asked = torch.tensor([self.interruption.received is not None], dtype=torch.long)
+        summed = self.accelerator.reduce(torch.cat([torch.stack(counts).sum(dim=0), asked]).to(device), reduction="sum")
+        self._asked = summed[-1]
+        return summed[:-1]
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        outputs = model(**inputs, counts_K=num_items_in_batch, heads_weight=self.heads_weight)
+        self._remember(outputs["logged_sums_M"], num_items_in_batch)
+        # DDP averages gradients over processes; each process holds its share of one sum.
+        loss = self.guard.watch(outputs["loss"] * self.accelerator.num_processes)
+        return (loss, outputs) if return_outputs else loss
+
+    @property
+    def heads_weight(self) -> float:
+        """What the heads' losses count beside the backbone's own in the step under way."""
+        return self.config.warm_in.weight(self.state.global_step, self.state.max_steps)
+
+    def _remember(self, sums_M: Tensor, counts_K: Tensor | None) -> None:
+        if counts_K is None:
+            counts_M = torch.ones_like(sums_M)
+        else:
+            counts_M = self.model.counts_of_logged(counts_K) / self.current_gradient_accumulation_steps
+        self.running_losses.add(sums_M, counts_M)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The last look before the optimizer's step: is the gradient finite, was the run asked to stop?"""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        finite, self.interruption.agreed = read_together(norm, self._asked)
+        self.guard.close(finite)
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add each head's mean loss since the last log."""
+        if "loss" in logs:
+            means = self.running_losses.take_means(self.accelerator)
+            logs = self.guard.corrected(logs) | dict(zip(self.model.loss_names, means or [], strict=bool(means)))
+            if self.config.warm_in != WarmInConfig():
+                logs["heads_weight"] = self.config.warm_in.weight(self.state.global_step - 1, self.state.max_steps)
+            if self.heads_overhead is not None:
+                logs, self.heads_overhead = {**logs, "heads_overhead": self.heads_overhead}, None
+        if "train_loss" in logs:  # of the whole run, not of what came after a resume
+            logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self.guard.skipped)
+        super().log(logs, start_time)
+
+    # ---- engine, optimizer
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        """Weights come from a checkpoint before an engine takes them, the optimizer's state afterwards."""
+        self.tell_of_a_long_warm_in(max_steps)
+        if resume_from_checkpoint is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            self._load_from_checkpoint(resume_from_checkpoint)
+        if self.engine.shards_weights:
+            self.decoding_copy = copy_for_decoding(self.model)
+        if self.engine is Engine.FSDP2:
+            shard(self.model, self.accelerator)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if self.engine is Engine.ZERO3:
+            keep_gathered(self.model)
+        if resume_from_checkpoint is not None:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
+        return prepared
+
+    def tell_of_a_long_warm_in(self, all_steps: int) -> None:
+        """A run may be cut short on purpose; then its heads have not come to count what the config says."""
+        warm_in = self.config.warm_in
+        if warm_in.length(all_steps) > all_steps:
+            logger.warning(
+                "warm_in.steps=%g is longer than the run of %d steps, whose last counts the heads' loss %.0f %% of "
+                "warm_in.coefficient; give fewer steps, or a share of all steps below 1.",
+                warm_in.steps,
+                all_steps,
+                100 * warm_in.reached(all_steps),
+            )
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            c = self.config
+            groups = optimizer_groups(
+                self.model, heads_rate=c.rates.heads, base_rate=c.rates.base, weight_decay=c.optimizer.weight_decay
+            )
+            self.optimizer = torch.optim.AdamW(
+                groups, betas=(c.optimizer.beta1, c.optimizer.beta2), eps=c.optimizer.eps, fused=True
+            )
+        return self.optimizer
+
+    # ---- evaluation
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
+        blocks = self.eval_dataset if eval_dataset is None else eval_dataset
+        batch_size = self.args.per_device_eval_batch_size
+        with torch.compiler.set_stance("force_eager"):  # decoding changes its shapes with every pass
+            found = evaluate(
+                self.model,
+                blocks,
+                collate,
+                batch_size,
+                self.config.evaluation,
+                self.accelerator,
+                inside=self.inside,
+                decoding_heads=self.decoding_heads,
+            )
+        if self.state.global_step == 0:
+            self.loss_before = found["backbone_loss"]
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass and weights_are_finite(self):
+            self.best_tokens_per_pass = found["tokens_per_pass"]
+            self._save_best({"step": self.state.global_step, **found, **self.backbone_quality(found)})
+        return metrics
+
+    def evaluate_before(self) -> None:
+        """The backbone alone, before the first step of a run that changes it; an evaluation at step 0 does it too."""
+        if not self.measures_quality or self.args.eval_on_start:
+            return
+        self.loss_before = self.backbone_loss()
+
+    def backbone_loss(self) -> float:
+        """The backbone's own mean loss on the held-out blocks, as it is now."""
+        with torch.compiler.set_stance("force_eager"):
+            return evaluate_backbone(
+                self.model,
+                self.eval_dataset,
+                collate,
+                self.args.per_device_eval_batch_size,
+                self.accelerator,
+                inside=self.inside,
+            )
+
+    @property
+    def measures_quality(self) -> bool:
+        """The backbone is trained, there is held-out data, and what it predicts is the next token."""
+        return self.model.trains_backbone and self.eval_dataset is not None and self.model.label_shift == 1
+
+    def backbone_quality(self, found: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        """PPL_1 before and after, from an evaluation; nothing where it was not measured before."""
+        if not self.measures_quality or self.loss_before is None:
+            return {}
+        return {"backbone_ppl": quality(self.loss_before, found, prefix)}
+
+    def decoding_heads(self) -> TokenHeads | None:
+        """The heads to decode with, in the backbone's dtype, as they ship; all processes call it."""
+        if self.token_heads is None or not self.engine.shards_weights:
+            return self.token_heads and self.token_heads.in_dtype(self.model.backbone.dtype)
+        if self.decoding_copy is None:
+            return self.token_heads
+        return filled(self.decoding_copy, self.token_heads).to(self.args.device)
+
+    @property
+    def inside(self) -> Callable[[Callable[[], Any]], Any] | None:
+        """Runs a function with all weights gathered, on all processes alike; None where they always are."""
+        if not self.engine.shards_weights:
+            return None
+        return lambda function: self.model_wrapped(inside=function)
+
+    # ---- saving and resuming
+
+    def write_heads(self, name: str, measured: dict[str, Any]) -> None:
+        """Heads (or the trained backbone) into a folder of the run; inside `whole_weights`, on the main process."""
+        self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
+
+    def _save_best(self, measured: dict[str, Any]) -> None:
+        """The best heads are a convenience: a disk that is full for the moment does not end the run."""
+        with whole_weights(self.model) as writes:
+            if writes:
+                try:
+                    self.write_heads("best", measured)
+                except OSError as error:
+                    logger.warning("The best heads so far were not saved: %s Training goes on.", error)
+
+    def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
+        if self.token_heads is None:
+            write_model(self.model.model, folder, dtype=dtype, tokenizer=self.processing_class)
+        else:
+            checkpoint.save(
+                self.token_heads,
+                folder,
+                dtype=dtype,
+                recipe=self.recipe | {"measured": measured},
+                tokenizer=self.processing_class,
+            )
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        with whole_weights(self.model) as writes:
+            if writes:
+                folder = Path(output_dir or self.args.output_dir)
+                self._write(folder, {"step": self.state.global_step}, torch.float32)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_optimizer(self.model, self.optimizer, Path(output_dir))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint that cannot be written costs itself, not the run."""
+        save_whole(self, lambda: super(HeadsTrainer, self)._save_checkpoint(*args, **kwargs))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        with explained_damage(folder):
+            if self.token_heads is None:
+                read_model(self.model.model, folder)
+                return
+            tensors = load_file(folder / checkpoint.TENSORS)
+            if (backbone := checkpoint.named_backbone(folder)) is not None:
+                read_model(self.model.model, backbone)
+            elif self.model.trains_backbone:
+                raise FileNotFoundError("the trained backbone")
+        checkpoint.check_tensors(tensors, self.token_heads.state_dict(), folder)
+        self.token_heads.load_state_dict(tensors)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        folder = Path(checkpoint or "")
+        with explained_damage(folder):
+            load_optimizer(self.model, self.optimizer, folder)
+            schedule = torch.load(folder / SCHEDULER, weights_only=True)
+            changed = load_schedule(self.lr_scheduler, self.optimizer, schedule)
+        for before, now in dict.fromkeys(changed):
+            logger.warning("A peak rate was %g and is %g from here on, as the config says now.", before, now)
+
+
+@contextlib.contextmanager
+def explained_damage(folder: Path) -> Iterator[None]:
+    """What a file that was cut short raises, as a sentence."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError, EOFError, FileNotFoundError) as error:
+        raise ValueError(
+            f"{folder} cannot be resumed from, a file in it is missing or cut short ({error}); remove that folder and "
+            f"resume from the checkpoint before it."
+        ) from error
+
+
+def best_so_far(config: TrainConfig) -> float:
+    """Tokens per pass of the heads in best/, for a run that goes on."""
+    folder = Path(config.output_dir) / "best"
+    if not (folder / checkpoint.DESCRIPTION).is_file():
+        return 0.0
+    measured = checkpoint.read_description(folder)["recipe"].get("measured", {})
+    return float(measured.get("tokens_per_pass", 0.0))

@@ -1,0 +1,88 @@
+"""The products of one chunk of rows with an unembedding, through one buffer of logits."""
+# C rows of one chunk, D model width, V vocabulary
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from heads.backbone.projection import Projection
+
+
+def widen(logits_RV: Tensor) -> Tensor:
+    """float32 at least: a sum over a vocabulary loses its small terms in half precision."""
+    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+
+class Passes:
+    """One unembedding, for chunk after chunk.
+
+    Args:
+        projection: without norm.
+        beside: passes over the same chunks, whose logits are gone when these are made: memory for them is shared where
+            it can be, and so is a weight that was cast.
+        goes_back: keep what the way back needs; a teacher's passes have none.
+    """
+
+    def __init__(
+        self, projection: Projection, device: torch.device, *, beside: Passes | None = None, goes_back: bool = True
+    ) -> None:
+        self.projection: Projection = projection
+        weight: Tensor = projection.weight
+        autocast = torch.is_autocast_enabled(device.type) and weight.dtype == torch.float32
+        self.dtype = torch.get_autocast_dtype(device.type) if autocast else weight.dtype
+        self.wide = torch.promote_types(self.dtype, torch.float32)
+        self.weight: Tensor = (
+            weight.detach() if beside is None or beside.projection.weight is not weight else beside.weight
+        )
+        self.weight = self.weight.to(self.dtype)  # once, not once a chunk; nothing where it was cast before
+        self.bias = None if projection.bias is None else projection.bias.detach().to(self.dtype)
+        self._goes_back = goes_back
+        self._buffer: Tensor | None = None  # memory that is new to a process costs more than writing to it
+        # In the widest dtype a CPU turns logits into probabilities where they lie: they would be overwritten.
+        kept = self.dtype == self.wide and device.type == "cpu"
+        self._lender = None if kept or beside is None or beside.dtype != self.dtype else beside
+
+    def logits(self, hidden_CD: Tensor) -> Tensor:
+        """(C, V), scaled and capped, in float32 at least; keeps what `through_finish` needs of the soft cap."""
+        logits_CV = widen(self.projection.finish(self._product(hidden_CD.to(self.dtype))))
+        cap = self.projection.soft_cap
+        self._slope_CV = None if cap is None or not self._goes_back else 1 - (logits_CV / cap).square()
+        return logits_CV
+
+    def through_finish(self, gradient_CV: Tensor) -> Tensor:
+        """From the gradient at `logits` to that at `hidden @ weightᵀ + bias`, in place, in the products' dtype."""
+        if self._slope_CV is not None:
+            gradient_CV.mul_(self._slope_CV)
+        if self.projection.scale != 1.0:
+            gradient_CV.mul_(self.projection.scale)
+        return gradient_CV.to(self.dtype)
+
+    def into_hidden(self, gradient_CV: Tensor) -> Tensor:
+        return torch.mm(gradient_CV, self.weight)
+
+    def _product(self, hidden_CD: Tensor) -> Tensor:
+        out_CV = torch.mm(hidden_CD, self.weight.t(), out=self._room(hidden_CD)[: len(hidden_CD)])
+        return out_CV if self.bias is None else out_CV.add_(self.bias)
+
+    def _room(self, hidden_CD: Tensor) -> Tensor:
+        if self._lender is not None and len(self._lender.weight) == len(self.weight):
+            return self._lender._room(hidden_CD)
+        if self._buffer is None:
+            self._buffer = hidden_CD.new_empty(len(hidden_CD), len(self.weight))
+        return self._buffer
+
+
+def into_probabilities(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (C, V), in place where that is safe, and log Σ exp(logits) (C,).
+
+    One kernel makes the probabilities, and the sum that it divided by comes back from the largest of them, which is
+    1 / sum: -log p(label) itself would be infinite where p(label) is below the smallest number.
+
+    >>> into_probabilities(torch.tensor([[0.0, 0.0]]))
+    (tensor([[0.5000, 0.5000]]), tensor([0.6931]))
+    """
+    maxima_C1, best_C1 = logits_CV.max(1, keepdim=True)
+    in_place = logits_CV if logits_CV.device.type == "cpu" else None  # reads a row before it writes it; tested
+    probs_CV = torch.softmax(logits_CV, dim=1, out=in_place)
+    return probs_CV, (maxima_C1 - probs_CV.gather(1, best_C1).log()).squeeze(1)
