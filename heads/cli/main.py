@@ -25,6 +25,7 @@ from heads.cli.options import read_tree_option, use_color
 from heads.cli.prune import prune_vocabulary_command
 from heads.cli.text import chat_command, generate_command
 from heads.cli.tune_tree import tune_tree_command
+from heads.extras import MissingExtraError
 
 __all__ = ["OneSentence", "app", "main", "prepare", "read_tree_option", "use_color"]
 
@@ -37,7 +38,7 @@ class OneSentence(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # `headway … | head`: the reader has enough
             raise
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, MissingExtraError) as error:
             if os.environ.get("HEADWAY_TRACEBACK") == "1":
                 raise
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
