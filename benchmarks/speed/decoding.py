@@ -13,7 +13,6 @@ compiling took is printed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import time
@@ -28,7 +27,7 @@ from benchmarks.consoles import wide_console
 from benchmarks.speed.decoding_tables import draw, parts_table, phase_table
 from benchmarks.speed.decoding_targets import say_targets
 from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
-from benchmarks.speed.tuned_heads import tuned
+from benchmarks.speed.tuned_heads import fit_trees
 from heads.backbone.compiled import compiled, what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.decoding.proposers.compiled import compiled_drafting
@@ -72,11 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     places = [(options.offset + i * to_fit // options.prompts) % to_fit for i in range(options.prompts)]
     measured, own = [found[0::2][place] for place in places], open_own(options)
-    with contextlib.ExitStack() as stack:
-        alone, own_alone = (
-            stack.enter_context(tuned(console, one, found[1::2], fitted)) if one else {} for one in (opened, own)
-        )
-        compare(console, opened, own, measured, options, alone, own_alone)
+    alone, own_alone = (fit_trees(console, one, found[1::2], fitted) if one else {} for one in (opened, own))
+    compare(console, opened, own, measured, options, alone, own_alone)
 
 
 def open_own(options: argparse.Namespace) -> Opened | None:

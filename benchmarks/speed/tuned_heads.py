@@ -1,4 +1,4 @@
-"""Trees for a benchmark's heads, fitted here as `headway tune-tree` fits them, and gone when the benchmark ends.
+"""Trees for a benchmark's heads, fitted here as `headway tune-tree` fits them, and written nowhere.
 
 A tree.json beside shipped heads would be another machine's. Texts for the fit have a repetition penalty, like the block
 whose targets count, and are written behind prompts that are not measured on.
@@ -6,10 +6,7 @@ whose targets count, and are written behind prompts that are not measured on.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Sequence
 
 from rich.console import Console
 from torch import Tensor
@@ -24,28 +21,19 @@ from heads.tuning.report import verdict
 from heads.tuning.tune import tune
 
 
-@contextlib.contextmanager
-def tuned(
+def fit_trees(
     console: Console, opened: Opened, prompts: Sequence[Tensor], config: TuneConfig
-) -> Iterator[dict[str, Tree | DynamicTree]]:
-    """For a while `TreeDecoding` uses trees that were fitted here; what was chosen is printed.
+) -> dict[str, Tree | DynamicTree]:
+    """Fit a tree to each of the heads, which `TreeDecoding` uses from then on, and print what was chosen.
 
-    Yields:
+    Returns:
         By name of the heads the tree that is the fastest without a looked-up chain; none where no draft is accepted.
     """
-    before = {name: token_heads.tuned_tree for name, token_heads in opened.token_heads.items()}
     alone: dict[str, Tree | DynamicTree] = {}
-    with TemporaryDirectory() as folder:
-        for name, token_heads in opened.token_heads.items():
-            tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
-            console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
-            path = Path(folder) / f"{name}.json"
-            path.write_text(tuned_tree(token_heads, tuning, num_prompts=len(prompts)).as_json(), encoding="utf-8")
-            token_heads.tuned_tree = path
-            if tuning.finalists:
-                alone[name] = max(tuning.finalists.values(), key=lambda choice: choice.tokens_per_second).tree
-        try:
-            yield alone
-        finally:
-            for name, token_heads in opened.token_heads.items():
-                token_heads.tuned_tree = before[name]
+    for name, token_heads in opened.token_heads.items():
+        tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
+        console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+        token_heads.tuned_tree = tuned_tree(token_heads, tuning, num_prompts=len(prompts))
+        if tuning.finalists:
+            alone[name] = max(tuning.finalists.values(), key=lambda choice: choice.tokens_per_second).tree
+    return alone

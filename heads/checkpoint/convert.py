@@ -28,13 +28,13 @@ from heads.checkpoint.opening import default_device, find_trained, load_recorded
 from heads.checkpoint.save_load import (
     DESCRIPTION,
     TENSORS,
-    TUNED_TREE,
     describe_backbone,
     load,
     read_description,
     read_tensors,
     write_whole,
 )
+from heads.decoding.tuned_file import TUNED_TREE
 
 logger = logging.getLogger(__name__)
 

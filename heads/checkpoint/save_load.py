@@ -24,11 +24,12 @@ from torch import Tensor
 from heads.backbone.draft_vocabulary import check_draft_tokens
 from heads.backbone.model import Backbone
 from heads.checkpoint.backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
+from heads.decoding.tuned_file import find_tuned_tree
 from heads.families import build_config, family_module
 from heads.interface.token_heads import TokenHeads
 
 FORMAT_VERSION = 1
-TENSORS, DESCRIPTION, TUNED_TREE = "heads.safetensors", "heads.json", "tree.json"
+TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
 FINGERPRINT_ROWS = 64
 NEEDED = ("format_version", "family", "config", "backbone", "sha256")
 
@@ -151,7 +152,7 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     if token_heads.draft_tokens_S is not None:
         check_draft_tokens(token_heads.draft_tokens_S, None, backbone.vocab_size)
     token_heads.measured_accuracy = description.get("measured_accuracy")
-    token_heads.tuned_tree, token_heads.checksum = Path(folder) / TUNED_TREE, description["sha256"]
+    token_heads.tuned_tree, token_heads.checksum = find_tuned_tree(folder), description["sha256"]
     token_heads.backbone_was_trained = description.get("trained_backbone") is not None
     return token_heads.to(device=backbone.heads_device, dtype=dtype or backbone.dtype).eval()
 

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import open_heads
-from heads.checkpoint.save_load import TUNED_TREE, write_whole
+from heads.checkpoint.save_load import write_whole
+from heads.decoding.tuned_file import TUNED_TREE
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig

@@ -4,9 +4,9 @@
      "heads_sha256": …}
 
 `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths` the best static
-tree) or "plain" (no tree pays: the heads draft nothing). The file lies beside the heads; `heads.load` remembers where,
-and `TreeDecoding(token_heads)` reads it. What was fitted to another device, dtype or to other heads is not used unless
-it is asked for by name, and either way a warning says so.
+tree) or "plain" (no tree pays: the heads draft nothing). The file lies beside the heads: `heads.load` parses it, and
+`TreeDecoding(token_heads)` uses it. A tree that was fitted to another device or dtype, or to other heads, is used only
+where its file is asked for by name, and either way a warning says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from heads.interface.token_heads import TokenHeads
 
 Kind = Literal["static", "dynamic", "plain"]
 KINDS: tuple[Kind, ...] = ("static", "dynamic", "plain")
+TUNED_TREE = "tree.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class TunedTree:
         prediction: what was predicted on which evidence, for people.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: of the heads' tensors; None where they were never saved.
+        path: the file that it was read from; it takes no part in comparisons.
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class TunedTree:
     prediction: Mapping[str, Any] = field(default_factory=dict)
     measured_on: Mapping[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
+    path: Path | None = field(default=None, compare=False)
 
     @property
     def tree(self) -> Tree | DynamicTree:
@@ -97,6 +100,13 @@ class TunedTree:
         return None
 
 
+@dataclass(frozen=True)
+class UnreadableTree:
+    """A damaged tree.json. Heads load all the same; `TreeDecoding` raises `reason` where it needs the file."""
+
+    reason: str
+
+
 def name_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -109,7 +119,7 @@ def read_tree_file(path: str | Path) -> TunedTree:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        return parse(content)
+        return replace(parse(content), path=Path(path))
     except FileNotFoundError:
         raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None
     except OSError as error:
@@ -156,19 +166,32 @@ def parse(content: Any) -> TunedTree:
     )
 
 
+def find_tuned_tree(folder: str | Path) -> TunedTree | UnreadableTree | None:
+    """What the tree.json in a folder of heads says; None where there is none."""
+    path = Path(folder) / TUNED_TREE
+    if not path.is_file():
+        return None
+    try:
+        return read_tree_file(path)
+    except ValueError as error:
+        return UnreadableTree(str(error))
+
+
 def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
-    """The tree.json that lies beside the heads, where there is one and it was made for what runs here.
+    """The tree that was fitted to these heads, where there is one and it was made for what runs here.
 
     Raises:
-        ValueError: the file is malformed.
+        ValueError: the heads' tree.json is malformed.
     """
-    path = token_heads.tuned_tree
-    if path is None or not path.is_file():
+    tuned = token_heads.tuned_tree
+    if isinstance(tuned, UnreadableTree):
+        raise ValueError(tuned.reason)
+    if not isinstance(tuned, TunedTree):
         return None
-    tuned = read_tree_file(path)
     if reason := tuned.not_for(token_heads):
+        name, folder = (TUNED_TREE, "HEADS") if tuned.path is None else (tuned.path, tuned.path.parent)
         warnings.warn(
-            f"{path} is not used: {reason}; `headway tune-tree {path.parent}` fits a tree to these heads here.",
+            f"{name} is not used: {reason}; `headway tune-tree {folder}` fits a tree to these heads here.",
             stacklevel=4,
         )
         return None

@@ -17,7 +17,6 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -130,8 +129,8 @@ class TokenHeads(nn.Module):
         """The backbone was changed together with these heads, so it is saved with them."""
         self.measured_accuracy: list[list[float]] | None = None
         """accuracy[k - 1][r]: measured share of positions at which rank r of head k was right; trees grow from it."""
-        self.tuned_tree: Path | None = None
-        """Where `headway tune-tree` leaves the tree that it fits to them: tree.json in the folder they came from."""
+        self.tuned_tree: Any = None
+        """The tree that `headway tune-tree` fitted to them, as heads/decoding/tuned_file.py parses it; None: none."""
         self.checksum: str | None = None
         """sha256 of the tensors that they were loaded from, by which a tuned tree knows its heads."""
 

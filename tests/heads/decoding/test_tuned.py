@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,21 @@ def saved(tmp_path: Path) -> TokenHeads:
     return heads.load(tmp_path, model)
 
 
-def write(token_heads: TokenHeads, **fields: Any) -> None:
-    assert token_heads.tuned_tree is not None
-    given: dict[str, Any] = {"kind": "static", "paths": PATHS, "measured_on": HERE, **fields}
-    token_heads.tuned_tree.write_text(TunedTree(**given).as_json(), encoding="utf-8")
+@pytest.fixture
+def tree_file(tmp_path: Path) -> Path:
+    return tmp_path / "tree.json"
+
+
+@pytest.fixture
+def fitted(saved: TokenHeads, tree_file: Path) -> Callable[..., TokenHeads]:
+    """Loads the saved heads anew, with a tree.json of these fields beside them."""
+
+    def load(**fields: Any) -> TokenHeads:
+        given: dict[str, Any] = {"kind": "static", "paths": PATHS, "measured_on": HERE, **fields}
+        tree_file.write_text(TunedTree(**given).as_json(), encoding="utf-8")
+        return heads.load(tree_file.parent, saved.backbone)
+
+    return load
 
 
 @pytest.mark.parametrize(
@@ -57,14 +69,14 @@ def test_a_static_file_is_a_file_of_paths_too(tmp_path):
     assert json.loads((tmp_path / "tree.json").read_text())["paths"] == [[0], [0, 0], [1]]
 
 
-def test_it_is_used_where_nothing_else_is_asked_for(saved):
-    write(saved, heads_sha256=saved.checksum, lookup=3)
+def test_it_is_used_where_nothing_else_is_asked_for(saved, fitted):
+    token_heads = fitted(heads_sha256=saved.checksum, lookup=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        decoding = heads.TreeDecoding(saved)
+        decoding = heads.TreeDecoding(token_heads)
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
-    assert heads.TreeDecoding(saved, lookup=0).lookup == 0
-    other = heads.TreeDecoding(saved, [[1]])
+    assert heads.TreeDecoding(token_heads, lookup=0).lookup == 0
+    other = heads.TreeDecoding(token_heads, [[1]])
     assert (other.tree.paths[1:], other.lookup) == (((1,),), DEFAULT_LOOKUP)
 
 
@@ -72,33 +84,33 @@ def is_compiled(decoding: heads.TreeDecoding) -> bool:
     return isinstance(decoding.backbone, compiled.CompiledBackbone) and decoding.drafting is not None
 
 
-def test_passes_are_compiled_where_that_was_faster_unless_something_else_is_asked_for(saved, monkeypatch):
+def test_passes_are_compiled_where_that_was_faster_unless_something_else_is_asked_for(fitted, monkeypatch):
     monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
-    write(saved, compile=True)
-    assert is_compiled(heads.TreeDecoding(saved))
-    assert is_compiled(heads.TreeDecoding(saved, saved.tuned_tree))
-    assert not is_compiled(heads.TreeDecoding(saved, compile=False))
-    assert not is_compiled(heads.TreeDecoding(saved, 3)), "another tree was asked for"
-    write(saved, compile=False)
-    assert not is_compiled(heads.TreeDecoding(saved))
-    assert is_compiled(heads.TreeDecoding(saved, compile=True))
+    token_heads = fitted(compile=True)
+    assert is_compiled(heads.TreeDecoding(token_heads))
+    assert is_compiled(heads.TreeDecoding(token_heads, token_heads.tuned_tree.path))
+    assert not is_compiled(heads.TreeDecoding(token_heads, compile=False))
+    assert not is_compiled(heads.TreeDecoding(token_heads, 3)), "another tree was asked for"
+    token_heads = fitted(compile=False)
+    assert not is_compiled(heads.TreeDecoding(token_heads))
+    assert is_compiled(heads.TreeDecoding(token_heads, compile=True))
 
 
-def test_where_nothing_compiles_a_warning_says_so(saved, monkeypatch):
+def test_where_nothing_compiles_a_warning_says_so(fitted, monkeypatch):
     monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: False)
-    write(saved, compile=True)
+    token_heads = fitted(compile=True)
     with pytest.warns(UserWarning, match=r"tree.json asks for compiled passes, but torch.compile found no C\+\+ comp"):
-        decoding = heads.TreeDecoding(saved)
+        decoding = heads.TreeDecoding(token_heads)
     assert not is_compiled(decoding)
 
 
 @pytest.mark.parametrize("as_given", [str, Path])
-def test_one_that_is_given_by_name_keeps_its_lookup(saved, as_given):
-    write(saved, heads_sha256=saved.checksum, lookup=3)
+def test_one_that_is_given_by_name_keeps_its_lookup(saved, fitted, as_given):
+    token_heads = fitted(heads_sha256=saved.checksum, lookup=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        decoding = heads.TreeDecoding(saved, as_given(saved.tuned_tree))
-        assert heads.TreeDecoding(saved, as_given(saved.tuned_tree), lookup=7).lookup == 7
+        decoding = heads.TreeDecoding(token_heads, as_given(token_heads.tuned_tree.path))
+        assert heads.TreeDecoding(token_heads, as_given(token_heads.tuned_tree.path), lookup=7).lookup == 7
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
 
 
@@ -111,32 +123,34 @@ def test_a_file_of_paths_alone_keeps_the_default_lookup_and_is_not_checked(saved
     assert heads.TreeDecoding(saved, tmp_path / "paths.json", lookup=0).lookup == 0
 
 
-def test_a_dynamic_one_is_used_with_its_budget(saved):
+def test_a_dynamic_one_is_used_with_its_budget(fitted):
     wanted = heads.DynamicTree(nodes=9, depth=2, width=2)
-    write(saved, kind="dynamic", dynamic=wanted)
-    assert heads.TreeDecoding(saved).tree == wanted
+    token_heads = fitted(kind="dynamic", dynamic=wanted)
+    assert heads.TreeDecoding(token_heads).tree == wanted
 
 
-def test_a_rule_that_draws_takes_the_static_tree_of_a_dynamic_file(saved):
+def test_a_rule_that_draws_takes_the_static_tree_of_a_dynamic_file(fitted):
     dynamic = heads.DynamicTree(nodes=9, depth=2, width=2)
-    write(saved, kind="dynamic", dynamic=dynamic, lookup=3)
-    decoding = heads.TreeDecoding(saved, rule="rejection")
+    token_heads = fitted(kind="dynamic", dynamic=dynamic, lookup=3)
+    decoding = heads.TreeDecoding(token_heads, rule="rejection")
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
-    write(saved, kind="dynamic", dynamic=dynamic, paths=(), lookup=3)
-    default, drawn = heads.TreeDecoding(make_heads("medusa", saved.backbone, num_heads=2)), "rejection"
-    assert heads.TreeDecoding(saved, rule=drawn).tree.paths == default.tree.paths
-    assert heads.TreeDecoding(saved).tree == dynamic, "other rules use it"
-    for asked in (dynamic, saved.tuned_tree):
+    token_heads = fitted(kind="dynamic", dynamic=dynamic, paths=(), lookup=3)
+    default, drawn = heads.TreeDecoding(make_heads("medusa", token_heads.backbone, num_heads=2)), "rejection"
+    assert heads.TreeDecoding(token_heads, rule=drawn).tree.paths == default.tree.paths
+    assert heads.TreeDecoding(token_heads).tree == dynamic, "other rules use it"
+    for asked in (dynamic, token_heads.tuned_tree.path):
         with pytest.raises(ValueError, match="rule='rejection' was given with a dynamic tree"):
-            heads.TreeDecoding(saved, asked, rule=drawn)
+            heads.TreeDecoding(token_heads, asked, rule=drawn)
 
 
-def test_a_plain_one_decodes_plainly(saved, monkeypatch):
-    write(saved, kind="plain", paths=())
-    monkeypatch.setattr(saved, "step", lambda *_: pytest.fail("the heads were asked"))
-    prompt, model = random_tokens(1, 5), saved.backbone.model
+def test_a_plain_one_decodes_plainly(fitted, monkeypatch):
+    token_heads = fitted(kind="plain", paths=())
+    monkeypatch.setattr(token_heads, "step", lambda *_: pytest.fail("the heads were asked"))
+    prompt, model = random_tokens(1, 5), token_heads.backbone.model
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    ours = model.generate(prompt, custom_generate=heads.TreeDecoding(saved), return_dict_in_generate=True, **options)
+    ours = model.generate(
+        prompt, custom_generate=heads.TreeDecoding(token_heads), return_dict_in_generate=True, **options
+    )
     assert torch.equal(ours.sequences, model.generate(prompt, **options))
     assert ours.stats.tokens_per_pass == 1
 
@@ -153,10 +167,10 @@ FOR_SOMETHING_ELSE = pytest.mark.parametrize(
 
 
 @FOR_SOMETHING_ELSE
-def test_one_that_was_made_for_something_else_is_not_used_and_one_warning_says_so(saved, fields, said):
-    write(saved, **fields)
+def test_one_that_was_made_for_something_else_is_not_used_and_one_warning_says_so(fitted, fields, said):
+    token_heads = fitted(**fields)
     with pytest.warns(UserWarning, match="is not used") as caught:
-        decoding = heads.TreeDecoding(saved)
+        decoding = heads.TreeDecoding(token_heads)
     assert len(caught) == 1
     assert said in str(caught[0].message)
     assert caught[0].filename == __file__, "the warning points to the caller"
@@ -165,21 +179,21 @@ def test_one_that_was_made_for_something_else_is_not_used_and_one_warning_says_s
 
 
 @FOR_SOMETHING_ELSE
-def test_one_that_was_made_for_something_else_is_used_where_it_is_given_and_one_warning_says_so(saved, fields, said):
-    write(saved, lookup=3, **fields)
+def test_one_that_was_made_for_something_else_is_used_where_it_is_given_and_one_warning_says_so(fitted, fields, said):
+    token_heads = fitted(lookup=3, **fields)
     with pytest.warns(UserWarning, match="is used since it was asked for, but") as caught:
-        decoding = heads.TreeDecoding(saved, saved.tuned_tree)
+        decoding = heads.TreeDecoding(token_heads, token_heads.tuned_tree.path)
     assert len(caught) == 1
     assert said in str(caught[0].message)
     assert caught[0].filename == __file__, "the warning points to the caller"
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
 
 
-def test_copies_in_another_dtype_keep_it(saved):
-    write(saved)
-    copy = saved.in_dtype(torch.float32)
-    assert copy is not saved
-    assert (copy.tuned_tree, copy.checksum) == (saved.tuned_tree, saved.checksum)
+def test_copies_in_another_dtype_keep_it(fitted):
+    token_heads = fitted()
+    copy = token_heads.in_dtype(torch.float32)
+    assert copy is not token_heads
+    assert (copy.tuned_tree, copy.checksum) == (token_heads.tuned_tree, token_heads.checksum)
 
 
 def test_new_heads_have_none():
@@ -213,12 +227,13 @@ def test_new_heads_have_none():
     ],
     ids=str,
 )
-def test_a_malformed_one_is_refused_in_a_sentence(saved, content, said):
-    saved.tuned_tree.write_text(json.dumps(content), encoding="utf-8")
+def test_a_malformed_one_is_refused_in_a_sentence(saved, tree_file, content, said):
+    tree_file.write_text(json.dumps(content), encoding="utf-8")
+    token_heads = heads.load(tree_file.parent, saved.backbone)
     with pytest.raises(ValueError, match=said) as caught:
-        heads.TreeDecoding(saved)
-    assert str(saved.tuned_tree) in str(caught.value)
-    assert heads.TreeDecoding(saved, 4).tree.num_nodes == 4, "an explicit tree does not read it"
+        heads.TreeDecoding(token_heads)
+    assert str(tree_file) in str(caught.value)
+    assert heads.TreeDecoding(token_heads, 4).tree.num_nodes == 4, "an explicit tree does not read it"
 
 
 def test_a_folder_given_as_a_tree_is_refused_in_a_sentence(saved, tmp_path):
