@@ -19,7 +19,7 @@ from datasets import Dataset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
-from heads.backbone.loading import load_backbone, load_tokenizer
+from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone
 from heads.checkpoint import save_load as checkpoint
 from heads.checkpoint.backbone import LoraSettings, add_adapter, has_adapter
@@ -175,7 +175,11 @@ def leave(trainer: HeadsTrainer) -> None:
 
 
 def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
-    backbone = Backbone(load_trainable(config, device))
+    return model_on(config, Backbone(load_trainable(config, device)))
+
+
+def model_on(config: TrainConfig, backbone: Backbone) -> TrainedModel:
+    """What is trained of the config, on a backbone that is there: with weights, or in shapes alone (train/plan)."""
     token_heads = None if config.family is None else build_heads(config, backbone)
     return TrainedModel(
         backbone,
@@ -191,15 +195,21 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
     )
 
 
-def load_trainable(config: TrainConfig, device: torch.device) -> Any:
-    """The backbone; in float32 where it is trained, unless the config names a dtype, and with its adapter if any.
+def trainable_fields(config: TrainConfig) -> BackboneConfig:
+    """The backbone's fields, in float32 where it is trained, unless the config names a dtype.
 
     Steps of 1e-6 of a weight's size are lost in bfloat16, which keeps 8 bits. An adapter is float32 whatever the dtype
     of the backbone under it.
     """
     fields = config.backbone
     if config.rates.base is not None and fields.dtype == "auto" and not fields.quantization:
-        fields = replace(fields, dtype="float32")
+        return replace(fields, dtype="float32")
+    return fields
+
+
+def load_trainable(config: TrainConfig, device: torch.device) -> Any:
+    """The backbone, with its adapter if it has or is to have one."""
+    fields = trainable_fields(config)
     if config.init_from is not None and read_description(config.init_from).get("trained_backbone") is not None:
         model = load_recorded(fields, config.init_from, device)
     else:

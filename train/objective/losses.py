@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
+from torch.profiler import record_function
 
 from heads.backbone.gradient_gate import gate
 from heads.backbone.projection import Projection
@@ -32,6 +33,8 @@ CHUNK_ELEMENTS = {"cpu": 2**23}
 """Logits of one chunk, in elements: 32 MiB in float32; `benchmarks/training/training.py` prints others beside it."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**27
 """On an accelerator a product of few rows waits for the weights: 1,024 rows of a vocabulary of 128k, 512 MiB."""
+LOSS_SCOPE = "headway: loss"
+"""What a profile calls the loss; `train plan` counts the memory of it under this name."""
 LEAST_ROWS = 64  # a chunk of fewer spends its time on reading the weights, whatever the vocabulary
 
 
@@ -135,11 +138,14 @@ class Sums:
     regression: Tensor
 
 
-def weighted_loss(parts: Iterable[Part]) -> tuple[Tensor, Sums]:
+def weighted_loss(parts: Iterable[Part], chunk_elements: int | None = None) -> tuple[Tensor, Sums]:
     """Σ factor · (a part's loss), and the plain sums.
 
     Parts are taken one at a time. Those with an unembedding of their own are done at once; shared ones are kept, as
     (R, D) hidden states, until the last is there.
+
+    Args:
+        chunk_elements: logits that are held at a time, in elements; chosen by the device where it is not given.
     """
     losses: list[Tensor] = []
     sums: dict[int, tuple[Tensor, Tensor]] = {}
@@ -156,8 +162,8 @@ def weighted_loss(parts: Iterable[Part]) -> tuple[Tensor, Sums]:
         if part.shared:
             waiting.setdefault(part.company, []).append((index, part))
         else:
-            losses.append(one_pass([(index, part)], sums))
-    losses += [one_pass(together, sums) for together in waiting.values()]
+            losses.append(one_pass([(index, part)], sums, chunk_elements))
+    losses += [one_pass(together, sums, chunk_elements) for together in waiting.values()]
     hard, soft = (torch.stack([sums[index][i] for index in range(len(sums))]) for i in range(2))
     return torch.stack(losses).sum(), Sums(hard=hard, soft=soft, regression=torch.stack(distances))
 
@@ -177,7 +183,10 @@ def after_norm(part: Part) -> Part:
     return replace(part, projection=part.projection.without_norm(), hidden_RD=hidden_RD)
 
 
-def one_pass(parts: list[tuple[int, Part]], sums: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+@record_function(LOSS_SCOPE)
+def one_pass(
+    parts: list[tuple[int, Part]], sums: dict[int, tuple[Tensor, Tensor]], chunk_elements: int | None = None
+) -> Tensor:
     """The weighted loss of parts that share one unembedding; notes their plain sums under their indices."""
     projection, teacher, hard = parts[0][1].projection, joined_teacher([part for _, part in parts]), parts[0][1].hard
     sizes = [len(part.labels_R) for _, part in parts]
@@ -200,7 +209,7 @@ def one_pass(parts: list[tuple[int, Part]], sums: dict[int, tuple[Tensor, Tensor
     weight, bias = projection.weight, projection.bias
     if not any(gates):
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-    mix = Mix(projection=projection, hard=hard, teacher=teacher)
+    mix = Mix(projection=projection, hard=hard, teacher=teacher, chunk_elements=chunk_elements)
     loss, hard_R, soft_R = _ChunkedLoss.apply(hidden_RD, labels_R, factors_R, gates_R, mix, weight, bias)
     for (index, _), hard_P, soft_P in zip(parts, hard_R.split(sizes), soft_R.split(sizes), strict=True):
         sums[index] = hard_P.sum(), soft_P.sum()
@@ -224,13 +233,14 @@ class Mix:
     projection: Projection
     hard: float
     teacher: Teacher | None
+    chunk_elements: int | None = None
 
     def weigh(self, hard_R: Tensor, soft_R: Tensor) -> Tensor:
         return hard_R if self.teacher is None else self.hard * hard_R + self.teacher.factor * soft_R
 
 
-def rows_of_a_chunk(vocab: int, device: torch.device) -> int:
-    return max(LEAST_ROWS, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE) // vocab)
+def chunk_elements_on(device_type: str) -> int:
+    return CHUNK_ELEMENTS.get(device_type, CHUNK_ELEMENTS_ELSEWHERE)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -259,7 +269,8 @@ class _ChunkedLoss(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias, dtype=passes.wide) if needs_bias and bias is not None else None
         hard_R = torch.empty(len(hidden_RD), dtype=passes.wide, device=hidden_RD.device)
         soft_R = torch.zeros_like(hard_R)
-        chunk_rows = rows_of_a_chunk(len(weight), hidden_RD.device)
+        elements = mix.chunk_elements or chunk_elements_on(hidden_RD.device.type)
+        chunk_rows = max(LEAST_ROWS, elements // len(weight))
         for start in range(0, len(hidden_RD), chunk_rows):
             rows = slice(start, start + chunk_rows)
             hidden_CD = hidden_RD[rows].to(passes.dtype)

@@ -134,6 +134,7 @@ class TrainedModel(nn.Module):
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
         self.loss = loss or LossConfig()
+        self.chunk_elements: int | None = None  # logits that the loss holds at a time; chosen by the device
         weights = [1.0] * self.trains_backbone + self.loss.weights(self.num_heads, head_decay)
         self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
         for name, parameter in self.model.named_parameters():
@@ -213,7 +214,7 @@ class TrainedModel(nn.Module):
             states_BNTD=hidden_states,
         )
         parts = (self.part(objective, input_ids, factors_K[i]) for i, objective in enumerate(objectives))
-        loss, sums = weighted_loss(parts)
+        loss, sums = weighted_loss(parts, self.chunk_elements)
         further = [sums.soft] * (self.loss.soft > 0) + [sums.regression] * (self.loss.regression > 0)
         own = [] if self.original is None else [sums.soft[:1]]
         logged_M = torch.cat([sums.hard, *(sums_K[self.trains_backbone :] for sums_K in further), *own])

@@ -23,7 +23,7 @@ from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
 from train.objective import losses as losses_module
 from train.objective import model as model_module
-from train.objective.losses import plain_cross_entropy, rows_of_a_chunk
+from train.objective.losses import chunk_elements_on, plain_cross_entropy
 from train.objective.model import TrainedModel
 from train.plan.live_tensors import (
     BACKBONE,
@@ -87,7 +87,8 @@ def trace_step(model: TrainedModel, shape: StepShape) -> Step:
     """Run a micro-batch and an evaluation batch. The model is on the meta device, and holds fake tensors afterwards."""
     mode = FakeTensorMode()
     make_fake(model, mode)
-    with mode, attention_kernel(shape.device_type), chunks_of(shape.device_type), all_supervised():
+    model.chunk_elements = chunk_elements_on(shape.device_type)
+    with mode, attention_kernel(shape.device_type), all_supervised():
         storing_flops, storing = trace_storing(model, shape) if shape.stored else (0, [])
         flops, training = trace_training(model, shape)
         model.zero_grad()
@@ -222,12 +223,6 @@ def attention_kernel(device_type: str) -> Any:
     if device_type == "cpu":
         return contextlib.nullcontext()
     return patch.object(F, "scaled_dot_product_attention", efficient_attention)
-
-
-def chunks_of(device_type: str) -> Any:
-    """The loss's chunks on that device; what is traced says that it lies on a CPU."""
-    device = torch.device(device_type)
-    return patch.object(losses_module, "rows_of_a_chunk", lambda vocab, _: rows_of_a_chunk(vocab, device))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from heads.data.chat import VICUNA_TEMPLATE, ChatEncoder
 from heads.data.documents import DataConfig, SourceConfig
 from train.data.inspect import SHOWN_TOKENS, colour, run
 
-BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
+BASE = Path(__file__).resolve().parents[3] / "checkpoints" / "demo" / "base"
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello [bold]there[/bold]."}]
 
 

@@ -17,7 +17,7 @@ from heads.data.rows import RowTokenizer
 from train.data.blocks import PackedData, pack
 from train.data.packing import build_datasets, read_sources
 
-BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
+BASE = Path(__file__).resolve().parents[3] / "checkpoints" / "demo" / "base"
 VOCABULARY = 2048
 START = 0  # the demo tokenizer puts <|endoftext|> before every text
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]

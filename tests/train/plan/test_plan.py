@@ -34,7 +34,7 @@ from train.plan.plan import make_plan
 from train.plan.shapes import build_on_meta, count_backbone, count_heads
 from train.plan.step import StepShape, trace_step
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEMO = sorted((ROOT / "configs/demo").glob("*.yaml"))
 V, D, W, L = 40, 32, 48, 3  # vocabulary, width, inner width and layers of the tiny Llama below
 
