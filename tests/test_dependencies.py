@@ -1,0 +1,149 @@
+"""pyproject.toml and the code agree: imports are declared, what is declared is used, and extras are named.
+
+The lists are read from pyproject.toml and the imports from the source, so that a new import shows here and not first on
+the machine of somebody who installed the wheel.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from heads.extras import MissingExtraError, needs_extra
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = {
+    "heads": ("cli", "lora", "plots", "train"),
+    "train": ("train",),
+    "benchmarks": ("train",),
+    "tests": ("train", "dev"),
+}
+OURS = {"heads", "train", "benchmarks"} | {file.stem for file in ROOT.glob("tests/**/*.py")}
+NOT_YET = {
+    *(f"heads/cli/{name}.py" for name in ("benchmark", "count_ngrams", "evaluate", "info", "main", "merge", "options")),
+    *(f"heads/cli/{name}.py" for name in ("prune", "text", "tune_tree")),
+    *(f"heads/checkpoint/{name}.py" for name in ("backbone", "convert")),
+    *(f"heads/evaluation/{name}.py" for name in ("joint_picture", "perplexity_report", "report", "tables")),
+    "heads/families/dynamo.py",
+    "heads/interface/context_layers.py",
+    "heads/tuning/report.py",
+    *(f"heads/data/{name}.py" for name in ("documents", "rows", "sources")),
+}
+OTHER_NAMES = {"yaml": "PyYAML"}  # modules whose distribution is named otherwise
+USED_WITHOUT_AN_IMPORT = {
+    "ninja": "DeepSpeed compiles its operators with it",
+    "tensorboard": "report_to of the Trainer",
+    "setuptools": "builds the wheel",
+    "wandb": "report_to of the Trainer",
+    "pytest-xdist": "make test",
+    "pytest-timeout": "the limit on a test",
+    "ruff": "make lint",
+    "mypy": "make lint",
+    "import-linter": "make lint",
+}
+
+
+class Import(NamedTuple):
+    file: str
+    package: str  # distribution, as pyproject.toml names it
+    extra: str | None  # named by the `needs_extra` around it
+
+
+def declared(*extras: str) -> dict[str, Requirement]:
+    """What the wheel with some extras asks for, without what comes with those packages."""
+    found = dict[str, Requirement]()
+    wanted = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
+    for requirement in map(Requirement, wanted):
+        if requirement.name == PROJECT["name"]:
+            found |= declared(*sorted(requirement.extras))
+        else:
+            found[canonicalize_name(requirement.name)] = requirement
+    return found
+
+
+@functools.cache
+def imports_of(folder: str) -> tuple[Import, ...]:
+    return tuple(
+        found
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for found in read_imports(ast.parse(file.read_text(encoding="utf-8")), file.relative_to(ROOT).as_posix())
+    )
+
+
+def read_imports(node: ast.AST, file: str, extra: str | None = None) -> Iterator[Import]:
+    """Imports below a node of a module's tree, but for those that only a type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        names = [alias.name for alias in child.names] if isinstance(child, ast.Import) else []
+        if isinstance(child, ast.ImportFrom) and not child.level and child.module:
+            names = [child.module]
+        for name in {name.partition(".")[0] for name in names} - OURS - sys.stdlib_module_names:
+            yield Import(file, canonicalize_name(OTHER_NAMES.get(name, name)), extra)
+        yield from read_imports(child, file, extra_asked_for(child) or extra)
+
+
+def extra_asked_for(node: ast.AST) -> str | None:
+    """ "lora" for `with needs_extra("lora", ...):`."""
+    calls = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+    for call in calls:
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("needs_extra"):
+            return str(ast.literal_eval(call.args[0]))
+    return None
+
+
+@pytest.mark.parametrize("folder", EXTRAS)
+def test_every_import_is_declared(folder):
+    known = declared(*EXTRAS[folder])
+    unknown = {(found.file, found.package) for found in imports_of(folder) if found.package not in known}
+    assert not unknown, "add these to pyproject.toml, or do without them"
+
+
+def test_the_library_asks_for_what_is_not_in_the_wheel_s_dependencies():
+    """In heads, a package of an extra stands inside `needs_extra` with an extra that brings it."""
+    base = declared()
+    unasked = {
+        (found.file, found.package, found.extra)
+        for found in imports_of("heads")
+        if found.package not in base and (found.extra is None or found.package not in declared(found.extra))
+    }
+    assert {file for file, _, _ in unasked} <= NOT_YET
+
+
+def test_everything_declared_is_used():
+    used = {found.package for folder in EXTRAS for found in imports_of(folder)}
+    wanted = set(declared(*PROJECT["optional-dependencies"]))
+    assert wanted - used == set(USED_WITHOUT_AN_IMPORT)
+
+
+def test_everything_declared_has_a_version_that_was_tested():
+    """make setup installs the versions of constraints.txt; they are among those that pyproject.toml allows."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    pinned["torch"] = re.findall(r"torch==([\d.]+\d)", lines[0])[0]
+    for name, requirement in declared(*PROJECT["optional-dependencies"]).items():
+        assert name == "setuptools" or requirement.specifier.contains(pinned[name], prereleases=True), name
+
+
+def test_a_missing_package_names_its_extra():
+    sentence = '^A picture is drawn, which needs the package no_such_package; pip install "headway.plots.".$'
+    with pytest.raises(MissingExtraError, match=sentence), needs_extra("plots", "A picture is drawn"):
+        importlib.import_module("no_such_package.inner")
+
+
+def test_a_mistake_of_ours_is_not_a_missing_extra():
+    with pytest.raises(ModuleNotFoundError, match="heads"), needs_extra("plots", "A picture is drawn"):
+        import heads.no_such_module  # noqa: F401
