@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
-from datasets import Dataset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
@@ -40,12 +39,12 @@ from train.data.packing import build_datasets
 from train.engine.compiling import compile_where_it_wins
 from train.engine.engine import Engine, describe_engine, device_fields, end_together, start_engine, use_all_cores
 from train.engine.gathering import whole_weights
-from train.engine.overhead import measure_heads_overhead
+from train.loop.batches import as_arrays, collate
 from train.loop.errors import explained_cache, names_checkpoint
 from train.loop.metrics import JsonLines
+from train.loop.overhead import measure_heads_overhead
 from train.loop.provenance import recipe
-from train.loop.step_guard import weights_are_finite
-from train.loop.trainer import HeadsTrainer, collate
+from train.loop.trainer import HeadsTrainer
 from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -154,7 +153,7 @@ def train(trainer: HeadsTrainer) -> None:
 def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:
     """A run that goes on does as it did before: compiled layers round differently."""
     if config.compile == "auto" and resumed_from is not None:
-        return bool(read_progress(resumed_from)["compiled"])
+        return read_progress(resumed_from).compiled
     return config.compile
 
 
@@ -300,7 +299,7 @@ def build_trainer(
     resumed_from: Path | None = None,
 ) -> HeadsTrainer:
     metrics = Path(config.output_dir) / "metrics.jsonl"
-    goes_on_at = None if resumed_from is None else read_progress(resumed_from)["metrics_bytes"]
+    goes_on_at = None if resumed_from is None else read_progress(resumed_from).metrics_bytes
     return HeadsTrainer(
         config=config,
         recipe=recipe(config),
@@ -314,11 +313,6 @@ def build_trainer(
         processing_class=tokenizer,
         callbacks=[JsonLines(metrics, goes_on_at=goes_on_at)] if "jsonl" in config.report_to else [],
     )
-
-
-def as_arrays(blocks: Any) -> Any:
-    """Stored blocks as arrays: a batch is then made without a list of its tokens. Streamed ones are lists."""
-    return blocks.with_format("numpy") if isinstance(blocks, Dataset) else blocks
 
 
 def skip_evaluation(arguments: TrainingArguments) -> None:
@@ -377,7 +371,7 @@ def finish(trainer: HeadsTrainer) -> None:
     Raises:
         ValueError: the weights are not finite.
     """
-    if not weights_are_finite(trainer):
+    if not trainer.weights_are_finite():
         last, _ = newest_whole(trainer.args.output_dir)
         raise ValueError(
             f"The trained weights are not finite and are not saved; the last whole checkpoint is {last}; lower the "

@@ -27,7 +27,7 @@ from benchmarks.training.training_rows import train_row
 from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
 from train.data.hidden_states import checksum
-from train.loop.trainer import collate
+from train.loop.batches import collate
 from train.objective.model import TrainedModel
 from train.run import explain_errors
 

@@ -34,7 +34,7 @@ from benchmarks.training.training_speed import (
 from train.data.blocks import to_table
 from train.data.hidden_states import cache_hidden_states
 from train.engine.compiling import compile_layers
-from train.loop.trainer import collate
+from train.loop.batches import collate
 from train.objective.model import TrainedModel
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import math
 import socket
+import time
 from itertools import islice
 from typing import Any
 
@@ -20,7 +21,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
 from train.engine.engine import Engine
-from train.engine.overhead import read_clock
 from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,13 @@ def seconds_per_pass(trainer: Any) -> float:
             model.hidden_states(batch["input_ids"], batch["document_ids"])
             seconds = read_clock(trainer.args.device) - start
     return seconds * (3 if model.trains_backbone else 1)
+
+
+def read_clock(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def num_passes(trainer: Any) -> int:

@@ -9,17 +9,17 @@ the optimizer: weights and moments stay as they were. Data order and schedule go
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from train.checkpoint.whole import newest_whole
-from train.data.numbered_blocks import BLOCK
-
-if TYPE_CHECKING:
-    from train.loop.trainer import HeadsTrainer
+from train.engine.engine import Engine
+from train.loop.batches import BLOCK
+from train.loop.running_losses import RunningLosses
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,33 @@ def poisoned(loss: Tensor) -> Tensor:
     return loss * torch.where(torch.isfinite(loss.detach()), 1.0, float("nan"))
 
 
+class GuardedRun(Protocol):
+    """What the guard reads of a run, and what it puts back.
+
+    Attributes:
+        summed_loss: () the Trainer's own sum of losses since the last log.
+        running_losses: each distribution's losses since the last log.
+    """
+
+    args: TrainingArguments
+    state: Any
+    accelerator: Any
+    engine: Engine
+    model: nn.Module
+    model_wrapped: Any
+    lr_scheduler: Any
+    processing_class: Any
+    running_losses: RunningLosses
+
+    @property
+    def summed_loss(self) -> Tensor: ...
+
+
 class StepGuard:
-    """Watches the optimizer steps of one trainer.
+    """Watches the optimizer steps of one run.
+
+    Args:
+        limit: steps that may be skipped.
 
     Attributes:
         skipped: steps of the run that were skipped.
@@ -52,9 +77,9 @@ class StepGuard:
         steps_since_log: skipped or not.
     """
 
-    def __init__(self, trainer: HeadsTrainer) -> None:
-        self.trainer = trainer
-        self.limit = trainer.config.max_skipped_steps
+    def __init__(self, run: GuardedRun, limit: int) -> None:
+        self.run = run
+        self.limit = limit
         self.skipped = self.skipped_since_log = self.steps_since_log = 0
         self.batches: list[tuple[Tensor, Tensor]] = []  # block numbers and tokens of each micro-batch
         self.finite: list[Tensor] = []
@@ -64,7 +89,7 @@ class StepGuard:
         """Take the block numbers out of the step's micro-batches."""
         self.batches = [(batch.pop(BLOCK), batch["input_ids"]) for batch in batches]
         self.finite = []
-        self.logged_loss = self.trainer._tr_loss.clone()
+        self.logged_loss = self.run.summed_loss.clone()
 
     def watch(self, loss: Tensor) -> Tensor:
         self.finite.append(torch.isfinite(loss.detach()))
@@ -76,16 +101,15 @@ class StepGuard:
         Raises:
             ValueError: too many steps were skipped.
         """
-        trainer = self.trainer
         self.steps_since_log += 1
-        scales = trainer.accelerator.scaler is not None or (trainer.engine.is_deepspeed and trainer.args.fp16)
+        scales = self.run.accelerator.scaler is not None or (self.run.engine.is_deepspeed and self.run.args.fp16)
         if finite or (scales and self._all_losses_finite()):
-            trainer.running_losses.keep_step()
+            self.run.running_losses.keep_step()
             return  # float16's loss scale grows until a gradient overflows; its scaler skips that step itself
-        forget_gradients(trainer)
-        trainer.running_losses.drop_step()
+        forget_gradients(self.run)
+        self.run.running_losses.drop_step()
         assert self.logged_loss is not None
-        trainer._tr_loss.copy_(self.logged_loss)
+        self.run.summed_loss.copy_(self.logged_loss)
         self.skipped, self.skipped_since_log = self.skipped + 1, self.skipped_since_log + 1
         self._tell()
 
@@ -101,16 +125,16 @@ class StepGuard:
 
     def _all_losses_finite(self) -> bool:
         bad = torch.stack([~flag for flag in self.finite]).sum()
-        return int(self.trainer.accelerator.reduce(bad, reduction="sum")) == 0
+        return int(self.run.accelerator.reduce(bad, reduction="sum")) == 0
 
     def _tell(self) -> None:
-        step = self.trainer.state.global_step + 1
+        step = self.run.state.global_step + 1
         what = f"Step {step} was skipped, its loss or gradient is not finite: {self._describe_batch()}"
         if self.skipped <= self.limit:
-            if self.trainer.args.should_save:
+            if self.run.args.should_save:
                 logger.warning("%s. Skipped so far: %d of at most %d.", what, self.skipped, self.limit)
             return
-        last, _ = newest_whole(self.trainer.args.output_dir)
+        last, _ = newest_whole(self.run.args.output_dir)
         kept = f"{last} is the last whole checkpoint" if last else "there is no checkpoint yet"
         raise ValueError(
             f"{what}. {self.skipped} steps were skipped and max_skipped_steps is {self.limit}; {kept}. Look at these "
@@ -128,11 +152,11 @@ class StepGuard:
         return f"blocks {numbers}{more} of the training data, block {rows[0][0]} begins {rows[0][1]!r}"
 
     def _rows(self, blocks_B: Tensor, tokens_BT: Tensor) -> list[tuple[int, str]]:
-        texts = [self.trainer.processing_class.decode(row[:SHOWN_TOKENS]) for row in tokens_BT.tolist()]
+        texts = [self.run.processing_class.decode(row[:SHOWN_TOKENS]) for row in tokens_BT.tolist()]
         return list(zip(blocks_B.tolist(), texts, strict=True))
 
 
-def forget_gradients(trainer: HeadsTrainer) -> None:
+def forget_gradients(run: GuardedRun) -> None:
     """Without gradients AdamW changes neither weights nor moments. (A scaler skips by what it found when it unscaled.)
 
     DeepSpeed steps inside `accelerator.backward` and skips such a step by itself; the Trainer then leaves the schedule
@@ -141,24 +165,24 @@ def forget_gradients(trainer: HeadsTrainer) -> None:
     Raises:
         ValueError: DeepSpeed has taken the step, since its config says not to look (check_grad_overflow: false).
     """
-    if trainer.engine.is_deepspeed:
-        if trainer.model_wrapped.was_step_applied():
+    if run.engine.is_deepspeed:
+        if run.model_wrapped.was_step_applied():
             raise ValueError(
                 "A gradient is not finite, and DeepSpeed has used it; set check_grad_overflow: true in its config and "
                 "go on from the last checkpoint with --resume true."
             )
-        trainer.lr_scheduler.step()
+        run.lr_scheduler.step()
         return
-    for parameter in trainer.model.parameters():
+    for parameter in run.model.parameters():
         parameter.grad = None
 
 
 @torch.no_grad()
-def weights_are_finite(trainer: HeadsTrainer) -> bool:
+def all_finite(model: nn.Module, accelerator: Any) -> bool:
     """Every trained weight, on every process: a sharded one is judged where its shards lie, ZeRO-3's excepted."""
-    bad = torch.zeros((), dtype=torch.long, device=trainer.args.device)
-    for parameter in trainer.model.parameters():
+    bad = torch.zeros((), dtype=torch.long, device=accelerator.device)
+    for parameter in model.parameters():
         if parameter.requires_grad:
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             bad += (~torch.isfinite(local)).any()
-    return int(trainer.accelerator.reduce(bad, reduction="sum")) == 0
+    return int(accelerator.reduce(bad, reduction="sum")) == 0

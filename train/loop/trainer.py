@@ -13,56 +13,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from heads.checkpoint import save_load as checkpoint
 from heads.checkpoint.backbone import read_model, write_model
 from heads.interface.token_heads import TokenHeads
 from train.checkpoint.interruption import Interruption, shield_workers
 from train.checkpoint.optimizer_state import load_optimizer, load_schedule, save_optimizer
-from train.checkpoint.progress import Continuation, Place, read_place
+from train.checkpoint.progress import Place, Progress, blocks_per_batch, read_place, read_progress
 from train.checkpoint.save import save_whole
 from train.config import TrainConfig
-from train.data.numbered_blocks import BLOCK, numbered
 from train.engine.engine import Engine, check_active
 from train.engine.gathering import copy_for_decoding, filled, whole_weights
 from train.engine.sharding import keep_gathered, shard
 from train.loop.backbone_quality import quality
+from train.loop.batches import collate, numbered
 from train.loop.errors import explained_reading
 from train.loop.evaluation import evaluate, evaluate_backbone
 from train.loop.optimizer_groups import optimizer_groups
 from train.loop.running_losses import RunningLosses
-from train.loop.step_guard import StepGuard, read_together, weights_are_finite
+from train.loop.step_guard import StepGuard, all_finite, read_together
 from train.objective.model import TrainedModel
 from train.objective.warm_in import WarmInConfig
 
 logger = logging.getLogger(__name__)
 
 SCHEDULER = "scheduler.pt"
-
-
-def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Packed blocks of one length, so nothing is padded; with their hidden states (B, taps, T, D) where stored."""
-    batch = {
-        "input_ids": stack([row["input_ids"] for row in rows], torch.long),
-        "loss_mask": stack([row["loss_mask"] for row in rows], torch.bool),
-        "document_ids": stack([row["document_ids"] for row in rows], torch.long),
-    }
-    if BLOCK in rows[0]:
-        batch[BLOCK] = torch.tensor([int(row[BLOCK]) for row in rows])
-    if "hidden_states" in rows[0]:
-        batch["hidden_states"] = torch.stack([row["hidden_states"] for row in rows])
-    return batch
-
-
-def stack(rows: list[Any], dtype: torch.dtype) -> Tensor:
-    """Rows as arrays, or as lists where they are streamed."""
-    return torch.from_numpy(np.stack([np.asarray(row) for row in rows])).to(dtype)
+WRITERS = ("save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
+"""The methods with which the Trainer writes a checkpoint."""
 
 
 class HeadsTrainer(Trainer):
@@ -97,7 +79,7 @@ class HeadsTrainer(Trainer):
         self.best_tokens_per_pass = 0.0 if resumed_from is None else best_so_far(config)
         self.heads_overhead: float | None = None  # told with the first log
         self.running_losses = RunningLosses()
-        self.guard = StepGuard(self)
+        self.guard = StepGuard(self, config.max_skipped_steps)
         self.evaluation_put_off = False
         self.compiled = False
         self.decoding_copy: TokenHeads | None = None  # of sharded heads whose dtype is not the backbone's
@@ -108,6 +90,11 @@ class HeadsTrainer(Trainer):
     @property
     def token_heads(self) -> TokenHeads | None:
         return self.model.token_heads
+
+    @property
+    def summed_loss(self) -> Tensor:
+        """() the Trainer's own sum of losses since the last log, of this process."""
+        return self._tr_loss
 
     # ---- data
 
@@ -271,7 +258,7 @@ class HeadsTrainer(Trainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass and weights_are_finite(self):
+        if found.get("tokens_per_pass", 0.0) > self.best_tokens_per_pass and self.weights_are_finite():
             self.best_tokens_per_pass = found["tokens_per_pass"]
             self._save_best({"step": self.state.global_step, **found, **self.backbone_quality(found)})
         return metrics
@@ -322,6 +309,44 @@ class HeadsTrainer(Trainer):
 
     # ---- saving and resuming
 
+    def weights_are_finite(self) -> bool:
+        """Every process calls it."""
+        return all_finite(self.model, self.accelerator)
+
+    def progress(self) -> Progress:
+        """Every process calls it."""
+        metrics = Path(self.args.output_dir) / "metrics.jsonl"
+        return Progress(
+            losses=self.running_losses.state(self.accelerator),
+            logged_loss=self.accelerator.reduce(self._tr_loss.clone(), reduction="mean").item(),
+            all_losses=self._total_loss_scalar,
+            skipped=self.guard.skipped,
+            skipped_since_log=self.guard.skipped_since_log,
+            steps_since_log=self.guard.steps_since_log,
+            metrics_bytes=metrics.stat().st_size if metrics.is_file() else 0,
+            measured_accuracy=None if self.token_heads is None else self.token_heads.measured_accuracy,
+            loss_before=self.loss_before,
+            evaluation_put_off=self.evaluation_put_off,
+            data_pass=self.place.data_pass,
+            compiled=self.compiled,
+            blocks_in_pass=self.place.batches * blocks_per_batch(self.args),
+        )
+
+    def restore(self, progress: Progress) -> None:
+        """Go on logging where the checkpoint's run stood; then make up for an evaluation that was put off."""
+        self.running_losses.restore(progress.losses, self.accelerator)
+        self._tr_loss.fill_(progress.logged_loss)
+        self._total_loss_scalar = progress.all_losses
+        self._globalstep_last_logged = self.state.global_step - progress.steps_since_log
+        self.guard.skipped = progress.skipped
+        self.guard.skipped_since_log = progress.skipped_since_log
+        self.guard.steps_since_log = progress.steps_since_log
+        if self.token_heads is not None:
+            self.token_heads.measured_accuracy = progress.measured_accuracy
+        self.loss_before = progress.loss_before
+        if progress.evaluation_put_off:
+            self.evaluate()
+
     def write_heads(self, name: str, measured: dict[str, Any]) -> None:
         """Heads (or the trained backbone) into a folder of the run; inside `whole_weights`, on the main process."""
         self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
@@ -360,7 +385,7 @@ class HeadsTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """A checkpoint that cannot be written costs itself, not the run."""
-        save_whole(self, lambda: super(HeadsTrainer, self)._save_checkpoint(*args, **kwargs))
+        save_whole(self, lambda: super(HeadsTrainer, self)._save_checkpoint(*args, **kwargs), writers=WRITERS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -384,6 +409,25 @@ class HeadsTrainer(Trainer):
             changed = load_schedule(self.lr_scheduler, self.optimizer, schedule)
         for before, now in dict.fromkeys(changed):
             logger.warning("A peak rate was %g and is %g from here on, as the config says now.", before, now)
+
+
+class Continuation(TrainerCallback):
+    """Puts the progress back where a resumed run begins, and ends one that was asked to stop."""
+
+    def __init__(self, trainer: HeadsTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.resumed_from is not None:
+            self.trainer.restore(read_progress(self.trainer.resumed_from))
+        else:
+            self.trainer.evaluate_before()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A scheduler waits seconds, an evaluation takes minutes: it is put off until the run goes on."""
+        if self.trainer.interruption.agreed:
+            self.trainer.evaluation_put_off, control.should_evaluate = control.should_evaluate, False
+            control.should_save = control.should_training_stop = True
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
     found, _ = newest_whole(folder / "two")
     assert {path.name for path in found.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert f"ended by a signal to another process; {found} is whole" in said[0]
-    assert read_progress(found)["skipped"] == 1
+    assert read_progress(found).skipped == 1
     one = train(write_config(folder, "one", save_every_steps=0))
     resumed = train(write_config(folder, "two", save_every_steps=0), "--resume", "true")
     assert "was saved by 2 processes and is resumed by 1" in caplog.text

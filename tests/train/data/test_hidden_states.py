@@ -22,10 +22,10 @@ from train.data import hidden_states
 from train.data.blocks import to_table
 from train.data.hidden_states import cache_hidden_states, fingerprint_of_blocks
 from train.data.packing import write_blocks
-from train.loop.trainer import collate
+from train.loop.batches import as_arrays, collate
 from train.objective.loss_config import LossConfig
 from train.objective.model import TrainedModel
-from train.run import as_arrays, run
+from train.run import run
 
 LENGTH = 10
 

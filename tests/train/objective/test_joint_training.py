@@ -23,8 +23,8 @@ from heads.cli.main import app
 from heads.families import create
 from heads.interface.token_heads import TeacherForcing
 from train.config import read_config
-from train.engine.overhead import measure_heads_overhead
 from train.loop.optimizer_groups import optimizer_groups
+from train.loop.overhead import measure_heads_overhead
 from train.objective.model import TrainedModel
 from train.run import load_trainable, run
 

@@ -7,13 +7,13 @@ are the same for both and left out. Gradients are thrown away.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from train.engine.compiling import read_clock
 from train.objective.losses import weighted_loss
 from train.objective.model import TrainedModel
 
@@ -49,9 +49,3 @@ def trained_objectives(model: TrainedModel, batch: dict[str, Tensor], with_heads
         yield objective
         if not with_heads:
             return
-
-
-def read_clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
