@@ -29,9 +29,7 @@ from heads.data.documents import DataConfig
 from heads.decoding.trees.static import MAX_NODES
 from heads.families import build_config
 from train.objective.amounts import is_amount, is_positive
-from train.objective.loss_config import LossConfig
-from train.objective.self_distillation import SelfDistillationConfig
-from train.objective.warm_in import WarmInConfig
+from train.objective.weights import LossConfig, SelfDistillationConfig, WarmInConfig
 
 SET_BY_HEADWAY = {
     "output_dir",

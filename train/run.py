@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from train.engine.gathering import whole_weights
 from train.loop.batches import as_arrays, collate
 from train.loop.errors import explained_cache, names_checkpoint
 from train.loop.metrics import JsonLines
-from train.loop.overhead import measure_heads_overhead
+from train.loop.overhead import log_heads_overhead
 from train.loop.provenance import recipe
 from train.loop.trainer import HeadsTrainer
 from train.objective.model import TrainedModel
@@ -329,22 +328,6 @@ def describe_run(trainer: HeadsTrainer, data: PackedData) -> None:
         f"{trained:,} parameters trained, {total - trained:,} frozen; "
         f"{blocks} of {trainer.config.data.block_size} tokens"
     )
-
-
-def log_heads_overhead(trainer: HeadsTrainer) -> None:
-    """Where backbone and heads are trained together: what the heads add to a step, measured on one micro-batch."""
-    model = trainer.model
-    if model.token_heads is None or not model.trains_backbone:
-        return
-    if PartialState().num_processes > 1:
-        logger.info("what the heads add to a step is measured in one process only; it is left out here")
-        return
-    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself draws as without it
-        batch = collate(list(islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))  # type: ignore[arg-type]
-        model.to(trainer.args.device).train()
-        share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})
-    logger.info("the heads add %.1f %% to forward and backward of the backbone's own training step", 100 * share)
-    trainer.heads_overhead = share
 
 
 def store_hidden_states(trainer: HeadsTrainer) -> None:

@@ -28,6 +28,7 @@ from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
 from train.data.hidden_states import checksum
 from train.loop.batches import collate
+from train.objective.losses import chunked_cross_entropy
 from train.objective.model import TrainedModel
 from train.run import explain_errors
 
@@ -186,11 +187,13 @@ def mean_losses(model: TrainedModel, blocks: Any, count: int, *, lookahead: floa
     counts: dict[int, int] = {}
     for start in range(0, min(count, len(blocks)), 16):
         batch = collate([blocks[i] for i in range(start, min(start + 16, count, len(blocks)))])
-        for found in model.objectives(
-            batch["input_ids"], batch["loss_mask"], batch["document_ids"], with_backbone=True, lookahead=lookahead
-        ):
-            sums[found.shift] = sums.get(found.shift, 0.0) + float(found.loss_sum(batch["input_ids"]))
-            counts[found.shift] = counts.get(found.shift, 0) + len(found.rows_R)
+        states = model.backbone_states(
+            batch["input_ids"], batch["loss_mask"], batch["document_ids"], lookahead=lookahead
+        )
+        for rows in model.head_rows(states, with_backbone=True):
+            loss = chunked_cross_entropy(rows.projection, rows.hidden_RD, rows.labels_R)
+            sums[rows.shift] = sums.get(rows.shift, 0.0) + float(loss)
+            counts[rows.shift] = counts.get(rows.shift, 0) + len(rows.labels_R)
     return {shift: total / counts[shift] for shift, total in sums.items()}
 
 

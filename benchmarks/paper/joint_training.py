@@ -29,8 +29,7 @@ from heads.checkpoint.backbone import LoraSettings
 from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
 from train.data.packing import build_datasets
-from train.objective.self_distillation import SelfDistillationConfig
-from train.objective.warm_in import WarmInConfig
+from train.objective.weights import SelfDistillationConfig, WarmInConfig
 from train.run import build_model, build_trainer, explain_errors, training_arguments
 
 

@@ -38,7 +38,8 @@ from heads.tuning.timing import interleaved_medians
 from train.config import read_config
 from train.data.draft_tokens import count_tokens
 from train.data.packing import build_datasets
-from train.objective.losses import Part, weighted_loss
+from train.objective.losses import weighted_loss
+from train.objective.targets import HeadRows
 from train.run import explain_errors
 
 NUM_HEADS, NODES = 4, 16
@@ -120,7 +121,7 @@ class Sized:
     def loss(self) -> None:
         """As a training step has it, with as many rows at every size: labels that are not scored would be fewer."""
         parts = [
-            Part(projection=projection, hidden_RD=self.hidden.clone().requires_grad_(), labels_R=self.labels)
+            HeadRows(projection=projection, hidden_RD=self.hidden.clone().requires_grad_(), labels_R=self.labels)
             for projection in self.projections
         ]
         weighted_loss(parts)[0].backward()

@@ -27,8 +27,9 @@ from benchmarks.consoles import wide_console
 from heads.backbone.projection import Projection
 from heads.evaluation.tables import describe_machine, versions
 from heads.tuning.timing import interleaved_medians
-from train.objective.losses import Part, weighted_loss
-from train.objective.soft_targets import Teacher
+from train.objective.losses import weighted_loss
+from train.objective.soft_targets import Distillation
+from train.objective.targets import HeadRows
 from train.run import explain_errors
 
 SIZES = ("2048,128,8192", "32000,256,1024", "32000,1024,512")
@@ -82,23 +83,23 @@ class Workload:
             hidden_RD = self.hidden_RD.clone().requires_grad_()
             weight_VD.grad = None
             start = time.perf_counter()
-            weighted_loss([self.part(loss, weight_VD, hidden_RD)])[0].backward()
+            weighted_loss([self.rows(loss, weight_VD, hidden_RD)])[0].backward()
             return time.perf_counter() - start
 
         return run
 
-    def part(self, loss: Loss, weight_VD: Tensor, hidden_RD: Tensor) -> Part:
+    def rows(self, loss: Loss, weight_VD: Tensor, hidden_RD: Tensor) -> HeadRows:
         teacher = None
         if loss.teacher is not None:
             unembedding = Projection(weight=self.teacher_VD)
-            teacher = Teacher(hidden_RD=self.target_RD, projection=unembedding, **loss.teacher)
-        return Part(
+            teacher = Distillation(hidden_RD=self.target_RD, projection=unembedding, **loss.teacher)
+        return HeadRows(
             projection=Projection(weight=weight_VD),
             hidden_RD=hidden_RD,
             labels_R=self.labels_R,
             gates=None if loss.trained else [0.0],
             hard=1.0 if teacher is None else 0.0,
-            teacher=teacher,
+            distillation=teacher,
         )
 
 

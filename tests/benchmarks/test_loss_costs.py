@@ -11,7 +11,7 @@ from train.objective.losses import plain_loss, weighted_loss
 def test_a_timed_loss_is_the_plain_one(name):
     workload, loss = Workload(50, 8, 6), LOSSES[name]
     weight = workload.weight_VD.clone().requires_grad_(loss.trained)
-    part = workload.part(loss, weight, workload.hidden_RD.clone().requires_grad_())
+    part = workload.rows(loss, weight, workload.hidden_RD.clone().requires_grad_())
     fast, plain = weighted_loss([part])[0], plain_loss(part)
     torch.testing.assert_close(fast, plain)  # float32 sums in another order
     fast.backward()
@@ -21,7 +21,7 @@ def test_a_timed_loss_is_the_plain_one(name):
 def test_losses_with_other_names_differ():
     workload = Workload(200, 8, 6)  # more tokens than top_n keeps
     values = {
-        name: float(weighted_loss([workload.part(loss, workload.weight_VD.clone(), workload.hidden_RD)])[0])
+        name: float(weighted_loss([workload.rows(loss, workload.weight_VD.clone(), workload.hidden_RD)])[0])
         for name, loss in LOSSES.items()
         if loss.trained
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,6 @@ from heads.interface.token_heads import TokenHeads
 from train.config import EvaluationConfig
 from train.loop.backbone_quality import Drift
 from train.objective.model import TrainedModel
-from train.objective.targets import labels_at
 
 Inside = Callable[[Callable[[], Any]], Any]
 
@@ -52,7 +52,7 @@ def evaluate(
     found = {f"backbone_{name}": getattr(meters[0], name) for name in ("loss", "top1", "top5")}
     if model.trains_backbone:
         found["backbone_tokens"] = meters[0].count
-    if model.original is not None:
+    if model.teacher is not None:
         found["backbone_kl"] = drift.mean
     for k, meter in enumerate(meters[1:], start=1):
         found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
@@ -113,24 +113,16 @@ def measure_blocks(
 
 def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccuracy], drift: Drift) -> None:
     """Add one batch: the backbone (index 0) and as many heads as there are meters, on their own supervised rows."""
-    tokens_BT = batch["input_ids"]
-    with torch.autocast(tokens_BT.device.type, enabled=False):
-        choices_BT: Tensor | None = None
-        for found in model.objectives(
-            tokens_BT, batch["loss_mask"], batch["document_ids"], with_backbone=True, lookahead=0.0
-        ):
-            if found.all_BTD is not None:
-                choices_BT = backbone_choices(found.projection, found.all_BTD)
-            assert choices_BT is not None, "the backbone's own comes first"
-            # The backbone chooses x_{t+shift} at position t+shift-1, k places behind head k's own.
-            choices_R = choices_BT.flatten()[found.rows_R + found.shift - 1]
-            labels_R = labels_at(tokens_BT, found.rows_R, found.shift)
-            meters[found.head].update(found.projection, found.hidden_RD, labels_R, choices_R)
-            if found.original_RD is not None:
-                assert model.original is not None
-                drift.update(model.original.projection, found.original_RD, found.projection, found.hidden_RD)
-            if found.head + 1 == len(meters):
-                return
+    with torch.autocast(batch["input_ids"].device.type, enabled=False):
+        states = model.backbone_states(batch["input_ids"], batch["loss_mask"], batch["document_ids"], lookahead=0.0)
+        assert states.final_BTD is not None, "the backbone ran"
+        choices_BT = backbone_choices(model.backbone.projection.without_norm(), states.final_BTD)
+        heads = model.head_rows(states, with_backbone=True)
+        for rows in itertools.islice(heads, len(meters)):
+            choices_R = choices_BT.flatten()[rows.predicting_rows()]
+            meters[rows.head].update(rows.projection, rows.hidden_RD, rows.labels_R, choices_R)
+            if (teacher := rows.distillation) is not None:
+                drift.update(teacher.projection, teacher.hidden_RD, rows.projection, rows.hidden_RD)
 
 
 def add_over_processes(meter: HeadAccuracy, accelerator: Any) -> HeadAccuracy:

@@ -6,18 +6,39 @@ are the same for both and left out. Gradients are thrown away.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
 from train.engine.compiling import read_clock
+from train.loop.batches import collate
 from train.objective.losses import weighted_loss
 from train.objective.model import TrainedModel
 
+logger = logging.getLogger(__name__)
+
 REPEATS = 3
+
+
+def log_heads_overhead(trainer: Any) -> None:
+    """Where backbone and heads are trained together: say what the heads add, and keep it for the first log."""
+    model: TrainedModel = trainer.model
+    if model.token_heads is None or not model.trains_backbone:
+        return
+    if PartialState().num_processes > 1:
+        logger.info("what the heads add to a step is measured in one process only; it is left out here")
+        return
+    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself draws as without it
+        batch = collate(list(itertools.islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))
+        model.to(trainer.args.device).train()
+        share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})
+    logger.info("the heads add %.1f %% to forward and backward of the backbone's own training step", 100 * share)
+    trainer.heads_overhead = share
 
 
 def measure_heads_overhead(model: TrainedModel, batch: dict[str, Tensor], *, repeats: int = REPEATS) -> float:
@@ -32,20 +53,11 @@ def measure_heads_overhead(model: TrainedModel, batch: dict[str, Tensor], *, rep
 
 
 def time_step(model: TrainedModel, batch: dict[str, Tensor], *, with_heads: bool) -> float:
-    tokens_BT = batch["input_ids"]
-    start = read_clock(tokens_BT.device)
-    objectives = trained_objectives(model, batch, with_heads)
-    losses = [weighted_loss([model.part(objective, tokens_BT)])[0] for objective in objectives]
-    torch.stack(losses).sum().backward()
-    seconds = read_clock(tokens_BT.device) - start
+    device = batch["input_ids"].device
+    start = read_clock(device)
+    states = model.backbone_states(batch["input_ids"], batch["loss_mask"], batch["document_ids"])
+    heads = itertools.islice(model.head_rows(states, with_backbone=True), None if with_heads else 1)
+    torch.stack([weighted_loss([model.with_targets(rows, states)])[0] for rows in heads]).sum().backward()
+    seconds = read_clock(device) - start
     model.zero_grad(set_to_none=True)
     return seconds
-
-
-def trained_objectives(model: TrainedModel, batch: dict[str, Tensor], with_heads: bool) -> Iterator[Any]:
-    for objective in model.objectives(
-        batch["input_ids"], batch["loss_mask"], batch["document_ids"], with_backbone=True
-    ):
-        yield objective
-        if not with_heads:
-            return

@@ -38,7 +38,7 @@ from train.loop.optimizer_groups import optimizer_groups
 from train.loop.running_losses import RunningLosses
 from train.loop.step_guard import StepGuard, all_finite, read_together
 from train.objective.model import TrainedModel
-from train.objective.warm_in import WarmInConfig
+from train.objective.weights import WarmInConfig
 
 logger = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@
                   + weight · T² · divergence from a teacher          (train/objective/soft_targets.py)
                   + regression · SmoothL1 between its hidden state and the teacher's   (Hydra, EAGLE)
 
-The fast path goes over chunks of rows and takes each chunk's gradients by hand while its logits exist, in forward:
-logits are computed once, turned into their own gradient in place and never stored, so memory is one chunk's logits
-(with a teacher a second one) however many rows, heads or tokens there are. Objectives that share an unembedding go
-through it together: there is one gradient of its size, and chunks are full. It works through any `Projection` (norm,
-bias, scale, soft cap), which torch's own linear_cross_entropy does not.
+The fast path goes over chunks of rows. In forward, while a chunk's logits exist, it turns them into their own gradient
+in place, so logits are computed once and never stored: memory is one chunk's logits (two with a teacher) however many
+rows, heads or tokens there are. Heads that share an unembedding go through it together: it has one gradient, and chunks
+are full. All this works through any `Projection` (norm, bias, scale, soft cap), which torch's own linear_cross_entropy
+does not.
 """
-# R rows, C rows of one chunk, K objective, P part of one pass, D model width, V vocabulary
+# R rows, C rows of one chunk, K head, P sets of rows in one pass, D model width, V vocabulary
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from torch.profiler import record_function
 
 from heads.backbone.gradient_gate import gate
 from heads.backbone.projection import Projection
-from train.objective.soft_targets import SoftTargets, Teacher, hard_loss, mixed_loss, plain_divergence
-from train.objective.unembedding import Passes, widen
+from train.objective.soft_targets import Distillation, hard_loss, mixed_loss, plain_divergence
+from train.objective.targets import HeadRows
+from train.objective.unembedding import Unembedding, widen
 
 CHUNK_ELEMENTS = {"cpu": 2**23}
 """Logits of one chunk, in elements: 32 MiB in float32; `benchmarks/training/training.py` prints others beside it."""
@@ -49,16 +50,16 @@ def plain_cross_entropy(projection: Projection, hidden_RD: Tensor, labels_R: Ten
     return F.cross_entropy(widen(logits_RV), labels_R, reduction="sum")
 
 
-def plain_loss(part: Part) -> Tensor:
-    """A part's loss without its factor, whatever is in it. The reference; `plain_cross_entropy` is its first term."""
-    loss = part.hard * plain_cross_entropy(part.projection, part.hidden_RD, part.labels_R)
-    if part.teacher is not None:
-        logits_RV = part.projection(part.hidden_RD.to(part.projection.weight.dtype))
-        loss = loss + part.teacher.factor * plain_divergence(part.teacher, logits_RV).sum()
-    if part.target_RD is not None:
-        norm = part.projection.norm
-        hidden_RD = part.hidden_RD if norm is None else norm(part.hidden_RD.to(part.projection.weight.dtype))
-        loss = loss + part.regression * smooth_l1(hidden_RD, part.target_RD)
+def plain_loss(rows: HeadRows) -> Tensor:
+    """The loss of a head's rows without their factor. The reference; `plain_cross_entropy` is its first term."""
+    loss = rows.hard * plain_cross_entropy(rows.projection, rows.hidden_RD, rows.labels_R)
+    if rows.distillation is not None:
+        logits_RV = rows.projection(rows.hidden_RD.to(rows.projection.weight.dtype))
+        loss = loss + rows.distillation.factor * plain_divergence(rows.distillation, logits_RV).sum()
+    if rows.target_RD is not None:
+        norm = rows.projection.norm
+        hidden_RD = rows.hidden_RD if norm is None else norm(rows.hidden_RD.to(rows.projection.weight.dtype))
+        loss = loss + rows.regression * smooth_l1(hidden_RD, rows.target_RD)
     return loss
 
 
@@ -74,58 +75,17 @@ def smooth_l1(hidden_RD: Tensor, target_RD: Tensor) -> Tensor:
 def chunked_cross_entropy(
     projection: Projection, hidden_RD: Tensor, labels_R: Tensor, gates: Sequence[float] | None = None
 ) -> Tensor:
-    """The same sum in chunks of rows, with gradients for the hidden states and the projection's trained tensors.
+    """`plain_cross_entropy` in chunks of rows, with gradients for the hidden states and the projection's tensors.
 
     Args:
         gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
     """
-    part = Part(projection=projection, hidden_RD=hidden_RD, labels_R=labels_R, gates=gates)
-    return weighted_loss([part])[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One objective's rows, and what they count in the whole loss.
-
-    Attributes:
-        hidden_RD: hidden states for `projection`.
-        factor: () what the sum over these rows is multiplied with in the loss; 1 where not given.
-        gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
-        shared: others may read the same unembedding, so these rows wait for theirs.
-        hard: weight of the cross-entropy with the labels.
-        teacher: whose distribution they are to follow as well, or instead.
-        target_RD: hidden states that theirs, after the projection's norm, are to come near; no gradient.
-        regression: weight of that distance.
-    """
-
-    projection: Projection
-    hidden_RD: Tensor
-    labels_R: Tensor
-    factor: Tensor | None = None
-    gates: Sequence[float] | None = None
-    shared: bool = False
-    hard: float = 1.0
-    teacher: Teacher | None = None
-    target_RD: Tensor | None = None
-    regression: float = 0.0
-
-    @property
-    def company(self) -> tuple[object, ...]:
-        """Parts that share an unembedding and have this in common take one pass together.
-
-        Those that give the unembedding no gradient need one product less; those with a teacher have another loss.
-        """
-        return (self.unembedding_gate == 0, *(() if self.teacher is None else (self.hard, *self.teacher.kind)))
-
-    @property
-    def unembedding_gate(self) -> float:
-        """On weight and bias alike: they have one owner."""
-        return 1.0 if self.gates is None else self.gates[0]
+    return weighted_loss([HeadRows(projection=projection, hidden_RD=hidden_RD, labels_R=labels_R, gates=gates)])[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Plain sums over rows, without weights, each (K,) and detached; 0 where a part has no such loss.
+    """Plain sums over rows, without weights, each (K,) and detached; 0 where a head has no such loss.
 
     Attributes:
         hard: cross-entropies with the labels, also where they weigh nothing.
@@ -138,11 +98,11 @@ class Sums:
     regression: Tensor
 
 
-def weighted_loss(parts: Iterable[Part], chunk_elements: int | None = None) -> tuple[Tensor, Sums]:
-    """Σ factor · (a part's loss), and the plain sums.
+def weighted_loss(heads: Iterable[HeadRows], chunk_elements: int | None = None) -> tuple[Tensor, Sums]:
+    """Σ factor · (loss of a head's rows), and the plain sums in the heads' order.
 
-    Parts are taken one at a time. Those with an unembedding of their own are done at once; shared ones are kept, as
-    (R, D) hidden states, until the last is there.
+    Heads are taken one at a time. One with an unembedding of its own is done when it comes. Those that share one wait,
+    as (R, D) hidden states, until the last is there.
 
     Args:
         chunk_elements: logits that are held at a time, in elements; chosen by the device where it is not given.
@@ -150,93 +110,87 @@ def weighted_loss(parts: Iterable[Part], chunk_elements: int | None = None) -> t
     losses: list[Tensor] = []
     sums: dict[int, tuple[Tensor, Tensor]] = {}
     distances: list[Tensor] = []
-    waiting: dict[tuple[object, ...], list[tuple[int, Part]]] = {}
-    for index, part in enumerate(parts):
-        part = after_norm(part)
-        distance = part.hidden_RD.new_zeros(())
-        if part.target_RD is not None:
-            distance = smooth_l1(part.hidden_RD, part.target_RD)
-            weighted = part.regression * distance
-            losses.append(weighted if part.factor is None else weighted * part.factor)
+    waiting: dict[tuple[object, ...], dict[int, HeadRows]] = {}
+    for index, rows in enumerate(heads):
+        rows = after_norm(rows)
+        distance = rows.hidden_RD.new_zeros(())
+        if rows.target_RD is not None:
+            distance = smooth_l1(rows.hidden_RD, rows.target_RD)
+            weighted = rows.regression * distance
+            losses.append(weighted if rows.factor is None else weighted * rows.factor)
         distances.append(widen(distance.detach()))
-        if part.shared:
-            waiting.setdefault(part.company, []).append((index, part))
+        if rows.shared:
+            waiting.setdefault(rows.pass_key, {})[index] = rows
         else:
-            losses.append(one_pass([(index, part)], sums, chunk_elements))
+            losses.append(one_pass({index: rows}, sums, chunk_elements))
     losses += [one_pass(together, sums, chunk_elements) for together in waiting.values()]
     hard, soft = (torch.stack([sums[index][i] for index in range(len(sums))]) for i in range(2))
     return torch.stack(losses).sum(), Sums(hard=hard, soft=soft, regression=torch.stack(distances))
 
 
-def after_norm(part: Part) -> Part:
-    """The part behind its projection's norm, which ordinary autograd goes through: (R, D) is small."""
-    norm, hidden_RD = part.projection.norm, part.hidden_RD
+def after_norm(rows: HeadRows) -> HeadRows:
+    """The rows behind their projection's norm, which ordinary autograd goes through: (R, D) is small."""
+    norm, hidden_RD = rows.projection.norm, rows.hidden_RD
     if norm is None:
-        return part
+        return rows
     tensors = list(norm.named_parameters())
-    gates = [1.0] * len(tensors) if part.gates is None else part.gates[len(part.gates) - len(tensors) :]
+    gates = [1.0] * len(tensors) if rows.gates is None else rows.gates[len(rows.gates) - len(tensors) :]
     values = {name: gate(tensor, scale) for (name, tensor), scale in zip(tensors, gates, strict=True)}
     # A shallow copy, called by `forward`: engines hang hooks on modules and look there for weights of their own.
     module = copy.copy(norm)
     module.__dict__["_parameters"] = dict.fromkeys(norm._parameters) | values
-    hidden_RD = module.forward(hidden_RD.to(part.projection.weight.dtype))
-    return replace(part, projection=part.projection.without_norm(), hidden_RD=hidden_RD)
+    hidden_RD = module.forward(hidden_RD.to(rows.projection.weight.dtype))
+    return replace(rows, projection=rows.projection.without_norm(), hidden_RD=hidden_RD)
 
 
 @record_function(LOSS_SCOPE)
 def one_pass(
-    parts: list[tuple[int, Part]], sums: dict[int, tuple[Tensor, Tensor]], chunk_elements: int | None = None
+    heads: dict[int, HeadRows], sums: dict[int, tuple[Tensor, Tensor]], chunk_elements: int | None = None
 ) -> Tensor:
-    """The weighted loss of parts that share one unembedding; notes their plain sums under their indices."""
-    projection, teacher, hard = parts[0][1].projection, joined_teacher([part for _, part in parts]), parts[0][1].hard
-    sizes = [len(part.labels_R) for _, part in parts]
-    hidden_RD = torch.cat([part.hidden_RD for _, part in parts]) if len(parts) > 1 else parts[0][1].hidden_RD
-    labels_R = torch.cat([part.labels_R for _, part in parts])
-    factors = [torch.ones(()) if part.factor is None else part.factor for _, part in parts]
-    if teacher is None:  # with one kind of loss its weight is part of the factor
-        factors, hard = (
-            [f if part.hard == 1 else f * part.hard for f, (_, part) in zip(factors, parts, strict=True)],
-            1.0,
-        )
-    gates = [part.unembedding_gate for _, part in parts]
+    """The weighted loss of heads that share one unembedding; notes their plain sums under their indices."""
+    together = list(heads.values())
+    rows = joined(together)
+    sizes_P = torch.tensor([len(one.labels_R) for one in together], device=rows.hidden_RD.device)
 
-    def for_each_row(values_P: Tensor) -> Tensor:
-        counts_P = torch.tensor(sizes, device=hidden_RD.device)
-        return values_P.to(hidden_RD.device).repeat_interleave(counts_P, output_size=len(hidden_RD))  # no wait for it
+    def for_each_row(values_P: Tensor) -> Tensor:  # told the size of its output, it does not wait for the device
+        return values_P.to(sizes_P.device).repeat_interleave(sizes_P, output_size=len(rows.hidden_RD))
 
-    factors_R = for_each_row(torch.stack(factors))
+    gates = [one.unembedding_gate for one in together]
+    factors_R = for_each_row(torch.stack([factor_of(one) for one in together]))
     gates_R = None if set(gates) <= {0.0, 1.0} else for_each_row(factors_R.new_tensor(gates))
-    weight, bias = projection.weight, projection.bias
+    weight, bias = rows.projection.weight, rows.projection.bias
     if not any(gates):
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-    mix = Mix(projection=projection, hard=hard, teacher=teacher, chunk_elements=chunk_elements)
-    loss, hard_R, soft_R = _ChunkedLoss.apply(hidden_RD, labels_R, factors_R, gates_R, mix, weight, bias)
-    for (index, _), hard_P, soft_P in zip(parts, hard_R.split(sizes), soft_R.split(sizes), strict=True):
+    loss, hard_R, soft_R = _ChunkedLoss.apply(rows.hidden_RD, weight, bias, rows, factors_R, gates_R, chunk_elements)
+    sizes = [len(one.labels_R) for one in together]
+    for index, hard_P, soft_P in zip(heads, hard_R.split(sizes), soft_R.split(sizes), strict=True):
         sums[index] = hard_P.sum(), soft_P.sum()
     return loss
 
 
-def joined_teacher(parts: list[Part]) -> Teacher | None:
-    """One teacher for the rows of all; they are of one kind."""
-    teachers = [part.teacher for part in parts if part.teacher is not None]
-    if not teachers:
-        return None
-    if len(teachers) == 1:
-        return teachers[0]
-    return replace(teachers[0], hidden_RD=torch.cat([teacher.hidden_RD for teacher in teachers]))
+def factor_of(rows: HeadRows) -> Tensor:
+    """What the sum over rows counts; with one kind of loss its weight is part of that."""
+    factor = torch.ones(()) if rows.factor is None else rows.factor
+    return factor if rows.distillation is not None or rows.hard == 1 else factor * rows.hard
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mix:
-    """What the rows of one pass have in common."""
-
-    projection: Projection
-    hard: float
-    teacher: Teacher | None
-    chunk_elements: int | None = None
-
-    def weigh(self, hard_R: Tensor, soft_R: Tensor) -> Tensor:
-        return hard_R if self.teacher is None else self.hard * hard_R + self.teacher.factor * soft_R
+def joined(heads: list[HeadRows]) -> HeadRows:
+    """The rows of heads with one `pass_key`, one after the other; without a teacher `hard` is left to `factor_of`."""
+    first = heads[0]
+    if first.distillation is None:
+        first = replace(first, hard=1.0)
+    if len(heads) == 1:
+        return first
+    distillation: Distillation | None = None
+    if first.distillation is not None:
+        states = [one.distillation.hidden_RD for one in heads if one.distillation is not None]
+        distillation = replace(first.distillation, hidden_RD=torch.cat(states))
+    return replace(
+        first,
+        hidden_RD=torch.cat([one.hidden_RD for one in heads]),
+        labels_R=torch.cat([one.labels_R for one in heads]),
+        distillation=distillation,
+    )
 
 
 def chunk_elements_on(device_type: str) -> int:
@@ -250,64 +204,68 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_RD: Tensor,
-        labels_R: Tensor,
-        factors_R: Tensor,
-        gates_R: Tensor | None,
-        mix: Mix,
         weight: Tensor,
         bias: Tensor | None,
+        rows: HeadRows,
+        factors_R: Tensor,
+        gates_R: Tensor | None,
+        chunk_elements: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        needs_hidden, needs_weight, needs_bias = (ctx.needs_input_grad[i] for i in (0, 5, 6))
-        passes = Passes(mix.projection, hidden_RD.device)
-        targets = None if mix.teacher is None else SoftTargets(mix.teacher, passes)
+        """Returns the weighted sum, and each row's cross-entropy and divergence, without gradients."""
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        distillation = rows.distillation
+        student = Unembedding(rows.projection, hidden_RD.device)
+        teacher: Unembedding | None = None
+        if distillation is not None:
+            device = distillation.hidden_RD.device
+            teacher = Unembedding(distillation.projection, device, beside=student, goes_back=False)
         # Factors are 1 / labels of a batch; times that, small gradients would be lost in float16 before backward brings
         # the loss scale. So the largest factor waits for backward too.
         unit = factors_R.abs().amax() if len(factors_R) else factors_R.new_ones(())
         unit = torch.where(unit > 0, unit, 1.0)
-        hidden_grad_RD = torch.empty_like(hidden_RD, dtype=passes.wide) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight, dtype=passes.wide) if needs_weight else None  # chunks add up in it
-        bias_grad = torch.zeros_like(bias, dtype=passes.wide) if needs_bias and bias is not None else None
-        hard_R = torch.empty(len(hidden_RD), dtype=passes.wide, device=hidden_RD.device)
+        hidden_grad_RD = torch.empty_like(hidden_RD, dtype=student.wide) if needs_hidden else None
+        weight_grad = torch.zeros_like(weight, dtype=student.wide) if needs_weight else None  # chunks add up in it
+        bias_grad = torch.zeros_like(bias, dtype=student.wide) if needs_bias and bias is not None else None
+        hard_R = torch.empty(len(hidden_RD), dtype=student.wide, device=hidden_RD.device)
         soft_R = torch.zeros_like(hard_R)
-        elements = mix.chunk_elements or chunk_elements_on(hidden_RD.device.type)
+        elements = chunk_elements or chunk_elements_on(hidden_RD.device.type)
         chunk_rows = max(LEAST_ROWS, elements // len(weight))
         for start in range(0, len(hidden_RD), chunk_rows):
-            rows = slice(start, start + chunk_rows)
-            hidden_CD = hidden_RD[rows].to(passes.dtype)
-            if mix.teacher is None or targets is None:
-                hard_R[rows], gradient_CV = hard_loss(passes.logits(hidden_CD), labels_R[rows])
+            chunk = slice(start, start + chunk_rows)
+            hidden_CD, labels_C = hidden_RD[chunk].to(student.dtype), rows.labels_R[chunk]
+            if distillation is None or teacher is None:
+                hard_R[chunk], gradient_CV = hard_loss(student.logits(hidden_CD), labels_C)
             else:
-                target = targets.of(rows)  # first: it may use the memory of the logits
-                hard_R[rows], soft_R[rows], gradient_CV = mixed_loss(
-                    passes.logits(hidden_CD), labels_R[rows], target, mix.teacher, mix.hard
+                target = distillation.soft_target(teacher, chunk, student.wide)  # first: it may use the same memory
+                hard_R[chunk], soft_R[chunk], gradient_CV = mixed_loss(
+                    student.logits(hidden_CD), labels_C, rows.hard, target, distillation
                 )
             if not (needs_hidden or needs_weight or needs_bias):
                 continue
-            scale_C1 = factors_R[rows, None] / unit
-            gradient_CV = passes.through_finish(gradient_CV)
+            scale_C1 = factors_R[chunk, None] / unit
+            gradient_CV = student.through_finish(gradient_CV)
             if hidden_grad_RD is not None:
-                hidden_grad_RD[rows] = passes.into_hidden(gradient_CV) * scale_C1
+                hidden_grad_RD[chunk] = student.into_hidden(gradient_CV) * scale_C1
             if gates_R is not None:
-                scale_C1 = scale_C1 * gates_R[rows, None]
+                scale_C1 = scale_C1 * gates_R[chunk, None]
             if weight_grad is not None:
-                _add_product(weight_grad, gradient_CV.t(), (hidden_CD * scale_C1).to(passes.dtype))
+                _add_product(weight_grad, gradient_CV.t(), (hidden_CD * scale_C1).to(student.dtype))
             if bias_grad is not None:
-                bias_grad += (gradient_CV.t() @ scale_C1.to(passes.dtype)).squeeze(1)
-        ctx.found, ctx.unit = [hidden_grad_RD, weight_grad, bias_grad], unit
+                bias_grad += (gradient_CV.t() @ scale_C1.to(student.dtype)).squeeze(1)
+        ctx.gradients, ctx.unit = [hidden_grad_RD, weight_grad, bias_grad], unit
         ctx.dtypes = [hidden_RD.dtype, weight.dtype, None if bias is None else bias.dtype]
         ctx.mark_non_differentiable(hard_R, soft_R)
-        return (mix.weigh(hard_R, soft_R) * factors_R).sum(), hard_R, soft_R
+        loss_R = hard_R if distillation is None else rows.hard * hard_R + distillation.factor * soft_R
+        return (loss_R * factors_R).sum(), hard_R, soft_R
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        if ctx.found is None:
+        if ctx.gradients is None:
             raise RuntimeError("backward was called twice; the gradients were scaled in place and given away.")
-        found, ctx.found = ctx.found, None
+        gradients, ctx.gradients = ctx.gradients, None
         scale = grad_outputs[0] * ctx.unit
-        hidden_grad_RD, weight_grad, bias_grad = (
-            None if g is None else g.mul_(scale).to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True)
-        )
-        return hidden_grad_RD, None, None, None, None, weight_grad, bias_grad
+        scaled = (None if g is None else g.mul_(scale).to(t) for g, t in zip(gradients, ctx.dtypes, strict=True))
+        return *scaled, None, None, None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

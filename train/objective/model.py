@@ -5,7 +5,7 @@ too. A frozen backbone runs without autograd and stays in eval mode. A trained o
 and what flows back from heads passes the gradient gate (heads/backbone/gradient_gate.py): at the taps, at the
 embeddings that heads read, and at the projection that they share.
 """
-# B batch, T position, K trained objective, M logged sum, R supervised row of one objective
+# B batch, T position, K trained head (the backbone's own first, where it is trained), M logged sum, R supervised row
 
 from __future__ import annotations
 
@@ -24,68 +24,28 @@ from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap
 from heads.interface.token_heads import TeacherForcing, TokenHeads
 from train.objective.lookahead import first_layer_sees_ahead
-from train.objective.loss_config import LossConfig
-from train.objective.losses import Part, Teacher, weighted_loss
-from train.objective.self_distillation import SelfDistillationConfig
-from train.objective.targets import count_supervised, labels_at, scored_rows, supervised_rows
-from train.objective.teacher import Original
+from train.objective.losses import weighted_loss
+from train.objective.soft_targets import Distillation
+from train.objective.targets import HeadRows, count_supervised, labels_at, supervised_rows
+from train.objective.teacher import Teacher
+from train.objective.weights import LossConfig, SelfDistillationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
-    """What one distribution is trained on: the backbone's own (head 0) or head k's.
+class BackboneStates:
+    """What backbone and teacher say of a batch of packed blocks: heads and all losses start from it.
 
     Attributes:
-        shift: the label at t is x_{t+shift}.
-        rows_R: supervised positions in the flattened (B·T).
-        hidden_RD: hidden states there, for `projection`.
-        gates: a factor on the gradient of each of the projection's tensors.
-        shared: the unembedding is the backbone's.
-        all_BTD: hidden states at every position; of the backbone's own objective only.
-        original_RD: the original's hidden states at the rows, where it is kept; of the backbone's own objective only.
-        backbone_BTD: the backbone's final hidden states at every position, without gradient; None where it did not run
-            and they are not stored.
+        batch: what heads read.
+        final_BTD: the backbone's final hidden states; None where it did not run and they were not stored.
+        teacher_BTD: the teacher's; None where there is no teacher.
+        own_rows_R: supervised positions of the backbone's own distribution, in the flattened (B·T).
     """
 
-    head: int
-    shift: int
-    rows_R: Tensor
-    hidden_RD: Tensor
-    projection: Projection
-    gates: list[float]
-    shared: bool
-    all_BTD: Tensor | None = None
-    original_RD: Tensor | None = None
-    backbone_BTD: Tensor | None = None
-
-    def backbone_states(self) -> Tensor:
-        """(R, D): the backbone's final ones where it predicts the same tokens, shift - 1 places ahead of the rows."""
-        assert self.backbone_BTD is not None, "stored taps hold the final states where the loss reads them"
-        return self.backbone_BTD.flatten(0, 1)[self.rows_R + self.shift - 1]
-
-    def at_scored_rows(self, tokens_BT: Tensor) -> Objective:
-        """Without the rows whose label the projection has no row for."""
-        if self.projection.vocabulary is None:
-            return self
-        rows, _ = scored_rows(labels_at(tokens_BT, self.rows_R, self.shift), self.projection.vocabulary)
-        return replace(self, rows_R=self.rows_R[rows], hidden_RD=self.hidden_RD[rows])
-
-    def part(self, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
-        """What the loss reads of it; `factor` is what the sum over its rows counts. All labels are scored."""
-        labels_R = labels_at(tokens_BT, self.rows_R, self.shift)
-        if self.projection.vocabulary is not None:
-            labels_R = self.projection.vocabulary.find(labels_R)[0]
-        return Part(
-            projection=self.projection,
-            hidden_RD=self.hidden_RD,
-            labels_R=labels_R,
-            factor=factor,
-            gates=self.gates,
-            shared=self.shared,
-        )
-
-    def loss_sum(self, tokens_BT: Tensor) -> Tensor:
-        return weighted_loss([self.at_scored_rows(tokens_BT).part(tokens_BT)])[0]
+    batch: TeacherForcing
+    final_BTD: Tensor | None
+    teacher_BTD: Tensor | None
+    own_rows_R: Tensor
 
 
 class TrainedModel(nn.Module):
@@ -125,7 +85,7 @@ class TrainedModel(nn.Module):
         self.token_heads = token_heads
         self.backbone = backbone
         self.self_distillation = self_distillation or SelfDistillationConfig()
-        self.original = Original(backbone) if self.self_distillation.weight else None
+        self.teacher = Teacher(backbone) if self.self_distillation.weight else None
         self.trains_backbone = trains_backbone or token_heads is None
         if token_heads is not None and trains_backbone:
             token_heads.backbone_was_trained = True
@@ -146,20 +106,20 @@ class TrainedModel(nn.Module):
 
     @property
     def shifts(self) -> list[int]:
-        """The label shift of each trained objective, the backbone's own first."""
+        """The label shift of each trained head, the backbone's own first."""
         return [self.label_shift] * self.trains_backbone + list(range(2, self.num_heads + 2))
 
     @property
     def loss_names(self) -> list[str]:
-        """Of the logged sums: a cross-entropy for each objective, then what else the heads are trained on."""
+        """Of the logged sums: each head's cross-entropy, then what else the heads are trained on."""
         kinds = ["loss"] + ["soft"] * (self.loss.soft > 0) + ["regression"] * (self.loss.regression > 0)
         names = [f"head{k}_{kind}" for kind in kinds for k in range(1, self.num_heads + 1)]
-        return ["backbone_loss"] * self.trains_backbone + names + ["backbone_kl"] * (self.original is not None)
+        return ["backbone_loss"] * self.trains_backbone + names + ["backbone_kl"] * (self.teacher is not None)
 
     def counts_of_logged(self, counts_K: Tensor) -> Tensor:
         """(M,): for each logged sum how many labels it is over."""
         further = (self.loss.soft > 0) + (self.loss.regression > 0)
-        own = [] if self.original is None else [counts_K[:1]]
+        own = [] if self.teacher is None else [counts_K[:1]]
         return torch.cat([counts_K, *[counts_K[self.trains_backbone :]] * further, *own])
 
     def train(self, mode: bool = True) -> TrainedModel:
@@ -184,18 +144,17 @@ class TrainedModel(nn.Module):
             input_ids: (B, T) packed tokens.
             loss_mask: (B, T) True where a token may be a target.
             document_ids: (B, T) which document of its block a token belongs to.
-            counts_K: labels of each objective over the whole batch (all micro-batches, all processes); the
+            counts_K: labels of each head over the whole batch (all micro-batches, all processes); the
                 micro-batch's own where it is not given.
             hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
-            heads_weight: what the heads' losses count beside the backbone's own, at this step
-            (train/objective/warm_in.py). inside: evaluation and decoding under engines that shard weights; nothing else
-            is given then, and every
+            heads_weight: what the heads' losses count beside the backbone's own at this step (WarmInConfig).
+            inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
                 process has to make the same calls.
 
         Returns:
-            loss: the weighted sum over objectives of (sum of their losses / their count).
-            loss_sums_K: each objective's sum of cross-entropies over this micro-batch, detached.
-            logged_sums_M: these, the heads' other sums and the divergence from the original, as `loss_names` has them.
+            loss: the weighted sum over heads of (sum of a head's losses / count of its labels).
+            loss_sums_K: each head's sum of cross-entropies over this micro-batch, detached.
+            logged_sums_M: these, the heads' other sums and the divergence from the teacher, as `loss_names` has them.
         """
         if inside is not None:
             return inside()
@@ -206,39 +165,108 @@ class TrainedModel(nn.Module):
             counts_K = self.count_labels(input_ids, loss_mask, document_ids)
         factors_K = self.weights_K / counts_K.to(self.weights_K.device).clamp(min=1)
         factors_K[int(self.trains_backbone) :] *= heads_weight
-        objectives = self.objectives(
-            input_ids,
-            loss_mask,
-            document_ids,
-            with_backbone=self.trains_backbone,
-            states_BNTD=hidden_states,
+        states = self.backbone_states(input_ids, loss_mask, document_ids, stored_BNTD=hidden_states)
+        heads = (
+            replace(self.with_targets(rows, states), factor=factors_K[i])
+            for i, rows in enumerate(self.head_rows(states, with_backbone=self.trains_backbone))
         )
-        parts = (self.part(objective, input_ids, factors_K[i]) for i, objective in enumerate(objectives))
-        loss, sums = weighted_loss(parts, self.chunk_elements)
+        loss, sums = weighted_loss(heads, self.chunk_elements)
         further = [sums.soft] * (self.loss.soft > 0) + [sums.regression] * (self.loss.regression > 0)
-        own = [] if self.original is None else [sums.soft[:1]]
+        own = [] if self.teacher is None else [sums.soft[:1]]
         logged_M = torch.cat([sums.hard, *(sums_K[self.trains_backbone :] for sums_K in further), *own])
         return {"loss": loss, "loss_sums_K": sums.hard, "logged_sums_M": logged_M}
 
-    def part(self, objective: Objective, tokens_BT: Tensor, factor: Tensor | None = None) -> Part:
-        """What the loss reads of an objective: the backbone's own has tokens and the original, heads have `loss`."""
-        objective = objective.at_scored_rows(tokens_BT)
-        part = objective.part(tokens_BT, factor)
-        if objective.head == 0:
-            return part if self.original is None else self._beside_original(part, objective)
-        loss, states_RD = self.loss, objective.backbone_states() if self.loss.reads_final_states else None
-        teacher = None
-        if loss.soft and states_RD is not None:
-            teacher = Teacher(
-                hidden_RD=states_RD,
-                projection=self.teaching_projection,
-                weight=loss.soft,
-                temperature=loss.temperature,
-                top_n=loss.top_n,
-                divergence=loss.divergence,
+    def backbone_states(
+        self,
+        tokens_BT: Tensor,
+        loss_mask_BT: Tensor,
+        document_ids_BT: Tensor,
+        *,
+        lookahead: float | None = None,
+        stored_BNTD: Tensor | None = None,
+    ) -> BackboneStates:
+        """Run teacher and backbone over packed blocks.
+
+        Args:
+            lookahead: in place of the model's own.
+            stored_BNTD: the taps of a frozen backbone that ran before.
+        """
+        teacher_BTD = self._teacher_states(tokens_BT, document_ids_BT)
+        batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, stored_BNTD)
+        own_rows_R = supervised_rows(loss_mask_BT, document_ids_BT, self.label_shift)
+        return BackboneStates(batch=batch, final_BTD=final_BTD, teacher_BTD=teacher_BTD, own_rows_R=own_rows_R)
+
+    def head_rows(self, states: BackboneStates, *, with_backbone: bool) -> Iterator[HeadRows]:
+        """Each head's supervised rows, one head at a time: a stack of K hidden states would be gigabytes.
+
+        Args:
+            with_backbone: begin with the backbone's own distribution, trained or not.
+        """
+        if with_backbone:
+            yield self._own_rows(states)
+        if self.token_heads is None:
+            return
+        for k, hidden_RD in enumerate(self.token_heads.teacher_forced(states.batch), start=1):
+            projection, rows_R = self.token_heads.projection(k), states.batch.rows[k - 1]
+            yield HeadRows(
+                head=k,
+                hidden_RD=hidden_RD,
+                labels_R=labels_at(states.batch.tokens_BT, rows_R, k + 1),
+                shift=k + 1,
+                rows_R=rows_R,
+                projection=projection,
+                gates=self._gates(projection),
+                shared=projection.weight is self.backbone.projection.weight,
             )
-        target_RD = states_RD if loss.regression else None
-        return replace(part, hard=loss.hard, teacher=teacher, target_RD=target_RD, regression=loss.regression)
+
+    def _own_rows(self, states: BackboneStates) -> HeadRows:
+        """The backbone's own distribution: labels, and its divergence from the teacher where there is one."""
+        assert states.final_BTD is not None, "stored taps serve heads alone"
+        projection, rows_R = self.backbone.projection.without_norm(), states.own_rows_R
+        rows = HeadRows(
+            hidden_RD=states.final_BTD.flatten(0, 1)[rows_R],
+            labels_R=labels_at(states.batch.tokens_BT, rows_R, self.label_shift),
+            shift=self.label_shift,
+            rows_R=rows_R,
+            projection=projection,
+            gates=[1.0] * len(projection.parameters()),
+            shared=True,
+        )
+        if self.teacher is None or states.teacher_BTD is None:
+            return rows
+        share = self.self_distillation.weight
+        distillation = Distillation(
+            hidden_RD=states.teacher_BTD.flatten(0, 1)[rows_R],
+            projection=self.teacher.projection,
+            weight=share,
+            temperature=self.self_distillation.temperature,
+            divergence="kl",
+        )
+        return replace(rows, hard=1 - share, distillation=distillation)
+
+    def with_targets(self, rows: HeadRows, states: BackboneStates) -> HeadRows:
+        """A head's rows with all that `loss` trains it on. The backbone's own have theirs already."""
+        if rows.head == 0:
+            return rows
+        rows, loss = replace(rows.scored(), hard=self.loss.hard), self.loss
+        if not loss.reads_final_states:
+            return rows
+        assert states.final_BTD is not None, "stored taps hold the final states where the loss reads them"
+        states_RD = states.final_BTD.detach().flatten(0, 1)[rows.predicting_rows()]
+        distillation = Distillation(
+            hidden_RD=states_RD,
+            projection=self.teaching_projection,
+            weight=loss.soft,
+            temperature=loss.temperature,
+            top_n=loss.top_n,
+            divergence=loss.divergence,
+        )
+        return replace(
+            rows,
+            distillation=distillation if loss.soft else None,
+            target_RD=states_RD if loss.regression else None,
+            regression=loss.regression,
+        )
 
     @property
     def teaching_projection(self) -> Projection:
@@ -247,7 +275,7 @@ class TrainedModel(nn.Module):
         return projection if self.token_heads is None else self.token_heads.scored(projection)
 
     def count_labels(self, tokens_BT: Tensor, loss_mask_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
-        """(K,): labels of each trained objective in a batch; heads count those that they score."""
+        """(K,): labels of each trained head in a batch; heads with a draft vocabulary count those that they score."""
         vocabulary = None if self.token_heads is None else self.token_heads.draft_vocabulary
         if vocabulary is None:
             return count_supervised(loss_mask_BT, document_ids_BT, self.shifts)
@@ -259,69 +287,6 @@ class TrainedModel(nn.Module):
                 count_supervised(scored_BT, document_ids_BT, of_heads),
             ]
         )
-
-    def _beside_original(self, part: Part, objective: Objective) -> Part:
-        assert self.original is not None
-        assert objective.original_RD is not None
-        share, temperature = self.self_distillation.weight, self.self_distillation.temperature
-        teacher = Teacher(
-            hidden_RD=objective.original_RD,
-            projection=self.original.projection,
-            weight=share,
-            temperature=temperature,
-            divergence="kl",
-        )
-        return replace(part, hard=1 - share, teacher=teacher)
-
-    def objectives(
-        self,
-        tokens_BT: Tensor,
-        loss_mask_BT: Tensor,
-        document_ids_BT: Tensor,
-        *,
-        with_backbone: bool,
-        lookahead: float | None = None,
-        states_BNTD: Tensor | None = None,
-    ) -> Iterator[Objective]:
-        """One at a time: a stack of K hidden states would be gigabytes.
-
-        Args:
-            with_backbone: begin with the backbone's own, trained or not.
-            lookahead: in place of the model's own.
-            states_BNTD: the taps of a backbone that ran before.
-        """
-        original_BTD = self._original_states(tokens_BT, document_ids_BT) if with_backbone else None
-        batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, states_BNTD)
-        if with_backbone:
-            assert final_BTD is not None, "stored taps serve heads alone"
-            rows_R = supervised_rows(loss_mask_BT, document_ids_BT, self.label_shift)
-            unembedding = self.backbone.projection.without_norm()
-            yield Objective(
-                head=0,
-                shift=self.label_shift,
-                rows_R=rows_R,
-                hidden_RD=final_BTD.flatten(0, 1)[rows_R],
-                projection=unembedding,
-                gates=[1.0] * len(unembedding.parameters()),
-                shared=True,
-                all_BTD=final_BTD,
-                original_RD=None if original_BTD is None else original_BTD.flatten(0, 1)[rows_R],
-                backbone_BTD=final_BTD.detach(),
-            )
-        if self.token_heads is None:
-            return
-        for k, hidden_RD in enumerate(self.token_heads.teacher_forced(batch), start=1):
-            projection = self.token_heads.projection(k)
-            yield Objective(
-                head=k,
-                shift=k + 1,
-                rows_R=batch.rows[k - 1],
-                hidden_RD=hidden_RD,
-                projection=projection,
-                gates=self._gates(projection),
-                shared=projection.weight is self.backbone.projection.weight,
-                backbone_BTD=None if final_BTD is None else final_BTD.detach(),
-            )
 
     def teacher_forcing(
         self,
@@ -353,12 +318,12 @@ class TrainedModel(nn.Module):
         batch = TeacherForcing(tokens_BT=tokens_BT, taps=gated, positions_BT=positions_BT, mask=mask, rows=rows)
         return batch, final_BTD
 
-    def _original_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor | None:
+    def _teacher_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor | None:
         """Before the trained backbone runs: engines that shard weights count on the last pass being the one to undo."""
-        if self.original is None:
+        if self.teacher is None:
             return None
         _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
-        return self.original.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
+        return self.teacher.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, taps, T, D): what heads and their loss read of the backbone, to be stored; `stored_taps` names them."""

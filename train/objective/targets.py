@@ -1,18 +1,89 @@
-"""Which positions each head is trained at, and on what (Modified-CLM).
+"""Which positions each head is trained at, and on what (Modified-CLM); one datum goes from here to the loss.
 
 position t       0    1    2    3    4        labels of shift s at t: x_{t+s}, where it lies in the same document and is
 tokens           a    b    c  | x    y        no masked turn. The backbone has shift 1; head k has shift k + 1.
 shift 1          b    c    .    y    .
 shift 2 (head 1) c    .    .    .    .
 """
-# B batch, T position, R supervised row of one head, K head
+# B batch, T position, R supervised row of one head, K head, D model width
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from heads.backbone.draft_vocabulary import DraftVocabulary
+from heads.backbone.projection import Projection
+from train.objective.soft_targets import Distillation
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRows:
+    """One head's supervised rows and everything that its loss is computed from.
+
+        loss = factor · Σ_rows (hard · cross-entropy + distillation.factor · divergence + regression · distance)
+
+    Attributes:
+        hidden_RD: the head's hidden states, for `projection`.
+        labels_R: the true tokens; entries of the draft vocabulary once `scored` was called.
+        projection: from hidden states to logits; it is trained too where its tensors ask for gradients.
+        head: k; 0 stands for the backbone's own distribution.
+        shift: the label at position t is x_{t+shift}.
+        rows_R: positions of the rows in the flattened (B·T); None where they are of no block.
+        gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
+        shared: other heads may read the same unembedding, so these rows wait for theirs.
+        factor: () what the sum over these rows is multiplied with in the loss; 1 where not given.
+        hard: weight of the cross-entropy with the labels.
+        distillation: whose distribution they follow as well, or instead.
+        target_RD: hidden states that theirs, after the projection's norm, are to come near; no gradient.
+        regression: weight of that distance.
+    """
+
+    hidden_RD: Tensor
+    labels_R: Tensor
+    projection: Projection
+    head: int = 0
+    shift: int = 1
+    rows_R: Tensor | None = None
+    gates: Sequence[float] | None = None
+    shared: bool = False
+    factor: Tensor | None = None
+    hard: float = 1.0
+    distillation: Distillation | None = None
+    target_RD: Tensor | None = None
+    regression: float = 0.0
+
+    def scored(self) -> HeadRows:
+        """Without the rows whose label the projection has no row for; labels are then rows of the projection."""
+        if self.projection.vocabulary is None:
+            return self
+        rows, entries = scored_rows(self.labels_R, self.projection.vocabulary)
+        rows_R = None if self.rows_R is None else self.rows_R[rows]
+        return replace(self, hidden_RD=self.hidden_RD[rows], labels_R=entries, rows_R=rows_R)
+
+    def predicting_rows(self) -> Tensor:
+        """(R,): where in the flattened (B·T) the backbone predicts the same tokens, shift - 1 places ahead."""
+        assert self.rows_R is not None, "rows of no block have no place in it"
+        return self.rows_R + self.shift - 1
+
+    @property
+    def unembedding_gate(self) -> float:
+        """The gate on weight and bias alike: they have one owner."""
+        return 1.0 if self.gates is None else self.gates[0]
+
+    @property
+    def pass_key(self) -> tuple[object, ...]:
+        """Rows that share an unembedding and have the same key go through it together.
+
+        Those that give the unembedding no gradient need one product less; those with a teacher have another loss.
+        """
+        return (
+            self.unembedding_gate == 0,
+            *(() if self.distillation is None else (self.hard, *self.distillation.pass_key)),
+        )
 
 
 def supervised_rows(loss_mask_BT: Tensor, document_ids_BT: Tensor, shift: int) -> Tensor:

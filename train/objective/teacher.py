@@ -1,8 +1,8 @@
-"""The backbone as the run found it, beside the one that is trained: the teacher of self-distillation.
+"""The backbone as the run found it, which teaches the one that is trained (self-distillation).
 
 With a LoRA adapter it is the same weights with the adapter off: a second pass of the decoder, no second copy. Where all
-weights are trained a frozen copy is kept: as many bytes again as the trained weights have. Either way it runs without
-autograd and in eval mode, so that it draws nothing (no dropout) and is never recomputed in backward.
+weights are trained it is a frozen copy, which takes as many bytes again as the trained weights. Either way it runs
+without autograd and in eval mode, so that it draws nothing (no dropout) and is never recomputed in backward.
 """
 # B batch, T position, D model width
 
@@ -21,11 +21,11 @@ from heads.backbone.projection import Projection
 from heads.checkpoint.backbone import adapter_off, has_adapter
 
 
-class Original(nn.Module):
-    """Give it the backbone before the first step: what is copied is what is there.
+class Teacher(nn.Module):
+    """Make it before the first step: what is copied is what is there.
 
     Attributes:
-        copy: the frozen copy; None where an adapter is switched off in its place.
+        copy: the frozen copy; None where an adapter is switched off instead.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -33,7 +33,7 @@ class Original(nn.Module):
         self.copy: Any = None if has_adapter(backbone.model) else frozen_copy(backbone.model)
         self.backbone = backbone if self.copy is None else Backbone(self.copy, check_projection=False)
 
-    def train(self, mode: bool = True) -> Original:
+    def train(self, mode: bool = True) -> Teacher:
         return super().train(False)
 
     @property
@@ -52,13 +52,12 @@ class Original(nn.Module):
 
 
 def frozen_copy(model: Any) -> Any:
-    """The model again, nothing of it trained."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, for a moment."""
+    """Eval mode while it is open."""
     was_training = model.training
     model.eval()
     try:

@@ -1,5 +1,5 @@
 """The products of one chunk of rows with an unembedding, through one buffer of logits."""
-# C rows of one chunk, D model width, V vocabulary
+# R rows, C rows of one chunk, D model width, V vocabulary
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ def widen(logits_RV: Tensor) -> Tensor:
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
-class Passes:
-    """One unembedding, for chunk after chunk.
+class Unembedding:
+    """Logits of chunk after chunk, and their gradients' way back to the hidden states.
 
     Args:
         projection: without norm.
-        beside: passes over the same chunks, whose logits are gone when these are made: memory for them is shared where
-            it can be, and so is a weight that was cast.
-        goes_back: keep what the way back needs; a teacher's passes have none.
+        beside: another one over the same chunks, whose logits are gone when these are made. Both share a buffer where
+            they can, and one cast of a weight.
+        goes_back: keep what `through_finish` needs; a teacher's gradients go nowhere.
     """
 
     def __init__(
-        self, projection: Projection, device: torch.device, *, beside: Passes | None = None, goes_back: bool = True
+        self,
+        projection: Projection,
+        device: torch.device,
+        *,
+        beside: Unembedding | None = None,
+        goes_back: bool = True,
     ) -> None:
         self.projection: Projection = projection
         weight: Tensor = projection.weight
         autocast = torch.is_autocast_enabled(device.type) and weight.dtype == torch.float32
         self.dtype = torch.get_autocast_dtype(device.type) if autocast else weight.dtype
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.weight: Tensor = (
-            weight.detach() if beside is None or beside.projection.weight is not weight else beside.weight
-        )
+        same_weight = beside is not None and beside.projection.weight is weight
+        self.weight: Tensor = beside.weight if beside is not None and same_weight else weight.detach()
         self.weight = self.weight.to(self.dtype)  # once, not once a chunk; nothing where it was cast before
         self.bias = None if projection.bias is None else projection.bias.detach().to(self.dtype)
         self._goes_back = goes_back
         self._buffer: Tensor | None = None  # memory that is new to a process costs more than writing to it
-        # In the widest dtype a CPU turns logits into probabilities where they lie: they would be overwritten.
-        kept = self.dtype == self.wide and device.type == "cpu"
-        self._lender = None if kept or beside is None or beside.dtype != self.dtype else beside
+        # On a CPU logits in the widest dtype turn into probabilities in this very buffer: sharing would overwrite them.
+        holds_probabilities = self.dtype == self.wide and device.type == "cpu"
+        can_share = beside is not None and beside.dtype == self.dtype and not holds_probabilities
+        self._buffer_owner = beside if can_share else None
 
     def logits(self, hidden_CD: Tensor) -> Tensor:
         """(C, V), scaled and capped, in float32 at least; keeps what `through_finish` needs of the soft cap."""
@@ -62,12 +67,12 @@ class Passes:
         return torch.mm(gradient_CV, self.weight)
 
     def _product(self, hidden_CD: Tensor) -> Tensor:
-        out_CV = torch.mm(hidden_CD, self.weight.t(), out=self._room(hidden_CD)[: len(hidden_CD)])
+        out_CV = torch.mm(hidden_CD, self.weight.t(), out=self._buffer_for(hidden_CD)[: len(hidden_CD)])
         return out_CV if self.bias is None else out_CV.add_(self.bias)
 
-    def _room(self, hidden_CD: Tensor) -> Tensor:
-        if self._lender is not None and len(self._lender.weight) == len(self.weight):
-            return self._lender._room(hidden_CD)
+    def _buffer_for(self, hidden_CD: Tensor) -> Tensor:
+        if self._buffer_owner is not None and len(self._buffer_owner.weight) == len(self.weight):
+            return self._buffer_owner._buffer_for(hidden_CD)
         if self._buffer is None:
             self._buffer = hidden_CD.new_empty(len(hidden_CD), len(self.weight))
         return self._buffer

@@ -133,7 +133,7 @@ def count_heads(model: TrainedModel) -> Part:
 
 def count_original(model: TrainedModel) -> Part:
     """The frozen copy that self-distillation keeps where all weights are trained; nothing with an adapter."""
-    return count(model.original) if model.original is not None else count(nn.Module())
+    return count(model.teacher) if model.teacher is not None else count(nn.Module())
 
 
 def count(module: nn.Module) -> Part:

@@ -23,6 +23,7 @@ from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
 from train.objective import losses as losses_module
 from train.objective import model as model_module
+from train.objective import targets as targets_module
 from train.objective.losses import chunk_elements_on, plain_cross_entropy
 from train.objective.model import TrainedModel
 from train.plan.live_tensors import (
@@ -145,12 +146,13 @@ def trace_evaluation(model: TrainedModel, shape: StepShape) -> list[Moment]:
     model.eval()
     with watching(model) as live:
         batch = a_batch(shape.eval_batch, shape.block_size)
-        for found in model.objectives(*batch.values(), with_backbone=True, lookahead=0.0):
+        states = model.backbone_states(*batch.values(), lookahead=0.0)
+        for found in model.head_rows(states, with_backbone=True):
             with live.making(LOSS):
-                if found.all_BTD is not None:
-                    backbone_choices(found.projection, found.all_BTD)
+                if found.head == 0 and states.final_BTD is not None:
+                    backbone_choices(found.projection, states.final_BTD)
                 rows = slice(0, max(1, CHUNK_ELEMENTS // len(found.projection.weight)))
-                labels_R = torch.zeros_like(found.rows_R)
+                labels_R = torch.zeros_like(found.labels_R)
                 plain_cross_entropy(found.projection, found.hidden_RD[rows], labels_R[rows])
         if model.token_heads is not None:  # tokens per pass are decoded with a copy in the backbone's dtype
             with live.making(HEADS):
@@ -238,7 +240,7 @@ def all_supervised() -> Iterator[None]:
 
     with (
         patch.object(model_module, "supervised_rows", rows),
-        patch.object(model_module, "scored_rows", scored),
+        patch.object(targets_module, "scored_rows", scored),
     ):
         yield
 

@@ -99,7 +99,7 @@ def test_what_flows_into_the_final_norm_passes_the_gate(family, scale):
         trained = TrainedModel(token_heads.backbone, token_heads, trains_backbone=True, gradient_scale=gradient_scale)
         tokens = random_tokens(2, 9, seed=4)
         ones, zeros = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens)
-        (found,) = trained.objectives(tokens, ones, zeros, with_backbone=False)
+        (found,) = trained.head_rows(trained.backbone_states(tokens, ones, zeros), with_backbone=False)
         found.hidden_RD.pow(2).sum().backward()
         norm = token_heads.backbone.norm.weight.grad
         gradients.append(torch.zeros(32).double() if norm is None else norm)

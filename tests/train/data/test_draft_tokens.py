@@ -7,6 +7,7 @@ import json
 import datasets
 import pytest
 import torch
+from head_losses import head_rows
 from throwaway_families import make_heads
 from tiny import VOCAB, random_tokens, tiny_model
 from tiny_run import prepare, tensors, train, write_config
@@ -18,9 +19,9 @@ from heads.backbone.model import Backbone
 from train.config import read_config
 from train.data import draft_tokens
 from train.data.draft_tokens import count_tokens, settle_draft_vocabulary
-from train.objective.loss_config import LossConfig
 from train.objective.model import TrainedModel
 from train.objective.targets import scored_rows
+from train.objective.weights import LossConfig
 from train.plan.plan import make_plan
 
 FEW = list(range(3, 20, 2))
@@ -46,16 +47,16 @@ def plain_loss(model, batch):
     total, counts = 0.0, []
     forbidden = torch.ones(VOCAB, dtype=torch.bool)
     forbidden[FEW] = False
-    for objective in model.objectives(*batch.values(), with_backbone=False):
-        logits_RS = objective.projection(objective.hidden_RD)
+    for rows in head_rows(model, batch, with_backbone=False):
+        logits_RS = rows.projection(rows.hidden_RD)
         logits_RV = logits_RS.new_full((len(logits_RS), VOCAB), -torch.inf)
         logits_RV[:, FEW] = logits_RS
         losses = []
-        for r, row in enumerate(objective.rows_R.tolist()):
-            label = batch["input_ids"].flatten()[row + objective.shift]
+        for r, row in enumerate(rows.rows_R.tolist()):
+            label = batch["input_ids"].flatten()[row + rows.shift]
             if not forbidden[label]:
                 losses.append(F.cross_entropy(logits_RV[r], label))
-        assert 3 < len(losses) < len(objective.rows_R)
+        assert 3 < len(losses) < len(rows.rows_R)
         total = total + torch.stack(losses).mean()
         counts.append(len(losses))
     return total, counts
@@ -91,15 +92,16 @@ def test_a_teacher_is_restricted_to_the_scored_tokens(family, unembedding, train
     batch = a_batch()
     out = model(**batch)
     out["loss"].backward()
-    final, wanted, seen = None, 0.0, []
-    for objective in plain.objectives(*batch.values(), with_backbone=True):
-        if objective.head == 0:
-            final = objective.all_BTD.flatten(0, 1)
+    wanted, seen = 0.0, []
+    states = plain.backbone_states(*batch.values())
+    final = states.final_BTD.flatten(0, 1)
+    for rows in plain.head_rows(states, with_backbone=True):
+        if rows.head == 0:
             if trains_backbone:
-                labels = batch["input_ids"].flatten()[objective.rows_R + 1]
-                wanted = F.cross_entropy(objective.projection(objective.hidden_RD), labels)
+                labels = batch["input_ids"].flatten()[rows.rows_R + 1]
+                wanted = F.cross_entropy(rows.projection(rows.hidden_RD), labels)
             continue
-        sums = plain_teaching(objective, final.detach(), plain.backbone.logits, batch["input_ids"], teaching)
+        sums = plain_teaching(rows, final.detach(), plain.backbone.logits, batch["input_ids"], teaching)
         seen.append(sums.tolist())
         wanted = wanted + (sums * torch.tensor([0.5, 2.0 * 1.5**2, 0.7])).sum()
     wanted.backward()
@@ -113,16 +115,16 @@ def test_a_teacher_is_restricted_to_the_scored_tokens(family, unembedding, train
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=2e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def plain_teaching(objective, final_ND, backbone_logits, tokens_BT, teaching):
+def plain_teaching(rows, final_ND, backbone_logits, tokens_BT, teaching):
     """(3,): a head's mean cross-entropy, divergence and distance, one row after another, over the whole vocabulary."""
     found = []
-    logits_RS = objective.projection(objective.hidden_RD)
-    norm = objective.projection.norm or (lambda states: states)
-    for r, row in enumerate(objective.rows_R.tolist()):
-        label = int(tokens_BT.flatten()[row + objective.shift])
+    logits_RS = rows.projection(rows.hidden_RD)
+    norm = rows.projection.norm or (lambda states: states)
+    for r, row in enumerate(rows.rows_R.tolist()):
+        label = int(tokens_BT.flatten()[row + rows.shift])
         if label not in FEW:
             continue
-        state = final_ND[row + objective.shift - 1]
+        state = final_ND[row + rows.shift - 1]
         p_V = (backbone_logits(state[None]).detach()[0] / teaching.temperature).softmax(0)
         p_S = p_V[FEW]
         if teaching.top_n is not None:
@@ -131,8 +133,8 @@ def plain_teaching(objective, final_ND, backbone_logits, tokens_BT, teaching):
         log_q_S = (logits_RS[r] / teaching.temperature).log_softmax(0)
         hard = F.cross_entropy(logits_RS[r], torch.tensor(FEW.index(label)))
         soft = (torch.xlogy(p_S, p_S) - p_S * log_q_S).sum()
-        found.append(torch.stack([hard, soft, F.smooth_l1_loss(norm(objective.hidden_RD[r]), state)]))
-    assert 3 < len(found) < len(objective.rows_R)
+        found.append(torch.stack([hard, soft, F.smooth_l1_loss(norm(rows.hidden_RD[r]), state)]))
+    assert 3 < len(found) < len(rows.rows_R)
     return torch.stack(found).mean(dim=0)
 
 

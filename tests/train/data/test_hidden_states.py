@@ -23,8 +23,8 @@ from train.data.blocks import to_table
 from train.data.hidden_states import cache_hidden_states, fingerprint_of_blocks
 from train.data.packing import write_blocks
 from train.loop.batches import as_arrays, collate
-from train.objective.loss_config import LossConfig
 from train.objective.model import TrainedModel
+from train.objective.weights import LossConfig
 from train.run import run
 
 LENGTH = 10

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import test_run
 import torch
+from head_losses import head_rows
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_run import folder, metrics, own_cache, write_config  # noqa: F401 - fixtures
@@ -65,15 +66,14 @@ def joint(scale, architecture, family, **config):
 
 
 def apart(architecture, family, **config):
-    """g_1, g_2, …: each objective's loss alone, plain, through a model without gates."""
+    """g_1, g_2, …: each head's loss alone, plain, through a model without gates."""
     found = []
     for which in range(3):
         model = build(architecture, family, heads=config)
         batch = a_batch()
-        objectives = list(model.objectives(*batch.values(), with_backbone=True))
-        objective = objectives[which]
-        logits = objective.projection(objective.hidden_RD)
-        labels = batch["input_ids"].flatten()[objective.rows_R + objective.shift]
+        rows = list(head_rows(model, batch, with_backbone=True))[which]
+        logits = rows.projection(rows.hidden_RD)
+        labels = batch["input_ids"].flatten()[rows.rows_R + rows.shift]
         (torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / COUNT).backward()
         found.append(backbone_gradients(model))
     return found
@@ -529,8 +529,7 @@ def test_a_position_reads_the_next_token_if_it_sees_ahead_and_never_the_second_n
 
     def final_states(tokens):
         with torch.no_grad():
-            (objective,) = model.objectives(tokens, torch.ones_like(tokens).bool(), documents, with_backbone=True)
-        return objective.all_BTD[0]
+            return model.backbone_states(tokens, torch.ones_like(tokens).bool(), documents).final_BTD[0]
 
     before = final_states(tokens)
     for changed_at in range(1, length):

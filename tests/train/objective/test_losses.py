@@ -4,45 +4,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from head_losses import RECORDS, gradients, make, set_chunk, spied_chunks
 
 from heads.backbone.projection import Projection
-from train.objective import losses
-from train.objective.losses import Part, chunked_cross_entropy, plain_cross_entropy, weighted_loss
-
-RECORDS = {
-    "plain": {},
-    "bias": {"bias": True},
-    "scale and cap": {"scale": 0.7, "soft_cap": 3.0},
-    "norm": {"norm": True},
-    "all": {"bias": True, "scale": 1.3, "soft_cap": 5.0, "norm": True},
-}
-
-
-def make(record, *, rows=11, width=6, vocab=9, dtype=torch.float64):
-    torch.manual_seed(0)
-    parts = dict(record)
-    weight = nn.Parameter(torch.randn(vocab, width, dtype=dtype))
-    if parts.pop("bias", False):
-        parts["bias"] = nn.Parameter(torch.randn(vocab, dtype=dtype))
-    if parts.pop("norm", False):
-        parts["norm"] = nn.LayerNorm(width, dtype=dtype)
-        nn.init.normal_(parts["norm"].weight)
-    hidden = torch.randn(rows, width, dtype=dtype, requires_grad=True)
-    return Projection(weight=weight, **parts), hidden, torch.randint(vocab, (rows,))
-
-
-def gradients(loss, projection, hidden):
-    (loss * 0.5).backward()
-    found = [hidden.grad, *(p.grad for p in projection.parameters())]
-    for tensor in (hidden, *projection.parameters()):
-        tensor.grad = None
-    return found
-
-
-def set_chunk(monkeypatch, rows, vocab):
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": rows * vocab})
-    monkeypatch.setattr(losses, "LEAST_ROWS", 1)
+from train.objective.losses import chunked_cross_entropy, plain_cross_entropy, weighted_loss
+from train.objective.targets import HeadRows
 
 
 def test_by_hand():
@@ -92,23 +58,9 @@ def test_half_precision_is_summed_in_float32():
     assert mean.dtype == torch.float32
 
 
-def spied_passes(monkeypatch, chunk_rows, vocab=9):
-    """(rows, address of the weight) of each chunk."""
-    seen = []
-    set_chunk(monkeypatch, chunk_rows, vocab)
-    original = losses.Passes.logits
-
-    def logits(self, hidden):
-        seen.append((len(hidden), self.weight.data_ptr()))
-        return original(self, hidden)
-
-    monkeypatch.setattr(losses.Passes, "logits", logits)
-    return seen
-
-
 def test_no_chunk_holds_more_logits_than_it_may(monkeypatch):
     projection, hidden, labels = make({}, rows=64)
-    seen = spied_passes(monkeypatch, 5)
+    seen = spied_chunks(monkeypatch, 5)
     chunked_cross_entropy(projection, hidden, labels)
     assert [rows for rows, _ in seen] == [5] * 12 + [4]
 
@@ -116,7 +68,7 @@ def test_no_chunk_holds_more_logits_than_it_may(monkeypatch):
 def test_under_autocast_all_chunks_share_one_cast(monkeypatch):
     """A cast for each chunk would read the whole unembedding once more each time."""
     projection, hidden, labels = make({}, rows=40, dtype=torch.float32)
-    seen = spied_passes(monkeypatch, 4)
+    seen = spied_chunks(monkeypatch, 4)
     with torch.autocast("cpu", torch.bfloat16):
         chunked = chunked_cross_entropy(projection, hidden, labels)
         plain = plain_cross_entropy(projection, hidden, labels)
@@ -140,7 +92,7 @@ def test_a_shared_pass_equals_parts_one_by_one(record, gated, monkeypatch):
     factors = [torch.tensor(f) for f in (0.5, 0.125, 2.0)]
     scales = [1.0, gated, gated]
     parts = [
-        Part(
+        HeadRows(
             projection=projection,
             hidden_RD=h,
             labels_R=y,
@@ -150,7 +102,7 @@ def test_a_shared_pass_equals_parts_one_by_one(record, gated, monkeypatch):
         )
         for h, y, factor, scale in zip(hiddens, labels.split([14, 9, 7]), factors, scales, strict=True)
     ]
-    seen = spied_passes(monkeypatch, 10)
+    seen = spied_chunks(monkeypatch, 10)
     loss, sums = weighted_loss(parts)
     assert [rows for rows, _ in seen] == ([10, 10, 10] if gated else [10, 4, 10, 6])  # cut off, they go apart
     loss.backward()
@@ -172,7 +124,7 @@ def test_shared_parts_wait_and_own_ones_do_not(monkeypatch):
     shared, hidden, labels = make({})
     own = Projection(weight=torch.nn.Parameter(shared.weight.detach() * 2))
     parts = [
-        Part(projection=p, hidden_RD=hidden[:n], labels_R=labels[:n], shared=p is shared)
+        HeadRows(projection=p, hidden_RD=hidden[:n], labels_R=labels[:n], shared=p is shared)
         for p, n in ((shared, 3), (own, 5), (shared, 11))
     ]
     _, sums = weighted_loss(iter(parts))
@@ -217,7 +169,7 @@ def test_small_factors_wait_for_the_loss_scale_in_float16(labels):
 
     def gradients(dtype):
         hidden, unembedding = (t.to(dtype).requires_grad_() for t in (hidden_RD, weight))
-        part = Part(
+        part = HeadRows(
             projection=Projection(weight=unembedding),
             hidden_RD=hidden,
             labels_R=labels_R,

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from head_losses import head_rows
 from tiny import tiny_model
 from torch.nn import functional as F  # noqa: N812
 
 from heads.backbone.model import Backbone
 from heads.families import create
 from train.loop.optimizer_groups import optimizer_groups
-from train.objective.loss_config import LossConfig
 from train.objective.model import TrainedModel
 from train.objective.targets import count_supervised
+from train.objective.weights import LossConfig
 
 
 def build(family="grounded", architecture="llama", **settings):
@@ -163,7 +164,7 @@ def heads_losses_by_hand(model, batch, settings):
         head: (rows, hidden.detach())
         for head, rows, hidden in (
             (o.head, o.rows_R.tolist(), o.hidden_RD)
-            for o in model.objectives(*batch.values(), with_backbone=False)
+            for o in head_rows(model, batch, with_backbone=False)
         )
     }  # fmt: skip
     for row in range(3):

@@ -1,10 +1,11 @@
-"""The original as teacher: it is the original, it starts at no divergence and no gradient, and runs go on with it."""
+"""The backbone as found is the teacher: it never changes, it starts at no divergence and no gradient, runs resume."""
 
 import json
 import math
 
 import pytest
 import torch
+from head_losses import head_rows
 from safetensors.torch import load_file
 from test_joint_training import TOLERANCE, a_batch, backbone_gradients, train
 from test_run import folder, metrics, own_cache, write_config  # noqa: F401 - fixtures
@@ -20,14 +21,14 @@ from heads.families import create
 from train.config import read_config
 from train.engine.engine import Engine
 from train.objective.model import TrainedModel
-from train.objective.self_distillation import SelfDistillationConfig
+from train.objective.weights import SelfDistillationConfig
 from train.run import refuse_what_cannot_be_split
 
 SETTINGS = {"rates": {"base": 1e-3, "heads": 1e-2, "heads_to_base": None}, "self_distillation": {"weight": 0.5}}
 
 
 def build(*, adapter=True, weight=1.0, temperature=1.0, checkpointing=False, dropout=0.0, inner_dropout=0.0, **options):
-    """A backbone and heads in float64, with what makes the original another model where it is not switched off."""
+    """A backbone and heads in float64, with what makes the teacher another model where it is not switched off."""
     hf = tiny_model("llama", attn="eager", attention_dropout=inner_dropout)
     if checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -52,22 +53,22 @@ def change(model):
 
 
 def own(model):
-    return next(model.objectives(*a_batch().values(), with_backbone=True))
+    return next(head_rows(model, a_batch(), with_backbone=True))
 
 
 @pytest.mark.parametrize("adapter", [True, False])
-def test_the_teacher_is_the_original_however_far_the_student_went(adapter):
+def test_the_teacher_stays_as_found_however_far_the_student_went(adapter):
     """With the adapter off, or from the copy: logits of a model that never had either."""
     model = build(adapter=adapter, dropout=0.5 if adapter else 0.0)
     change(model)
     fresh = TrainedModel(Backbone(tiny_model("llama", attn="eager")), None)
     with torch.no_grad():
-        (wanted,) = fresh.objectives(*a_batch().values(), with_backbone=True)
+        (wanted,) = head_rows(fresh, a_batch(), with_backbone=True)
         found = own(model)
-    logits = model.original.projection(found.original_RD)
+    logits = model.teacher.projection(found.distillation.hidden_RD)
     torch.testing.assert_close(logits, wanted.projection(wanted.hidden_RD), rtol=0, atol=1e-12)
     assert (found.projection(found.hidden_RD) - logits).abs().max() > 0.1, "and the student is another by now"
-    assert not found.original_RD.requires_grad
+    assert not found.distillation.hidden_RD.requires_grad
     assert model.model.training
     assert all(p.requires_grad for n, p in model.model.named_parameters() if "lora_" in n)
 
@@ -93,7 +94,7 @@ def test_the_loss_is_labels_and_divergence_in_their_shares(weight, temperature):
     with torch.no_grad():
         found = own(model)
         student = found.projection(found.hidden_RD)
-        teacher = model.original.projection(found.original_RD)
+        teacher = model.teacher.projection(found.distillation.hidden_RD)
         labels = a_batch()["input_ids"].flatten()[found.rows_R + 1]
         soft = F.kl_div(
             (student / temperature).log_softmax(-1), (teacher / temperature).softmax(-1), reduction="batchmean"
@@ -123,7 +124,7 @@ def test_the_teachers_pass_draws_nothing(adapter):
     model = build(adapter=adapter, dropout=0.5 if adapter else 0.0, inner_dropout=0.5)
     before = torch.random.get_rng_state()
     tokens = a_batch()["input_ids"]
-    model._original_states(tokens, torch.zeros_like(tokens))
+    model._teacher_states(tokens, torch.zeros_like(tokens))
     assert torch.equal(before, torch.random.get_rng_state())
     assert model.model.training
     with torch.no_grad():

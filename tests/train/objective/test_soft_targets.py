@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_losses import RECORDS, gradients, make, set_chunk, spied_passes
+from head_losses import RECORDS, gradients, make, set_chunk, spied_chunks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heads.backbone.projection import Projection
-from train.objective.losses import Part, Teacher, plain_loss, weighted_loss
+from train.objective.losses import plain_loss, weighted_loss
+from train.objective.soft_targets import Distillation
+from train.objective.targets import HeadRows
 
 ROWS, WIDTH, VOCAB = 11, 6, 9
 
@@ -20,20 +22,20 @@ def make_teacher(dtype=torch.float64, rows=ROWS, **settings):
     weight, bias = (torch.randn(size, generator=generator, dtype=dtype) for size in ((VOCAB, WIDTH), (VOCAB,)))
     hidden = torch.randn(rows, WIDTH, generator=generator, dtype=dtype)
     projection = Projection(weight=weight, bias=bias, scale=0.8, soft_cap=6.0)
-    return Teacher(hidden_RD=hidden, projection=projection, **settings)
+    return Distillation(hidden_RD=hidden, projection=projection, **settings)
 
 
-def make_part(record="plain", dtype=torch.float64, rows=ROWS, hard=1.0, **settings):
+def make_rows(record="plain", dtype=torch.float64, rows=ROWS, hard=1.0, **settings):
     projection, hidden, labels = make(RECORDS[record], dtype=dtype, rows=rows)
     teacher = make_teacher(dtype, rows, **settings)
-    return Part(projection=projection, hidden_RD=hidden, labels_R=labels, hard=hard, teacher=teacher)
+    return HeadRows(projection=projection, hidden_RD=hidden, labels_R=labels, hard=hard, distillation=teacher)
 
 
-def compare(part, **tolerance):
+def compare(rows, **tolerance):
     """Values and the gradients of all tensors."""
-    plain, (fast, _) = plain_loss(part), weighted_loss([part])
+    plain, (fast, _) = plain_loss(rows), weighted_loss([rows])
     torch.testing.assert_close(fast, plain, **tolerance)
-    pairs = [gradients(loss, part.projection, part.hidden_RD) for loss in (fast, plain)]
+    pairs = [gradients(loss, rows.projection, rows.hidden_RD) for loss in (fast, plain)]
     for ours, reference in zip(*pairs, strict=True):
         assert reference.abs().max() > 0
         torch.testing.assert_close(ours, reference, **tolerance)
@@ -45,8 +47,8 @@ def compare(part, **tolerance):
 @pytest.mark.parametrize("divergence", ["cross_entropy", "kl"])
 def test_chunks_equal_the_plain_loss(divergence, temperature, top_n, hard, monkeypatch):
     set_chunk(monkeypatch, 4, VOCAB)
-    part = make_part(hard=hard, weight=0.7, divergence=divergence, temperature=temperature, top_n=top_n)
-    compare(part, rtol=1e-10, atol=1e-12)  # float64: sums in another order
+    rows = make_rows(hard=hard, weight=0.7, divergence=divergence, temperature=temperature, top_n=top_n)
+    compare(rows, rtol=1e-10, atol=1e-12)  # float64: sums in another order
 
 
 @pytest.mark.parametrize("record", RECORDS)
@@ -54,21 +56,21 @@ def test_chunks_equal_the_plain_loss(divergence, temperature, top_n, hard, monke
 def test_it_goes_through_any_projection(record, temperature, monkeypatch):
     set_chunk(monkeypatch, 4, VOCAB)
     for top_n in (None, 3):
-        compare(make_part(record, temperature=temperature, top_n=top_n, divergence="kl"), rtol=1e-10, atol=1e-12)
+        compare(make_rows(record, temperature=temperature, top_n=top_n, divergence="kl"), rtol=1e-10, atol=1e-12)
     # 24 bits, in sums of some ten terms of differing sign
-    compare(make_part(record, torch.float32, temperature=temperature), rtol=1e-4, atol=1e-5)
+    compare(make_rows(record, torch.float32, temperature=temperature), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", [plain_loss, lambda part: weighted_loss([part])[0]])
+@pytest.mark.parametrize("loss", [plain_loss, lambda rows: weighted_loss([rows])[0]])
 def test_by_hand(loss):
     """Teacher p = (1/4, 3/4), student q = (1/2, 1/2); at T = 2 logits ln 3 / 2, so p ~ (1, √3)."""
     one, weight = torch.ones(1, 1).double(), torch.tensor([[0.0], [math.log(3)]], dtype=torch.float64)
-    teacher = Teacher(hidden_RD=one, projection=Projection(weight=weight))
+    teacher = Distillation(hidden_RD=one, projection=Projection(weight=weight))
     student = Projection(weight=torch.zeros_like(weight))
-    part = Part(projection=student, hidden_RD=one, labels_R=torch.tensor([0]), hard=0.0, teacher=teacher)
+    rows = HeadRows(projection=student, hidden_RD=one, labels_R=torch.tensor([0]), hard=0.0, distillation=teacher)
 
     def value(**settings):
-        return loss(replace(part, teacher=replace(teacher, **settings))).item()
+        return loss(replace(rows, distillation=replace(teacher, **settings))).item()
 
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert value() == pytest.approx(math.log(2))
@@ -77,47 +79,47 @@ def test_by_hand(loss):
     p = 1 / (1 + math.sqrt(3))
     flat = -(p * math.log(p) + (1 - p) * math.log(1 - p))
     assert value(divergence="kl", temperature=2.0, weight=0.5) == pytest.approx(0.5 * 4 * (math.log(2) - flat))
-    assert loss(replace(part, hard=2.0)).item() == pytest.approx(3 * math.log(2))
+    assert loss(replace(rows, hard=2.0)).item() == pytest.approx(3 * math.log(2))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_a_student_that_is_its_teacher_has_no_divergence_and_no_gradient(temperature):
-    part = make_part(hard=0.0, divergence="kl", temperature=temperature)
-    same = replace(part.teacher, hidden_RD=part.hidden_RD.detach(), projection=part.projection)
-    loss, sums = weighted_loss([replace(part, teacher=same)])
+    rows = make_rows(hard=0.0, divergence="kl", temperature=temperature)
+    same = replace(rows.distillation, hidden_RD=rows.hidden_RD.detach(), projection=rows.projection)
+    loss, sums = weighted_loss([replace(rows, distillation=same)])
     assert abs(loss.item()) < 1e-12
     assert abs(sums.soft.item()) < 1e-12
-    assert all(g.abs().max() < 1e-12 for g in gradients(loss, part.projection, part.hidden_RD))
+    assert all(g.abs().max() < 1e-12 for g in gradients(loss, rows.projection, rows.hidden_RD))
 
 
 def test_a_teacher_gets_no_gradient():
-    part = make_part()
-    weight = part.projection.weight
+    rows = make_rows()
+    weight = rows.projection.weight
     teacher_hidden = torch.randn(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
     own = Projection(weight=torch.randn(VOCAB, WIDTH, dtype=torch.float64, requires_grad=True))
-    weighted_loss([replace(part, teacher=Teacher(hidden_RD=teacher_hidden, projection=own))])[0].backward()
+    weighted_loss([replace(rows, distillation=Distillation(hidden_RD=teacher_hidden, projection=own))])[0].backward()
     assert teacher_hidden.grad is None
     assert own.weight.grad is None
     assert weight.grad.abs().sum() > 0
 
 
 def test_sums_are_plain():
-    part = make_part(hard=0.2, weight=3.0, temperature=2.0)
-    _, sums = weighted_loss([replace(part, factor=torch.tensor(0.1)), replace(part, teacher=None, hard=0.5)])
-    plain = [plain_loss(replace(part, hard=1.0, teacher=None)), plain_loss(replace(part, hard=0.0)) / 12]
+    rows = make_rows(hard=0.2, weight=3.0, temperature=2.0)
+    _, sums = weighted_loss([replace(rows, factor=torch.tensor(0.1)), replace(rows, distillation=None, hard=0.5)])
+    plain = [plain_loss(replace(rows, hard=1.0, distillation=None)), plain_loss(replace(rows, hard=0.0)) / 12]
     torch.testing.assert_close(sums.hard, torch.stack([plain[0], plain[0]]).detach())
     torch.testing.assert_close(sums.soft, torch.stack([plain[1].detach(), torch.zeros_like(plain[1])]))
 
 
 @pytest.mark.parametrize("gated", [0.25, 0.0])
-def test_parts_with_and_without_a_teacher_share_an_unembedding(gated, monkeypatch):
+def test_rowss_with_and_without_a_teacher_share_an_unembedding(gated, monkeypatch):
     """The backbone's own labels and two heads with a teacher: the heads take one pass, gradients add up as they do."""
     projection, hidden, labels = make(RECORDS["bias"], rows=30)
     teacher = make_teacher(rows=30, temperature=2.0)
     hiddens = [h.detach().requires_grad_() for h in hidden.split([14, 9, 7])]
     of_teacher = teacher.hidden_RD.split([14, 9, 7])
-    parts = [
-        Part(
+    rowss = [
+        HeadRows(
             projection=projection,
             hidden_RD=h,
             labels_R=y,
@@ -125,23 +127,23 @@ def test_parts_with_and_without_a_teacher_share_an_unembedding(gated, monkeypatc
             gates=[scale] * 2,
             shared=True,
             hard=hard,
-            teacher=replace(teacher, hidden_RD=t) if scale != 1.0 else None,
+            distillation=replace(teacher, hidden_RD=t) if scale != 1.0 else None,
         )
         for h, y, t, factor, scale, hard in zip(
             hiddens, labels.split([14, 9, 7]), of_teacher, (0.5, 0.125, 2.0), (1.0, gated, gated), (2, 0.3, 0.3),
             strict=True,
         )
     ]  # fmt: skip
-    seen = spied_passes(monkeypatch, 10)
-    loss, _ = weighted_loss(parts)
+    seen = spied_chunks(monkeypatch, 10)
+    loss, _ = weighted_loss(rowss)
     assert [rows for rows, _ in seen] == [10, 4, 10, 10, 6, 6]  # teacher, student, teacher, student
     loss.backward()
-    plain = [plain_loss(part) for part in parts]
+    plain = [plain_loss(rows) for rows in rowss]
     expected = [torch.zeros_like(p) for p in projection.parameters()]
-    for part, one, h in zip(parts, plain, hiddens, strict=True):
-        of_hidden, *rest = torch.autograd.grad(one * part.factor, [h, *projection.parameters()])
+    for rows, one, h in zip(rowss, plain, hiddens, strict=True):
+        of_hidden, *rest = torch.autograd.grad(one * rows.factor, [h, *projection.parameters()])
         torch.testing.assert_close(h.grad, of_hidden, rtol=1e-10, atol=1e-12)
-        expected = [total + part.gates[0] * g for total, g in zip(expected, rest, strict=True)]
+        expected = [total + rows.gates[0] * g for total, g in zip(expected, rest, strict=True)]
     for parameter, reference in zip(projection.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, reference, rtol=1e-10, atol=1e-12)
 
@@ -149,28 +151,30 @@ def test_parts_with_and_without_a_teacher_share_an_unembedding(gated, monkeypatc
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("top_n", [None, 3])
 def test_under_autocast_products_are_rounded_and_sums_are_not(temperature, top_n):
-    part = make_part(dtype=torch.float32, rows=400, temperature=temperature, top_n=top_n)
+    rows = make_rows(dtype=torch.float32, rows=400, temperature=temperature, top_n=top_n)
     # without a bias, which the plain product adds before it rounds
-    part = replace(part, teacher=replace(part.teacher, projection=replace(part.teacher.projection, bias=None)))
-    exact = plain_loss(part)
+    rows = replace(
+        rows, distillation=replace(rows.distillation, projection=replace(rows.distillation.projection, bias=None))
+    )
+    exact = plain_loss(rows)
     with torch.autocast("cpu", torch.bfloat16):
-        fast, plain = weighted_loss([part])[0], plain_loss(part)
+        fast, plain = weighted_loss([rows])[0], plain_loss(rows)
     assert fast.dtype == torch.float32
     # The same bfloat16 products; near ties of the teacher's n best fall alike, as both read the same logits.
     torch.testing.assert_close(fast, plain, rtol=1e-5, atol=0)
-    found = [gradients(loss, part.projection, part.hidden_RD) for loss in (fast, plain, exact)]
+    found = [gradients(loss, rows.projection, rows.hidden_RD) for loss in (fast, plain, exact)]
     for ours, reference, true in zip(*found, strict=True):
         assert (ours - true).norm() <= 1.5 * (reference - true).norm()
 
 
 def test_half_precision_weights_share_one_buffer_with_their_teacher():
     """The same unembedding in bfloat16: the teacher's logits lie where the student's will."""
-    part = make_part(dtype=torch.float32, rows=400)
-    half = Projection(weight=part.projection.weight.detach().bfloat16())
-    part = replace(part, projection=half, teacher=replace(part.teacher, projection=half))
+    rows = make_rows(dtype=torch.float32, rows=400)
+    half = Projection(weight=rows.projection.weight.detach().bfloat16())
+    rows = replace(rows, projection=half, distillation=replace(rows.distillation, projection=half))
     with torch.no_grad():
         # float32 hidden states are rounded to bfloat16 in both
-        torch.testing.assert_close(weighted_loss([part])[0], plain_loss(part), rtol=1e-5, atol=0)
+        torch.testing.assert_close(weighted_loss([rows])[0], plain_loss(rows), rtol=1e-5, atol=0)
 
 
 class Largest(TorchDispatchMode):
@@ -186,35 +190,37 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 2.0, "divergence": "kl"}, {"top_n": 3}])
 def test_no_tensor_is_as_large_as_rows_times_vocabulary(settings, monkeypatch):
-    part = make_part(rows=64, **settings)
+    rows = make_rows(rows=64, **settings)
     set_chunk(monkeypatch, 5, VOCAB)
     with Largest() as seen:
-        weighted_loss([part])[0].backward()
+        weighted_loss([rows])[0].backward()
     assert seen.elements <= 64 * WIDTH  # hidden states; logits would be 64 · 9
     with Largest() as seen:
-        plain_loss(part)
+        plain_loss(rows)
     assert seen.elements == 64 * VOCAB
 
 
 @pytest.mark.parametrize("record", ["plain", "norm"])
 def test_regression_is_to_states_behind_the_norm(record):
-    part = make_part(record)
+    rows = make_rows(record)
     target = torch.randn(ROWS, WIDTH, dtype=torch.float64, requires_grad=True) * 2
-    part = replace(part, target_RD=target, regression=0.4, hard=0.0, teacher=None)
-    plain, (fast, sums) = plain_loss(part), weighted_loss([part])
+    rows = replace(rows, target_RD=target, regression=0.4, hard=0.0, distillation=None)
+    plain, (fast, sums) = plain_loss(rows), weighted_loss([rows])
     torch.testing.assert_close(fast, plain, rtol=1e-12, atol=0)
-    normed = part.projection.norm(part.hidden_RD) if record == "norm" else part.hidden_RD
+    normed = rows.projection.norm(rows.hidden_RD) if record == "norm" else rows.hidden_RD
     distance = (normed - target).abs()
     by_hand = torch.where(distance < 1, distance**2 / 2, distance - 0.5).mean(dim=1).sum()
     torch.testing.assert_close(sums.regression[0], by_hand.detach())
     torch.testing.assert_close(fast, 0.4 * by_hand)
     (fast * 0.5).backward()
-    ours = part.hidden_RD.grad.clone()
-    part.hidden_RD.grad = None
+    ours = rows.hidden_RD.grad.clone()
+    rows.hidden_RD.grad = None
     (plain * 0.5).backward()
-    torch.testing.assert_close(ours, part.hidden_RD.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ours, rows.hidden_RD.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_a_teacher_with_a_norm_is_refused():
     with pytest.raises(ValueError, match="without_norm"):
-        Teacher(hidden_RD=torch.ones(1, 2), projection=Projection(weight=torch.ones(3, 2), norm=torch.nn.LayerNorm(2)))
+        Distillation(
+            hidden_RD=torch.ones(1, 2), projection=Projection(weight=torch.ones(3, 2), norm=torch.nn.LayerNorm(2))
+        )

@@ -11,7 +11,7 @@ from tiny_run import assert_same_run
 
 from train.config import read_config
 from train.objective.model import TrainedModel
-from train.objective.warm_in import WarmInConfig, warmth
+from train.objective.weights import WarmInConfig, warmth
 
 JOINT = {"rates": {"base": 1e-3, "heads": 1e-2, "heads_to_base": None}}
 SINE = {"schedule": "sine", "steps": 8, "coefficient": 0.5}

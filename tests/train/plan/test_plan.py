@@ -21,9 +21,8 @@ from heads.data.documents import DataConfig, SourceConfig
 from heads.interface.token_heads import HeadsConfig
 from train.__main__ import dispatch
 from train.config import RatesConfig, TrainConfig
-from train.objective.loss_config import LossConfig
 from train.objective.model import TrainedModel
-from train.objective.self_distillation import SelfDistillationConfig
+from train.objective.weights import LossConfig, SelfDistillationConfig
 from train.plan.command import plan
 from train.plan.costs import Throughput, count_steps, disk, hours
 from train.plan.fit import parse_bytes, warnings

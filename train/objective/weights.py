@@ -1,0 +1,212 @@
+"""How much each loss counts, in a run's config: per head, beside the backbone's own, and against its teacher.
+
+    loss = (backbone's own) + c · s(t) · Σ_k weight_k · (head k's)
+    backbone's own = (1 - weight) · CE(labels) + weight · T² · KL(teacher ‖ trained), both at temperature T
+
+s(t) is the warm-in of Medusa-2 (Cai et al., 2024, section 2.2.2): t optimizer steps were taken, T is its length. New
+heads know nothing, and what flows from them into the backbone at first is noise; s(t) lets it in slowly. AdamW divides
+each gradient by its running size, so a constant that all of a weight's gradients share changes nothing: the heads' own
+weights learn at their rate whatever c is (under a growing s a little faster: docs/joint_training.md). What c and s set
+is how much heads count against the backbone's own loss in the backbone's weights.
+
+Self-distillation (section 2.3 there) keeps the trained backbone near the one that the run found
+(train/objective/teacher.py), so that text of another model trains the heads without changing the backbone's own style.
+The paper trains with weight 1, labels left out. Heads draft for the backbone as it becomes, so they have no part in it.
+"""
+# K head
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from train.objective.amounts import is_amount, is_positive
+from train.objective.soft_targets import Divergence
+
+Schedule = Literal["constant", "linear", "sine"]
+
+
+@dataclass(kw_only=True)
+class LossConfig:
+    """Weights and kinds of the heads' losses; docs/losses.md has the formulas.
+
+    Attributes:
+        hard: weight of the cross-entropy with the true tokens.
+        soft: weight of the distillation from the backbone's own distribution of the same token.
+        divergence: cross_entropy of that distribution with the head's, or kl, which is smaller by the backbone's
+            entropy: another value, the same gradients.
+        temperature: T, which backbone's and head's logits are divided by for the distillation; it counts T² times.
+        top_n: tokens that are kept of the backbone's distribution, the most probable ones; null for all.
+        regression: weight of SmoothL1 between a head's hidden states and the backbone's final ones, k places ahead.
+        head_weights: weight of each head's whole loss, one number a head; in place of head_decay.
+    """
+
+    hard: float = 1.0
+    soft: float = 0.0
+    divergence: Divergence = "cross_entropy"
+    temperature: float = 1.0
+    top_n: int | None = None
+    regression: float = 0.0
+    head_weights: list[float] | None = None
+
+    @property
+    def reads_final_states(self) -> bool:
+        """Of the backbone, at every position: for its distribution there, or as what to come near."""
+        return self.soft > 0 or self.regression > 0
+
+    def weights(self, num_heads: int, head_decay: float) -> list[float]:
+        """Of each head.
+
+        >>> LossConfig().weights(3, 0.5), LossConfig(head_weights=[2.0, 1.0]).weights(2, 1.0)
+        ([1.0, 0.5, 0.25], [2.0, 1.0])
+        """
+        return self.head_weights or [head_decay**k for k in range(num_heads)]
+
+    def check(self, *, num_heads: int, head_decay: float) -> None:
+        """Raise ValueError on weights that train nothing, and on settings of a loss that weighs nothing."""
+        for name in ("hard", "soft", "regression"):
+            if not is_amount(getattr(self, name)):
+                raise ValueError(f"loss.{name}={getattr(self, name)} was given; allowed are 0 and more.")
+        if self.divergence not in ("cross_entropy", "kl"):
+            raise ValueError(f"loss.divergence={self.divergence!r} was given; allowed are 'cross_entropy' and 'kl'.")
+        if not is_positive(self.temperature):
+            raise ValueError(f"loss.temperature={self.temperature} was given; it must be above 0.")
+        if self.top_n is not None and self.top_n < 1:
+            raise ValueError(f"loss.top_n={self.top_n} was given; allowed are 1 and more, or null for all tokens.")
+        if not num_heads:
+            if self != LossConfig():
+                raise ValueError("loss was given with family: null; it is of heads: remove it or name a family.")
+            return
+        if self.hard == self.soft == self.regression == 0:
+            raise ValueError(
+                "loss.hard, loss.soft and loss.regression are all 0, so heads would learn nothing; give one a weight."
+            )
+        unused = (self.divergence, self.temperature, self.top_n) != ("cross_entropy", 1.0, None)
+        if not self.soft and unused:
+            raise ValueError(
+                "loss.divergence, temperature or top_n were given with loss.soft 0, which they are settings of; give "
+                "loss.soft a weight, or leave them out."
+            )
+        self.check_head_weights(num_heads, head_decay)
+
+    def check_head_weights(self, num_heads: int, head_decay: float) -> None:
+        if self.head_weights is None:
+            return
+        if head_decay != 1.0:
+            raise ValueError(
+                f"loss.head_weights and head_decay={head_decay} were given; both weight the heads: give one of them."
+            )
+        if len(self.head_weights) != num_heads or not all(map(is_positive, self.head_weights)):
+            raise ValueError(
+                f"loss.head_weights={self.head_weights} was given for {num_heads} heads; give {num_heads} numbers "
+                f"above 0."
+            )
+
+
+@dataclass(kw_only=True)
+class WarmInConfig:
+    """How much the heads' loss counts beside the backbone's own, step by step.
+
+    Attributes:
+        schedule: constant (at once), linear (t / T) or sine (sin(π t / 2 T)); then 1.
+        steps: T: steps, or a share of all steps below 1, as trainer.warmup_steps.
+        coefficient: c, the heads' loss relative to the backbone's own; Medusa-2 has 0.2, 0.01 with self-distillation.
+    """
+
+    schedule: Schedule = "constant"
+    steps: float = 0.0
+    coefficient: float = 1.0
+
+    def check(self, *, heads_change_backbone: bool) -> None:
+        """Raise ValueError on a value that is none, or where it would change nothing."""
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"warm_in.schedule={self.schedule!r} was given; allowed are constant, linear, sine.")
+        if not is_amount(self.steps) or (self.steps > 1 and self.steps != int(self.steps)):
+            raise ValueError(
+                f"warm_in.steps={self.steps} was given; give whole steps, or a share of all steps below 1."
+            )
+        if (self.schedule == "constant") != (self.steps == 0):
+            raise ValueError(
+                f"warm_in.schedule={self.schedule} was given with warm_in.steps={self.steps:g}; linear and sine take "
+                f"steps (or a share of all steps below 1), constant takes none."
+            )
+        if not is_positive(self.coefficient):
+            raise ValueError(f"warm_in.coefficient={self.coefficient} was given; it must be above 0, such as 0.2.")
+        if self != WarmInConfig() and not heads_change_backbone:
+            raise ValueError(
+                "warm_in was given where heads change no backbone (rates.base is null, rates.heads_to_base is 0, or "
+                "there are no heads); AdamW divides by the gradient's size, so it would change nothing: give "
+                "rates.base and heads, or warm up the heads' rate with trainer.warmup_steps."
+            )
+
+    def length(self, all_steps: int) -> int:
+        """T in steps; counted as transformers counts warmup_steps.
+
+        >>> WarmInConfig(steps=0.25).length(10), WarmInConfig(steps=40).length(10)
+        (3, 40)
+        """
+        return math.ceil(self.steps * all_steps) if self.steps < 1 else int(self.steps)
+
+    def reached(self, all_steps: int) -> float:
+        """s(t) of the last of all steps; below 1 where the warm-in is longer than the run.
+
+        >>> WarmInConfig(schedule="linear", steps=40).reached(11), WarmInConfig(schedule="linear", steps=10).reached(11)
+        (0.25, 1.0)
+        """
+        return warmth(self.schedule, all_steps - 1, self.length(all_steps))
+
+    def weight(self, step: int, all_steps: int) -> float:
+        """c · s(t) of the step that follows `step` steps; it depends on nothing else, so that a run can go on.
+
+        >>> warm_in = WarmInConfig(schedule="linear", steps=0.5, coefficient=0.2)
+        >>> [round(warm_in.weight(t, 8), 3) for t in (0, 1, 2, 4, 8)]
+        [0.0, 0.05, 0.1, 0.2, 0.2]
+        """
+        return self.coefficient * warmth(self.schedule, step, self.length(all_steps))
+
+
+def warmth(schedule: Schedule, step: int, steps: int) -> float:
+    """s(t), from 0 at the first step to 1 from step T on; 1 throughout where it is constant.
+
+    >>> [warmth("linear", t, 4) for t in (0, 1, 4, 9)]
+    [0.0, 0.25, 1.0, 1.0]
+    >>> [round(warmth("sine", t, 3), 4) for t in (0, 1, 2, 3)]   # sin 0°, 30°, 60°, 90°
+    [0.0, 0.5, 0.866, 1.0]
+    >>> warmth("constant", 0, 0)
+    1.0
+    """
+    if schedule == "constant" or step >= steps:
+        return 1.0
+    return step / steps if schedule == "linear" else math.sin(math.pi * step / (2 * steps))
+
+
+@dataclass(kw_only=True)
+class SelfDistillationConfig:
+    """The original as teacher of the backbone's own distribution.
+
+    Attributes:
+        weight: share of the backbone's own loss that is the divergence from the original, 0 (off) to 1 (Medusa-2).
+        temperature: T, which the logits of both are divided by.
+    """
+
+    weight: float = 0.0
+    temperature: float = 1.0
+
+    def check(self, *, joint: bool) -> None:
+        """Raise ValueError on a value that is none, or where no backbone is trained together with heads."""
+        if not 0 <= self.weight <= 1:
+            raise ValueError(
+                f"self_distillation.weight={self.weight} was given; it is a share: give 0 (off) up to 1 (labels left "
+                f"out of the backbone's own loss)."
+            )
+        if not is_positive(self.temperature):
+            raise ValueError(f"self_distillation.temperature={self.temperature} was given; it must be above 0.")
+        if not self.weight and self.temperature != 1.0:
+            raise ValueError("self_distillation.temperature was given without a weight; give both, or neither.")
+        if self.weight and not joint:
+            raise ValueError(
+                "self_distillation.weight was given where no backbone is trained with heads: what is not trained stays "
+                "the original, and one trained alone would only be held back; give rates.base and a family, or weight "
+                "0."
+            )
