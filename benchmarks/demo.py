@@ -22,11 +22,11 @@ from rich.console import Console
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.checkpoint.save_load import read_description
 from heads.cli.count_ngrams import count_ngrams_command
-from heads.evaluation.methods import Request, draft_model, dynamic, plain, prompt_lookup, tree
+from heads.evaluation.methods import GreedySettings, draft_model, dynamic, plain, prompt_lookup, tree
+from heads.evaluation.pictures import draw_report
 from heads.evaluation.prompts import default_prompts
-from heads.evaluation.report import draw_report
 from heads.evaluation.tables import describe_machine, measure, speed_table, write_json
-from heads.evaluation.throughput import Row
+from heads.evaluation.throughput import MethodResult
 from heads.ngrams.table import NgramTable
 from train.config import read_config
 from train.run import explain_errors
@@ -86,7 +86,7 @@ def train(config: str, console: Console) -> None:
         raise ValueError(f"Training ended with exit code {done.returncode}; the reason stands above.")
 
 
-def report(console: Console, run: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+def report(console: Console, run: Path, options: argparse.Namespace) -> tuple[list[MethodResult], list[MethodResult]]:
     """Decode, print the tables, write them as JSON and draw the picture."""
     names = ["grounded, just trained", *SHIPPED]
     opened = open_heads([run / "last", *SHIPPED.values()])
@@ -102,11 +102,11 @@ def report(console: Console, run: Path, options: argparse.Namespace) -> tuple[li
     return rows, dynamo_rows
 
 
-def decode_dynamo(console: Console, options: argparse.Namespace) -> list[Row]:
+def decode_dynamo(console: Console, options: argparse.Namespace) -> list[MethodResult]:
     """DynaMo's backbone was trained with its heads, so it has a plain row of its own; fewer and shorter texts."""
     opened = open_heads([DYNAMO])
     model, (token_heads,) = opened.model, opened.token_heads.values()
-    request = Request(new_tokens=options.new_tokens // 2)
+    request = GreedySettings(new_tokens=options.new_tokens // 2)
     table = open_ngrams(opened)
     dynamics = [
         dynamic(model, token_heads, request, f"dynamic decoding, ε_b {threshold:g}", threshold, table, TOP_K)
@@ -147,9 +147,9 @@ def describe_cpu() -> str:
     return f"{machine['cpu']}, {machine['threads']} threads"
 
 
-def decode(console: Console, opened: Opened, options: argparse.Namespace) -> list[Row]:
+def decode(console: Console, opened: Opened, options: argparse.Namespace) -> list[MethodResult]:
     """All methods on held-out prompts; the last row again without lookup, so that copying is not taken for heads."""
-    model, request = opened.model, Request(new_tokens=options.new_tokens)
+    model, request = opened.model, GreedySettings(new_tokens=options.new_tokens)
     ours = [tree(model, token_heads, request, name) for name, token_heads in opened.token_heads.items()]
     name, token_heads = list(opened.token_heads.items())[-1]
     alone = tree(model, token_heads, request, f"{name}, heads alone", lookup=0)
@@ -160,7 +160,9 @@ def decode(console: Console, opened: Opened, options: argparse.Namespace) -> lis
     return measure(console, model, methods, request, prompts, options.repeats, "decoding")
 
 
-def write_readme(rows: Sequence[Row], dynamo_rows: Sequence[Row], picture: Path, told: str, dynamo_told: str) -> None:
+def write_readme(
+    rows: Sequence[MethodResult], dynamo_rows: Sequence[MethodResult], picture: Path, told: str, dynamo_told: str
+) -> None:
     """Put the tables and the picture into the README, between its markers."""
     shutil.copyfile(picture, README_PICTURE)
     block = (
@@ -175,7 +177,7 @@ def write_readme(rows: Sequence[Row], dynamo_rows: Sequence[Row], picture: Path,
     README.write_text(f"{before}{marker}\n{block}{end}{after}", encoding="utf-8")
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[MethodResult]) -> str:
     head = (
         "| | tokens per pass | tokens per second | ratio to plain | repeated 4-grams | same text |\n"
         + "|---" * 6

@@ -24,9 +24,9 @@ from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_heads
 from heads.cli.count_ngrams import count_ngrams_command
 from heads.decoding.dynamo.decoding import DynamicDecoding
+from heads.evaluation.methods import end_tokens
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, progress_bar
-from heads.evaluation.throughput import end_tokens
 from heads.ngrams.table import NgramTable
 from train.run import explain_errors
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from heads.backbone.loading import BackboneConfig, load_backbone
 from heads.checkpoint.opening import open_heads
-from heads.evaluation.blocks import read_blocks
+from heads.evaluation.predictions import read_blocks
 from train.run import explain_errors
 
 LONGER = Path("checkpoints/runs/demo-base-longer")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.paper.grounded_claims import accuracy
-from heads.evaluation.report import DARK, MARKERS, PALETTE, head_colors, label_ends, save_figure, tidy
+from heads.evaluation.pictures import DARK, MARKERS, PALETTE, head_colors, label_ends, save_figure, tidy
 
 PANELS = {
     "5: layers of the MLP": {"grounded": "1", "layers_2": "2", "layers_3": "3", "layers_4": "4"},

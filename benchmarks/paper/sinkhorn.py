@@ -27,8 +27,7 @@ from benchmarks.paper.dynamo_decoding import open_table
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.decoding.dynamo.joint import mask, outer, total
-from heads.evaluation.blocks import read_blocks
-from heads.evaluation.perplexity import predict
+from heads.evaluation.predictions import predict, read_blocks
 from heads.ngrams.table import NgramTable
 from train.run import explain_errors
 

@@ -26,11 +26,12 @@ from torch import Tensor
 from benchmarks.consoles import wide_console
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.methods import Request
+from heads.evaluation.judges import SameText
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.pictures import PALETTE, save_figure, tidy
 from heads.evaluation.prompts import default_prompts
-from heads.evaluation.report import PALETTE, save_figure, tidy
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_json
-from heads.evaluation.throughput import SameText, clock_of, describe_verdicts, rotated
+from heads.evaluation.throughput import clock_of, describe_verdicts, rotated
 from train.run import explain_errors
 
 SHORTEST = 16  # tokens of the shortest prompt
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
     opened = open_heads([options.heads])
-    request = Request(new_tokens=options.new_tokens, repetition_penalty=options.repetition_penalty)
+    request = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=options.repetition_penalty)
     machine, found = describe_machine(opened.model.device), versions()
     console.print(
         f"{opened.source} with {options.heads}, prompts of {SHORTEST} to {options.prompt_tokens} tokens, "
@@ -136,7 +137,7 @@ def make_batch(prompts: Sequence[Tensor]) -> Batch:
 def measure_size(
     console: Console,
     opened: Opened,
-    request: Request,
+    request: GreedySettings,
     prompts: Sequence[Tensor],
     size: int,
     options: argparse.Namespace,
@@ -146,7 +147,7 @@ def measure_size(
     methods = build_methods(opened, request, options.trees)
     with progress_bar(console, f"batch {size}", len(methods) * (options.repeats + 1)) as advance:
         results, seconds = time_methods(methods, batches, clock_of(opened.model.device), options.repeats, advance)
-    plain, verdict = next(iter(methods)), SameText(model=opened.model, request=request)
+    plain, verdict = next(iter(methods)), SameText(model=opened.model, settings=request)
     speeds = {name: count_tokens(results[name]) / seconds[name] for name in methods}
     return [
         BatchRow(
@@ -196,14 +197,14 @@ def compare(verdict: SameText, batches: Sequence[Batch], plain: Sequence[Decoded
     )
 
 
-def build_methods(opened: Opened, request: Request, trees: Sequence[int]) -> dict[str, Run]:
+def build_methods(opened: Opened, request: GreedySettings, trees: Sequence[int]) -> dict[str, Run]:
     (token_heads,) = opened.token_heads.values()
     decodings: dict[str, Any] = {"plain": None, "default": TreeDecoding(token_heads)}
     decodings |= {f"heads alone, {nodes} nodes": TreeDecoding(token_heads, nodes, lookup=0) for nodes in trees}
     return {name: runner(opened, request, decoding) for name, decoding in decodings.items()}
 
 
-def runner(opened: Opened, request: Request, decoding: Any) -> Run:
+def runner(opened: Opened, request: GreedySettings, decoding: Any) -> Run:
     def run(batch: Batch) -> Decoded:
         out = opened.model.generate(
             batch.tokens_BT,

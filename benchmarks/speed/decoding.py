@@ -34,8 +34,8 @@ from heads.decoding.proposers.compiled import compiled_drafting
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.evaluation.methods import (
+    GreedySettings,
     Method,
-    Request,
     assistant_model,
     draft_model,
     dynamic,
@@ -46,7 +46,7 @@ from heads.evaluation.methods import (
 )
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
-from heads.evaluation.throughput import Row
+from heads.evaluation.throughput import MethodResult
 from heads.interface.token_heads import TokenHeads
 from heads.tuning.config import TuneConfig
 from train.run import explain_errors
@@ -92,10 +92,10 @@ def compare(
     """All blocks, their tables, targets, JSON and picture."""
     can_compile = may_compile(console, opened, options)
     draft = open_draft_model(options.draft_model) if options.draft_model else None
-    blocks: dict[str, list[Row]] = {}
+    blocks: dict[str, list[MethodResult]] = {}
     parts: dict[str, list[Parts]] = {}
     for penalty in (1.0, REPETITION_PENALTY):
-        request = Request(new_tokens=options.new_tokens, repetition_penalty=penalty)
+        request = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=penalty)
         name = "greedy" if penalty == 1.0 else f"greedy, repetition penalty {penalty}"
         blocks[name] = measure_speed(
             console, opened, request, prompts, options.repeats, name, alone, can_compile, draft
@@ -184,7 +184,7 @@ def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -
 
 
 def tree_methods(
-    opened: Opened, request: Request, alone: Trees, *, compile: bool = False
+    opened: Opened, request: GreedySettings, alone: Trees, *, compile: bool = False
 ) -> list[tuple[TokenHeads, Method]]:
     """Each folder of heads with the default decoder, then each with the heads alone."""
     end = COMPILED if compile else ""
@@ -200,14 +200,14 @@ def tree_methods(
 def measure_speed(
     console: Console,
     opened: Opened,
-    request: Request,
+    request: GreedySettings,
     prompts: Sequence[Tensor],
     repeats: int,
     name: str,
     alone: Trees,
     can_compile: bool,
     draft: Any = None,
-) -> list[Row]:
+) -> list[MethodResult]:
     """Compare all methods and print their tables."""
     model = opened.model
     methods = [plain(model, request), prompt_lookup(model, request)]
@@ -252,11 +252,11 @@ def measure_dynamic(
     console: Console,
     opened: Opened,
     options: argparse.Namespace,
-    request: Request,
+    request: GreedySettings,
     prompts: Sequence[Tensor],
     name: str,
     alone: Trees,
-) -> list[Row]:
+) -> list[MethodResult]:
     """Dynamic decoding, and tuned trees of the same heads, against plain generation of their own backbone."""
     ((folder, token_heads),) = opened.token_heads.items()
     own = dataclasses.replace(plain(opened.model, request), name=f"plain, {folder}'s own backbone")
@@ -271,7 +271,7 @@ def measure_dynamic(
 def measure_where(
     console: Console,
     opened: Opened,
-    request: Request,
+    request: GreedySettings,
     prompts: Sequence[Tensor],
     repeats: int,
     name: str,

@@ -10,13 +10,13 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.speed.parts import Parts
-from heads.evaluation.report import GREY, PALETTE, draw_speeds, save_figure, tidy
-from heads.evaluation.throughput import Row
+from heads.evaluation.pictures import GREY, PALETTE, draw_speeds, save_figure, tidy
+from heads.evaluation.throughput import MethodResult
 
 PHASES = ("draft", "verify", "accept", "commit", "other")
 
 
-def phase_table(rows: Sequence[Row], title: str) -> Table:
+def phase_table(rows: Sequence[MethodResult], title: str) -> Table:
     """Where a pass goes, for methods that say it; the prompt's pass counts as verifying."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
@@ -45,7 +45,7 @@ def parts_table(parts: Sequence[Parts], title: str) -> Table:
     return table
 
 
-def draw(blocks: dict[str, list[Row]], parts: dict[str, list[Parts]], path: str) -> None:
+def draw(blocks: dict[str, list[MethodResult]], parts: dict[str, list[Parts]], path: str) -> None:
     """Speeds above, milliseconds below, a column for each block."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     halves: Any = figure.subfigures(2, 1)

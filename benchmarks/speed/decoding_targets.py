@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from benchmarks.speed.parts import Parts
-from heads.evaluation.throughput import Row
+from heads.evaluation.throughput import MethodResult
 
 TARGET_RATIO = 2.33
 TARGET_GROUNDED = 1.07
@@ -20,7 +20,7 @@ TARGET_EFFICIENCY = 0.9
 FORWARDS = ("prefill", "verify", "draft")
 
 
-def say_targets(console: Console, rows: Sequence[Row], parts: Sequence[Parts], *, counts: bool) -> None:
+def say_targets(console: Console, rows: Sequence[MethodResult], parts: Sequence[Parts], *, counts: bool) -> None:
     """The targets of one block; speed is asked for where `counts` (greedy text that loops flatters every method)."""
     by_name = {row.name: row for row in rows}
     plain = by_name["plain"]
@@ -60,10 +60,10 @@ def say_targets(console: Console, rows: Sequence[Row], parts: Sequence[Parts], *
             tell(console, f"{row.name}: same text as plain", row.same_text, row.same_text.startswith("yes"))
 
 
-def passes_allow(row: Row, plain: Row) -> float:
+def passes_allow(row: MethodResult, plain: MethodResult) -> float:
     """The ratio to plain generation if nothing but forwards took time.
 
-    >>> plain = Row(name="plain", tokens=9, tokens_per_second=100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0,
+    >>> plain = MethodResult(name="plain", tokens=9, tokens_per_second=100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0,
     ...             tokens_per_pass=1.0, repeated_4grams=0.0, same_text="yes")
     >>> import dataclasses
     >>> spent = {"verify": 12.0, "draft": 3.0, "commit": 1.0}
@@ -75,7 +75,7 @@ def passes_allow(row: Row, plain: Row) -> float:
     return row.tokens_per_pass * 1000 / plain.tokens_per_second / forwards
 
 
-def what_limits(row: Row, plain: Row) -> str:
+def what_limits(row: MethodResult, plain: MethodResult) -> str:
     """One sentence: what its passes alone allow, and the pass time at which the target would be met."""
     step = 1000 / plain.tokens_per_second
     verify = row.milliseconds["prefill"] + row.milliseconds["verify"]

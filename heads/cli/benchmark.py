@@ -21,12 +21,12 @@ from heads.cli.options import (
 )
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation import methods as compared
-from heads.evaluation.float32_judge import Float32Judge
-from heads.evaluation.methods import Method, Request, plain, prompt_lookup, tree
+from heads.evaluation.judges import Float32Judge
+from heads.evaluation.methods import GreedySettings, Method, plain, prompt_lookup, tree
+from heads.evaluation.pictures import draw_speed_blocks, new_figure
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
-from heads.evaluation.report import draw_speed_blocks
 from heads.evaluation.tables import measure, speed_table, write_json
-from heads.evaluation.throughput import Row
+from heads.evaluation.throughput import MethodResult
 
 
 def benchmark_command(
@@ -67,6 +67,8 @@ def benchmark_command(
     dtype: DtypeOption = "auto",
 ) -> None:
     """Compare plain generate, prompt lookup and heads side by side in one run, on whole greedy generate calls."""
+    if picture is not None:
+        new_figure(1, 1)  # without matplotlib nothing is measured
     opened = open_heads(list(heads), backbone, dtype)
     found = (
         default_prompts(opened.source, opened.tokenizer, num_prompts, prompt_tokens)
@@ -75,14 +77,14 @@ def benchmark_command(
     )
     check_length(opened.model, found, new_tokens)
     found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
-    request = Request(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
+    settings = GreedySettings(new_tokens=new_tokens, repetition_penalty=repetition_penalty)
     shape = read_tree_option(tree)
-    methods = build_methods(opened, request, shape, lookup, compile, with_prompt_lookup=not no_prompt_lookup)
+    methods = build_methods(opened, settings, shape, lookup, compile, with_prompt_lookup=not no_prompt_lookup)
     if draft_model is not None:
-        methods += draft_methods(opened.model, open_draft_model(draft_model, dtype), request)
-    float32 = None if judge is None else Float32Judge(model=opened.model, request=request)
+        methods += draft_methods(opened.model, open_draft_model(draft_model, dtype), settings)
+    float32 = None if judge is None else Float32Judge(model=opened.model, settings=settings)
     console = Console()
-    rows = measure(console, opened.model, methods, request, found, repeats, float32=float32)
+    rows = measure(console, opened.model, methods, settings, found, repeats, float32=float32)
     title = f"{opened.source}, {len(found)} prompts, {new_tokens} new tokens, medians of {repeats} repeats"
     console.print(speed_table(rows, title))
     if float32 is not None:
@@ -98,7 +100,7 @@ def benchmark_command(
 
 def build_methods(
     opened: Opened,
-    request: Request,
+    settings: GreedySettings,
     shape: str | int | None,
     lookup: int | None,
     compile: bool | None,
@@ -106,24 +108,24 @@ def build_methods(
     with_prompt_lookup: bool,
 ) -> list[Method]:
     """A row each; heads are named as their folder, and a row without lookup says so."""
-    methods = [plain(opened.model, request)]
+    methods = [plain(opened.model, settings)]
     if with_prompt_lookup:
-        methods.append(prompt_lookup(opened.model, request))
+        methods.append(prompt_lookup(opened.model, settings))
     for name, heads in opened.token_heads.items():
         # a tree.json may have it switched off
         looks_up = TreeDecoding(heads, shape, lookup=lookup, compile=False).lookup > 0
         row = name if looks_up else f"{name}, heads alone"
-        methods.append(tree(opened.model, heads, request, row, shape, lookup, compile))
+        methods.append(tree(opened.model, heads, settings, row, shape, lookup, compile))
     return methods
 
 
-def draft_methods(model: Any, draft: Any, request: Request) -> list[Method]:
+def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Method]:
     """Drafting as many tokens as the paper does, as many as pay best here, and transformers' own way."""
-    chains = [compared.draft_model(model, draft, request), compared.draft_model(model, draft, request, "adaptive")]
-    return [*chains, compared.assistant_model(model, draft, request)]
+    chains = [compared.draft_model(model, draft, settings), compared.draft_model(model, draft, settings, "adaptive")]
+    return [*chains, compared.assistant_model(model, draft, settings)]
 
 
-def say_rulings(rows: list[Row], tokenizer: Any) -> None:
+def say_rulings(rows: list[MethodResult], tokenizer: Any) -> None:
     """A line for each place where a text parts from plain generate's; "same text" counts those within rounding."""
     for row in rows:
         for ruling in row.rulings:

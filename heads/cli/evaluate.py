@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,28 +13,16 @@ from rich.console import Console
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_heads
-from heads.decoding.dynamo.decoding import open_cooccurrence, refuse_heads
+from heads.decoding.dynamo.decoding import refuse_heads
 from heads.decoding.dynamo.joint import JointConfig
-from heads.evaluation.accuracy import HeadAccuracy
-from heads.evaluation.accuracy_on_text import measure_accuracy
-from heads.evaluation.blocks import read_blocks
-from heads.evaluation.dynamic_perplexity import Deciding, DynamicPerplexity, measure_dynamic
-from heads.evaluation.joint_picture import draw_joint_maps
-from heads.evaluation.perplexity import BATCH, Block, Perplexity, measure_perplexity
-from heads.evaluation.perplexity_report import (
-    Panel,
-    accuracy_table,
-    draw_dynamic,
-    draw_panels,
-    draw_validation_loss,
-    dynamic_table,
-    perplexity_rows,
-    perplexity_table,
-)
-from heads.evaluation.tables import describe_machine, progress_bar, versions
-from heads.ngrams.table import NgramTable
+from heads.evaluation.evaluate import METRICS, evaluate
+from heads.evaluation.lossy.dynamic_perplexity import DecisionSettings
+from heads.evaluation.lossy.joint_picture import draw_joint_maps
+from heads.evaluation.perplexity_report import Panel, draw_panels, draw_validation_loss
+from heads.evaluation.pictures import new_figure
+from heads.evaluation.predictions import read_blocks
+from heads.evaluation.tables import write_content
 
-METRICS = ("perplexity", "accuracy")
 THRESHOLDS = ",".join(f"{i / 10:g}" for i in range(11))
 
 
@@ -95,6 +80,8 @@ def evaluate_command(
         "is about perplexity or heat maps",
         used=swept or heatmaps is not None,
     )
+    if picture is not None or heatmaps is not None:
+        new_figure(1, 1)  # without matplotlib nothing is measured
     panels: list[Panel] = [] if training is None else [partial(draw_validation_loss, metrics=training)]
     if heads is not None:
         opened = open_heads([heads], backbone, dtype)
@@ -103,96 +90,30 @@ def evaluate_command(
             draw_joint_maps(token_heads, opened.tokenizer, prompt or "", cooccurrence or "", heatmaps)
             say(f"heat maps: {heatmaps}")
         if wanted:
-            deciding = Deciding(config=JointConfig(top_k=top_k), temperature=temperature, penalty=repetition_penalty)
+            settings = DecisionSettings(
+                config=JointConfig(top_k=top_k), temperature=temperature, penalty=repetition_penalty
+            )
             pieces = read_blocks(opened, text or [], blocks, block_tokens)
             asked = bool(thresholds) or (picture is not None and not panels)
-            run = Run(opened, wanted, pieces, sweep if can_sweep(opened, asked=asked) else [], deciding, cooccurrence)
-            run.measure()
-            run.show()
+            console = Console()
+            found = evaluate(
+                opened,
+                pieces,
+                metrics=wanted,
+                thresholds=sweep if can_sweep(opened, asked=asked) else [],
+                settings=settings,
+                table_folder=cooccurrence,
+                console=console,
+            )
+            for table in found.tables():
+                console.print(table)
             if json_file is not None:
-                run.write(json_file)
+                write_content(json_file, found.as_dict())
                 say(f"figures: {json_file}")
-            panels[:0] = run.panels()
+            panels[:0] = found.panels()
     if picture is not None:
         draw_panels(panels, picture)
         say(f"picture: {picture}")
-
-
-class Run:
-    """One measurement: what is asked for, what was found, and how it is shown."""
-
-    def __init__(
-        self,
-        opened: Opened,
-        wanted: Sequence[str],
-        blocks: Sequence[Block],
-        thresholds: Sequence[float],
-        deciding: Deciding,
-        cooccurrence: Path | None,
-    ) -> None:
-        ((self.name, self.heads),) = opened.token_heads.items()
-        self.wanted, self.blocks, self.thresholds, self.folder = wanted, blocks, thresholds, cooccurrence
-        opened_table = None if cooccurrence is None else NgramTable.open(cooccurrence, opened.tokenizer)
-        table = open_cooccurrence(opened_table, self.heads.num_heads + 1, self.heads.backbone.vocab_size)
-        self.deciding = dataclasses.replace(deciding, cooccurrence=table)
-        self.console = Console()
-        self.perplexity: Perplexity | None = None
-        self.dynamic: list[DynamicPerplexity] = []
-        self.accuracy: list[HeadAccuracy] = []
-
-    def measure(self) -> None:
-        batches = -(-len(self.blocks) // BATCH)
-        passes = len(self.wanted) + (len(self.thresholds) if "perplexity" in self.wanted else 0)
-        with progress_bar(self.console, "measuring", batches * passes) as report:
-            if "accuracy" in self.wanted:
-                self.accuracy = measure_accuracy(self.heads, self.blocks, report)
-            if "perplexity" in self.wanted:
-                self.perplexity = measure_perplexity(self.heads, self.blocks, report)
-                if self.thresholds:
-                    self.dynamic = measure_dynamic(self.heads, self.blocks, self.thresholds, self.deciding, report)
-
-    def show(self) -> None:
-        texts = len({block.text for block in self.blocks})
-        title = f"{self.name}, {len(self.blocks)} pieces of {texts} texts"
-        if self.accuracy:
-            self.console.print(accuracy_table(self.accuracy, title))
-        if self.perplexity is not None:
-            given = ", given the true tokens in between" if self.heads.grounded else ""
-            self.console.print(perplexity_table(self.perplexity, title + given))
-        if self.dynamic:
-            masked = "co-occurrence masks" if self.folder else "no co-occurrence mask"
-            self.console.print(dynamic_table(self.dynamic, f"{title}, {masked}"))
-
-    def panels(self) -> list[Panel]:
-        return [partial(draw_dynamic, points=self.dynamic)] if self.dynamic else []
-
-    def write(self, path: Path) -> None:
-        """All figures, and what is needed to measure them again."""
-        found = {} if self.perplexity is None else dict(perplexity_rows(self.perplexity))
-        config = dataclasses.asdict(self.deciding.config)
-        del config["threshold"]
-        settings = {"temperature": self.deciding.temperature, "repetition_penalty": self.deciding.penalty, **config}
-        content = {
-            "heads": self.name,
-            "perplexity": {name: dataclasses.asdict(estimate) for name, estimate in found.items()},
-            "given_true_tokens_between": self.heads.grounded,
-            "dynamic": [dataclasses.asdict(point) for point in self.dynamic],
-            "accuracy": [
-                {name: getattr(meter, name) for name in ("top1", "top5", "agreement", "loss")}
-                for meter in self.accuracy
-            ],
-            "text": {
-                "blocks": len(self.blocks),
-                "texts": len({block.text for block in self.blocks}),
-                "tokens": sum(len(block.tokens_T) for block in self.blocks),
-            },
-            "settings": settings | {"cooccurrence": None if self.folder is None else str(self.folder)},
-            "machine": describe_machine(self.heads.backbone.device),
-            "versions": versions(),
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_metrics_option(metrics: str | None, *, with_heatmaps: bool) -> list[str]:

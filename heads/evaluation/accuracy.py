@@ -1,10 +1,10 @@
-"""How often heads are right, position by position: against the data and against the backbone's own next choice.
+"""How often each head is right, position by position: against the data, and against the backbone's own next token.
 
-Top-1 and top-5 against the data are what the papers plot. Agreement is what decoding gains from: head k is accepted
-where its candidate is the token that the backbone itself would choose there. Rank r's agreement grows the tree.
-A token that heads with a draft vocabulary do not score is one that they get wrong; their loss is over the others.
+The papers plot top-1 and top-5 accuracy against the data. Decoding gains from agreement: a draft of head k is accepted
+where it is the token that the backbone itself would choose there, and the agreement of rank r decides which trees pay.
+For heads with a draft vocabulary, a token that they do not score counts as wrong; their loss is over the others.
 """
-# R rows, C rows of one chunk, V vocabulary, K head
+# B block, T position, R row, C row of one chunk, D model width, V vocabulary, K head
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from heads.backbone.projection import Projection
 
 RANKS = 10
 CHUNK_ELEMENTS = 2**22
+"""Logits that are held at once."""
 
 
 @dataclass(kw_only=True)
 class HeadAccuracy:
-    """Running sums for one head (or the backbone).
+    """Running sums of one head (or of the backbone).
 
     >>> p = Projection(weight=torch.eye(12))
     >>> meter = HeadAccuracy()
@@ -70,11 +71,11 @@ class HeadAccuracy:
 
     @property
     def accuracy_by_rank(self) -> list[float]:
-        """Share of positions at which rank 0, 1, … was the backbone's choice."""
+        """Share of positions where the candidate of rank 0, 1, … was the backbone's choice."""
         return [hits / max(1, self.count) for hits in self.agreements_by_rank]
 
     def as_sums(self) -> list[float]:
-        """The sums in a fixed order, to be added up over processes."""
+        """The sums in a fixed order, so that processes can add theirs up."""
         return [self.count, self.scored, self.loss_sum, self.top1_hits, self.top5_hits, *self.agreements_by_rank]
 
     @classmethod
@@ -92,7 +93,7 @@ class HeadAccuracy:
 
 @torch.no_grad()
 def backbone_choices(projection: Projection, final_BTD: Tensor) -> Tensor:
-    """(B, T): the token that the backbone would choose next at each position."""
+    """(B, T): the token that the backbone chooses next at each position."""
     chunk_rows = max(1, CHUNK_ELEMENTS // projection.weight.shape[0])
     chunks = [projection(rows_CD).argmax(dim=-1) for rows_CD in torch.split(final_BTD.flatten(0, 1), chunk_rows)]
     return torch.cat(chunks).view(final_BTD.shape[:2])

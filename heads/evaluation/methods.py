@@ -1,6 +1,7 @@
 """The decoding methods that are compared: plain `generate`, prompt lookup, draft models, tree and dynamic decoding.
 
-A method decodes one prompt, greedily; all of a comparison are asked for the same `Request`.
+A method decodes one prompt greedily; all methods of a comparison share one `GreedySettings`. Every method is lossless
+but `dynamic`, which is marked as lossy.
 """
 # T prompt position
 
@@ -32,12 +33,12 @@ TreeShape = Tree | DynamicTree | str | Path | int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one `generate` call gave.
+    """What one `generate` call returned.
 
     Attributes:
         tokens: the new tokens.
-        passes: backbone passes, where the method counts them itself.
-        seconds: where its time went, by phase of `DecodingStats`; None where the method does not say.
+        passes: backbone passes; None if the method does not count them.
+        seconds: by phase of `DecodingStats`; None if the method does not measure them.
     """
 
     tokens: list[int]
@@ -50,8 +51,8 @@ class Method:
     """One way to decode a prompt (1, T).
 
     Attributes:
-        count_passes: backbone passes over a prompt in an untimed run, for methods whose outcome has none.
-        lossy: another text than plain generation's is what this method is for; it is not judged.
+        count_passes: counts backbone passes in an untimed run, for methods whose outcome has no count.
+        lossy: the method promises no particular text, so its text is not compared with plain generation's.
     """
 
     name: str
@@ -61,11 +62,11 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What every method of a comparison is asked for, greedily.
+class GreedySettings:
+    """How every method of a comparison generates, always greedily.
 
     Attributes:
-        new_tokens: tokens to generate at most; text may end before, by its end-of-text token.
+        new_tokens: tokens to generate at most; an end-of-text token ends a text earlier.
         repetition_penalty: as in `generate`; 1 changes nothing.
     """
 
@@ -73,7 +74,7 @@ class Request:
     repetition_penalty: float = 1.0
 
     def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
-        """`model.generate` with this request."""
+        """`model.generate` with these settings."""
         fields: dict[str, Any] = {"max_new_tokens": self.new_tokens, "do_sample": False} | more
         if self.repetition_penalty != 1.0:
             fields["repetition_penalty"] = self.repetition_penalty
@@ -81,45 +82,44 @@ class Request:
         return model.generate(prompt_1T, attention_mask=torch.ones_like(prompt_1T), **fields)
 
 
-def plain(model: Any, request: Request) -> Method:
-    """`model.generate`: one pass for each token, the prompt's pass giving the first."""
+def plain(model: Any, settings: GreedySettings) -> Method:
+    """`model.generate`: one pass for each token; the prompt's pass gives the first."""
 
     def run(prompt_1T: Tensor) -> Outcome:
-        tokens = new_tokens(request.generate(model, prompt_1T), prompt_1T)
+        tokens = new_tokens(settings.generate(model, prompt_1T), prompt_1T)
         return Outcome(tokens=tokens, passes=len(tokens))
 
     return Method(name="plain", run=run)
 
 
-def plain_compiled(model: Any, request: Request) -> Method:
-    """`model.generate` with a static cache and a compiled forward; asked for, as `generate` leaves CPUs out."""
+def plain_compiled(model: Any, settings: GreedySettings) -> Method:
+    """`model.generate` with a static cache and a compiled forward, on CPUs too, where `generate` would not compile."""
     config = CompileConfig()
     config._compile_all_devices = True
 
     def run(prompt_1T: Tensor) -> Outcome:
-        output = request.generate(model, prompt_1T, cache_implementation="static", compile_config=config)
+        output = settings.generate(model, prompt_1T, cache_implementation="static", compile_config=config)
         tokens = new_tokens(output, prompt_1T)
         return Outcome(tokens=tokens, passes=len(tokens))
 
     return Method(name="plain, compiled static cache", run=run)
 
 
-def prompt_lookup(model: Any, request: Request, num_tokens: int = DEFAULT_LOOKUP) -> Method:
-    """`model.generate` with drafts copied from where the text's last tokens stood before."""
-
-    return assisted(model, request, "prompt lookup", prompt_lookup_num_tokens=num_tokens)
-
-
-def assistant_model(model: Any, draft_model: Any, request: Request) -> Method:
-    """`model.generate` with a draft model, transformers' own assisted generation with its default settings."""
-    return assisted(model, request, "assistant_model", assistant_model=draft_model)
+def prompt_lookup(model: Any, settings: GreedySettings, num_tokens: int = DEFAULT_LOOKUP) -> Method:
+    """`model.generate` with drafts copied from where the last tokens occurred earlier in the text."""
+    return assisted(model, settings, "prompt lookup", prompt_lookup_num_tokens=num_tokens)
 
 
-def assisted(model: Any, request: Request, name: str, **more: Any) -> Method:
-    """`model.generate` with drafts; it does not say how many passes it made, so a run of their own counts them."""
+def assistant_model(model: Any, draft_model: Any, settings: GreedySettings) -> Method:
+    """`model.generate` with a draft model: transformers' own assisted generation with its default settings."""
+    return assisted(model, settings, "assistant_model", assistant_model=draft_model)
+
+
+def assisted(model: Any, settings: GreedySettings, name: str, **more: Any) -> Method:
+    """`model.generate` with drafts; it does not say how many passes it made, so an untimed run counts them."""
 
     def run(prompt_1T: Tensor) -> Outcome:
-        return Outcome(tokens=new_tokens(request.generate(model, prompt_1T, **more), prompt_1T))
+        return Outcome(tokens=new_tokens(settings.generate(model, prompt_1T, **more), prompt_1T))
 
     def count_passes(prompt_1T: Tensor) -> int:
         with counted_forwards(model) as calls:
@@ -129,12 +129,12 @@ def assisted(model: Any, request: Request, name: str, **more: Any) -> Method:
     return Method(name=name, run=run, count_passes=count_passes)
 
 
-def draft_model(model: Any, draft: Any, request: Request, k: int | Literal["adaptive"] = DEFAULT_K) -> Method:
+def draft_model(model: Any, draft: Any, settings: GreedySettings, k: int | Literal["adaptive"] = DEFAULT_K) -> Method:
     """Speculative sampling with a draft model; `k` as `DraftModelDecoding` takes it."""
     decoding = DraftModelDecoding(draft, k)
 
     def run(prompt_1T: Tensor) -> Outcome:
-        output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+        output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
         return stated(output, prompt_1T)
 
     return Method(name="draft model" if k == DEFAULT_K else f"draft model, k={k}", run=run)
@@ -143,7 +143,7 @@ def draft_model(model: Any, draft: Any, request: Request, k: int | Literal["adap
 def tree(
     model: Any,
     token_heads: TokenHeads,
-    request: Request,
+    settings: GreedySettings,
     name: str,
     shape: TreeShape = None,
     lookup: int | None = None,
@@ -153,7 +153,7 @@ def tree(
     decoding = TreeDecoding(token_heads, shape, lookup=lookup, compile=compile)
 
     def run(prompt_1T: Tensor) -> Outcome:
-        output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+        output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
         return stated(output, prompt_1T)
 
     return Method(name=name, run=run)
@@ -162,24 +162,24 @@ def tree(
 def dynamic(
     model: Any,
     token_heads: TokenHeads,
-    request: Request,
+    settings: GreedySettings,
     name: str,
     threshold: float,
     cooccurrence: Cooccurrence | None = None,
     top_k: int = 50,
 ) -> Method:
-    """Dynamic decoding, lossy: the likeliest n-gram of each pass, as many tokens as the threshold lets through."""
+    """Dynamic decoding, lossy: each pass emits the likeliest n-gram, as long as the threshold allows."""
     decoding = DynamicDecoding(token_heads, threshold, cooccurrence, top_k=top_k)
 
     def run(prompt_1T: Tensor) -> Outcome:
-        output = request.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+        output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
         return stated(output, prompt_1T)
 
     return Method(name=name, run=run, lossy=True)
 
 
 def stated(output: Any, prompt_1T: Tensor) -> Outcome:
-    """The outcome of a decoding that returns `stats`."""
+    """The outcome of a decoding whose output has `stats`."""
     stats = output.stats
     return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=stats.row_passes, seconds=dict(stats.seconds))
 
@@ -189,9 +189,15 @@ def new_tokens(sequences_1L: Tensor, prompt_1T: Tensor) -> list[int]:
     return tokens
 
 
+def end_tokens(model: Any) -> list[int]:
+    """The tokens that end a text according to the model's generation config: none, one or several."""
+    named = model.generation_config.eos_token_id
+    return [] if named is None else named if isinstance(named, list) else [named]
+
+
 @contextlib.contextmanager
 def counted_forwards(model: Any) -> Iterator[list[None]]:
-    """Count the model's forward calls: the list grows by one with each."""
+    """Count the model's forward calls: the list grows by one with each call."""
     calls: list[None] = []
     forward = model.forward
 
@@ -206,7 +212,7 @@ def counted_forwards(model: Any) -> Iterator[list[None]]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """For a while, one object's method is another function; its class and other objects keep theirs."""
+    """Replace one object's method for a while; its class and other objects keep theirs."""
     before = vars(owner).get(name)
     setattr(owner, name, function)
     try:

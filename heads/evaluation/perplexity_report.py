@@ -1,37 +1,42 @@
-"""Perplexities as tables and pictures: PPL_d against tokens per pass (DynaMo, figure 14), loss through training (6)."""
+"""Show perplexities and accuracies as tables and pictures.
+
+The pictures are PPL_d against tokens per pass (DynaMo, figure 14) and held-out loss through training (figure 6).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 from heads.evaluation.accuracy import HeadAccuracy
-from heads.evaluation.dynamic_perplexity import DynamicPerplexity
+from heads.evaluation.lossy.dynamic_perplexity import DynamicPerplexity
 from heads.evaluation.perplexity import Estimate, Perplexity
-from heads.evaluation.report import (
+from heads.evaluation.pictures import (
     DARK,
     MARKERS,
     PALETTE,
     STYLE,
     head_colors,
     label_ends,
+    new_figure,
     read_metrics,
     save_figure,
     series,
     tidy,
 )
 
-Panel = Callable[[Axes], None]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Panel = Callable[["Axes"], None]
 
 
 def names_of_places(places: Sequence[int]) -> str:
-    """The index of a joint perplexity, as the paper writes it.
+    """The subscript of a joint perplexity, as the paper writes it.
 
     >>> names_of_places([1, 2, 3]), names_of_places(range(1, 12))
     ('123', '1:11')
@@ -62,7 +67,7 @@ def dynamic_table(points: Sequence[DynamicPerplexity], title: str) -> Table:
 
 
 def accuracy_table(meters: Sequence[HeadAccuracy], title: str) -> Table:
-    """The backbone's line first; agreement is with the backbone's own next choice."""
+    """One line for the backbone and one for each head; agreement is with the backbone's own next token."""
     table = new_table(title, "", ("top-1", "top-5", "agreement", "loss"))
     for k, meter in enumerate(meters):
         agreement = f"{meter.agreement:.1%}" if k else "—"
@@ -80,7 +85,7 @@ def new_table(title: str, first: str, others: Sequence[str]) -> Table:
 
 
 def number(value: float) -> str:
-    """A perplexity with three figures at least.
+    """A perplexity with at least three figures.
 
     >>> number(7.1249), number(45.16), number(1455.8)
     ('7.12', '45.2', '1,456')
@@ -95,18 +100,15 @@ def interval(estimate: Estimate) -> str:
 
 
 def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
-    """Panels side by side in one PNG."""
-    figure = Figure(figsize=(6.4 * len(panels), 4.4), layout="constrained")
+    """Draw panels side by side into one PNG."""
+    figure = new_figure(6.4 * len(panels), 4.4)
     for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         draw(axes)
     save_figure(figure, path)
 
 
 def draw_dynamic(axes: Axes, points: Sequence[DynamicPerplexity]) -> None:
-    """PPL_d against tokens per pass, a dot for each ε_b; PPL_1, what one token a pass has, as a dashed reference.
-
-    PPL_1 is that of the sweep's own tokens where the sweep holds ε_b = 1.
-    """
+    """Draw PPL_d against tokens per pass, a dot for each ε_b; if the sweep holds ε_b = 1, PPL_1 as a dashed line."""
     points = sorted(points, key=lambda point: point.threshold, reverse=True)
     speeds = [point.tokens_per_pass for point in points]
     values = [point.perplexity.value for point in points]
@@ -132,7 +134,7 @@ def draw_dynamic(axes: Axes, points: Sequence[DynamicPerplexity]) -> None:
 def label_thresholds(
     axes: Axes, points: Sequence[DynamicPerplexity], speeds: Sequence[float], values: Sequence[float]
 ) -> None:
-    """ε_b below the first dot, right of the last, and above each between that stands apart from the others labelled."""
+    """Write ε_b below the first dot, right of the last, and above those in between that have room for it."""
     width, height = (high - low for low, high in (axes.get_xlim(), axes.get_ylim()))
     labelled: list[tuple[float, float]] = []
     last = len(points) - 1
@@ -152,7 +154,7 @@ def label_thresholds(
 
 
 def draw_validation_loss(axes: Axes, metrics: str | Path) -> None:
-    """A run's loss on held-out text: of the backbone, of each head, and their mean, which is log PPL_1:K+1.
+    """Draw a run's loss on held-out text: the backbone's, each head's, and their mean, which is log PPL_1:K+1.
 
     Args:
         metrics: the run's metrics.jsonl.

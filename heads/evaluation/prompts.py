@@ -1,9 +1,8 @@
-"""Prompts to measure with: from a file of the user's, or from held-out text of the Python standard library.
+"""Read prompts to measure with: from a file of the user's, or from held-out text of the Python standard library.
 
 A `.txt` file holds one prompt in each paragraph (blank lines between them), or in each line if it has no blank line.
-A `.jsonl` file holds one object a line: {"prompt": …} or {"text": …} as text; {"messages": […]} or
-{"conversations": […]} as a chat up to its last user turn, rendered by the tokenizer's template. Nothing is drawn by
-chance.
+A `.jsonl` file holds one object a line: {"prompt": …} or {"text": …} is a text; {"messages": […]} or
+{"conversations": […]} is a chat up to its last user turn, rendered by the tokenizer's template. Nothing is random.
 """
 # T prompt position
 
@@ -88,7 +87,7 @@ def read_object(line: str, place: str) -> Prompt:
 
 
 def encode_numbered(prompt: Prompt, tokenizer: Any, which: str) -> Tensor:
-    """`encode`, whose error says which prompt it was."""
+    """`encode`; the error names the prompt."""
     try:
         return encode(prompt, tokenizer)
     except ValueError as error:
@@ -96,7 +95,7 @@ def encode_numbered(prompt: Prompt, tokenizer: Any, which: str) -> Tensor:
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> Tensor:
-    """(1, T): a text as the tokenizer takes it, or a chat up to where the assistant's answer begins."""
+    """(1, T): the tokens of a text, or of a chat up to where the assistant's answer begins."""
     if isinstance(prompt, str):
         tokens = tokenizer(prompt)["input_ids"]
     else:
@@ -105,10 +104,10 @@ def encode(prompt: Prompt, tokenizer: Any) -> Tensor:
 
 
 def check_length(model: Any, prompts: Sequence[Tensor], new_tokens: int) -> None:
-    """Every prompt and what may follow it fit the backbone's positions.
+    """Check that every prompt and the new tokens after it fit the backbone's positions.
 
     Raises:
-        ValueError: one does not.
+        ValueError: a prompt does not.
     """
     longest, most = max_positions(model), max(prompt_1T.shape[1] for prompt_1T in prompts)
     if longest is not None and most + new_tokens > longest:
@@ -119,7 +118,7 @@ def check_length(model: Any, prompts: Sequence[Tensor], new_tokens: int) -> None
 
 
 def default_prompts(backbone: str | Path, tokenizer: Any, count: int, num_tokens: int = 64) -> list[Tensor]:
-    """Prompts from the text that was held out when a backbone was trained, where its folder says which.
+    """Prompts from the text that was held out when a backbone was trained; its folder must say which text.
 
     Raises:
         ValueError: the folder does not say.
@@ -136,8 +135,8 @@ def default_prompts(backbone: str | Path, tokenizer: Any, count: int, num_tokens
 def demo_prompts(tokenizer: Any, heldout_files: Sequence[str], count: int, num_tokens: int = 64) -> list[Tensor]:
     """`count` prompts of `num_tokens` tokens: one from each of `count` files spread over the held-out files.
 
-    A prompt begins at the first line start after a third of the file, behind imports and licences. Files too short for
-    that are passed over.
+    A prompt begins at the first line start after a third of the file, past imports and licences. Files that are too
+    short are skipped.
 
     Raises:
         ValueError: fewer files are long enough.
@@ -155,5 +154,5 @@ def demo_prompts(tokenizer: Any, heldout_files: Sequence[str], count: int, num_t
 def cut_prompt(text: str, tokenizer: Any, num_tokens: int) -> Tensor:
     """(1, T): at most `num_tokens` tokens from the first line start after a third of the text."""
     start = text.find("\n", len(text) // 3) + 1
-    piece = text[start:].lstrip("\n")[: 20 * num_tokens]  # a token of more than 20 characters on average is none
+    piece = text[start:].lstrip("\n")[: 20 * num_tokens]  # no tokenizer has more than 20 characters a token
     return encode(piece, tokenizer)[:, :num_tokens]

@@ -1,10 +1,10 @@
-"""Speed of decoding methods, side by side in one run: interleaved, medians over repeats, ratios to the first method.
+"""Measure the speed of decoding methods side by side in one run, as ratios to the first method.
 
-Tokens per second count whole `generate` calls, the prompt's pass included. In each repeat every prompt is decoded by
-all methods one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. For
-each prompt and method the median over the repeats counts; the ratio's range over single repeats is given beside it.
+Tokens per second are of whole `generate` calls, the prompt's pass included. In each repeat all methods decode every
+prompt one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. For each
+prompt and method the median over the repeats counts; the ratio's range over single repeats stands beside it.
 """
-# T prompt position, V vocabulary
+# T prompt position
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from heads.evaluation.float32_judge import Float32Judge, Ruling
-from heads.evaluation.methods import Method, Outcome, Request, new_tokens
-from heads.evaluation.text import Verdict, excuse_ties, judge, repeated_ngrams
+from heads.evaluation.generated_text import Ruling, Verdict, repeated_ngrams
+from heads.evaluation.methods import Method, Outcome
 
 Item = TypeVar("Item")
 
 
 @dataclass(kw_only=True)
 class Record:
-    """What was measured of one method on one prompt."""
+    """Measurements of one method on one prompt: seconds of each repeat, and its phases where the method tells them."""
 
     outcome: Outcome
     passes: int
@@ -35,17 +34,16 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One method's line in a table; speeds are whole `generate` calls on a batch of one.
+class MethodResult:
+    """What `compare` found for one method; speeds are of whole `generate` calls on a batch of one.
 
     Attributes:
-        ratio: tokens per second over those of the first method; `ratio_low`, `ratio_high` over single repeats.
-        repeated_4grams: share of the new tokens' 4-grams that had come before in the same text, mean over prompts.
-        same_text: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or "no: prompt i, token j", both
-            counted from 1, against the first method; "lossy" for methods that do not promise it.
-        rulings: what a float32 judge says about each place where a text parts from the first method's, where one was
-            asked.
-        milliseconds: of one pass, by phase and over all runs, "other" included; empty where a method does not say.
+        ratio: tokens per second over the first method's; `ratio_low` and `ratio_high` are its range over repeats.
+        repeated_4grams: share of 4-grams of new tokens that repeat an earlier one of the same text, mean over prompts.
+        same_text: compared with the first method: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or
+            "no: prompt i, token j", both counted from 1; "lossy" for methods that do not promise it.
+        rulings: what a float32 judge says about each difference from the first method's text, where one was asked.
+        milliseconds: of one pass by phase, "other" included; empty if the method does not tell its phases.
     """
 
     name: str
@@ -69,12 +67,12 @@ def compare(
     verdict: Callable[[Tensor, list[int], list[int]], Verdict],
     clock: Callable[[], float] = time.perf_counter,
     advance: Callable[[], Any] = lambda: None,
-) -> list[Row]:
-    """Measure all methods on all prompts; the first one is what ratios and texts are held against.
+) -> list[MethodResult]:
+    """Measure all methods on all prompts; ratios and texts are compared with the first method's.
 
     Args:
-        verdict: compares (prompt, the first method's tokens, a method's tokens); `SameText(…)` for a model.
-        clock: seconds; must wait for what an accelerator still computes (`clock_of`).
+        verdict: compares (prompt, the first method's tokens, a method's tokens); `SameText(…)` asks the model.
+        clock: seconds; must wait for an accelerator to finish (`clock_of`).
         advance: called after each of the `count_runs(…)` runs, for a progress bar.
     """
     if repeats < 1 or not prompts or not methods:
@@ -90,7 +88,7 @@ def compare(
                 outcome = method.run(prompt_1T)
                 seconds = clock() - start
                 if repeat == 0:
-                    records[method.name, p] = Record(outcome=outcome, passes=passes(method, outcome, prompt_1T))
+                    records[method.name, p] = Record(outcome=outcome, passes=passes_of(method, outcome, prompt_1T))
                 records[method.name, p].seconds.append(seconds)
                 if outcome.seconds is not None:
                     records[method.name, p].phases.append(outcome.seconds)
@@ -111,8 +109,8 @@ def rotated(items: Sequence[Item], by: int) -> list[Item]:
     return [*items[at:], *items[:at]]
 
 
-def passes(method: Method, outcome: Outcome, prompt_1T: Tensor) -> int:
-    """Backbone passes of a run: the method's own count, or that of one more, untimed run."""
+def passes_of(method: Method, outcome: Outcome, prompt_1T: Tensor) -> int:
+    """Backbone passes of a run: the method's own count, or the count of one more, untimed run."""
     if outcome.passes is not None:
         return outcome.passes
     if method.count_passes is None:
@@ -126,8 +124,8 @@ def summarise(
     plain_records: Sequence[Record],
     prompts: Sequence[Tensor],
     verdict: Callable[[Tensor, list[int], list[int]], Verdict],
-) -> Row:
-    """One method's row from its records, one for each prompt."""
+) -> MethodResult:
+    """One method's result from its records, one for each prompt."""
     speed, plain_speed = median_speed(records), median_speed(plain_records)
     repeats = range(len(records[0].seconds))
     ratios = [speed_in(records, r) / speed_in(plain_records, r) for r in repeats]
@@ -137,7 +135,7 @@ def summarise(
         if not method.lossy
     ]
     tokens = count_tokens(records)
-    return Row(
+    return MethodResult(
         name=method.name,
         tokens=tokens,
         tokens_per_second=speed,
@@ -153,7 +151,7 @@ def summarise(
 
 
 def milliseconds_per_pass(records: Sequence[Record]) -> dict[str, float]:
-    """Each prompt's median over its repeats, summed over prompts; "other" is what no phase accounts for."""
+    """By phase: each prompt's median over repeats, summed over prompts; "other" is the rest of the wall time."""
     if not all(record.phases for record in records):
         return {}
     passes = sum(record.passes for record in records)
@@ -179,7 +177,7 @@ def speed_in(records: Sequence[Record], repeat: int) -> float:
 
 
 def describe_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """Every difference that is left is told; those that were excused are counted, by the name of what excused them.
+    """The first difference without an excuse, else "yes" with the number of excused ones.
 
     >>> describe_verdicts([Verdict(ties=2), Verdict()]), describe_verdicts([Verdict(), Verdict(differs_at=4)])
     ('yes (2 ties)', 'no: prompt 2, token 5')
@@ -194,52 +192,8 @@ def describe_verdicts(verdicts: Sequence[Verdict]) -> str:
     return f"yes ({ties} excused)" if judged else f"yes ({ties} tie{'s' * (ties > 1)})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SameText:
-    """Judges a method's text against plain generation's, on the model; heads/evaluation/text.py has the rule.
-
-    Attributes:
-        float32: decides what is excused, in place of a fixed number of the dtype's own roundings.
-    """
-
-    model: Any
-    request: Request
-    float32: Float32Judge | None = None
-
-    def __call__(self, prompt_1T: Tensor, plain_tokens: list[int], tokens: list[int]) -> Verdict:
-        def scores_at(new: list[int]) -> Tensor:
-            asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
-            scores_V: Tensor = self.request.generate(self.model, extended(prompt_1T, new), **asked).scores[0][0]
-            return scores_V
-
-        def continue_from(new: list[int]) -> list[int]:
-            left = self.request.new_tokens - len(new)
-            if left <= 0 or new[-1] in end_tokens(self.model):
-                return new
-            longer = self.request.generate(self.model, extended(prompt_1T, new), max_new_tokens=left)
-            return new_tokens(longer, prompt_1T)
-
-        rulings: list[Ruling] = []
-        if self.float32 is None:
-            excuse = excuse_ties(scores_at, self.model.dtype)
-        else:
-            excuse = self.float32.excuse(prompt_1T, rulings)
-        found = judge(plain_tokens, tokens, excuse, continue_from)
-        return replace(found, rulings=tuple(rulings))
-
-
-def extended(prompt_1T: Tensor, new: list[int]) -> Tensor:
-    return torch.cat([prompt_1T, prompt_1T.new_tensor([new])], dim=1)
-
-
-def end_tokens(model: Any) -> list[int]:
-    """The tokens that end a text, as the model's generation config names them: none, one or several."""
-    named = model.generation_config.eos_token_id
-    return [] if named is None else named if isinstance(named, list) else [named]
-
-
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Wall-clock seconds, read when the device has finished what it was given."""
+    """A wall clock in seconds that waits until the device has finished its work."""
     if device.type != "cuda":
         return time.perf_counter
 

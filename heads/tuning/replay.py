@@ -21,7 +21,7 @@ from heads.backbone.model import CommitPlan, Pass
 from heads.backbone.projection import Projection
 from heads.decoding.generate import check_temperature
 from heads.decoding.trees.dynamic import Candidates, DynamicTree, list_candidates
-from heads.evaluation.throughput import end_tokens
+from heads.evaluation.methods import end_tokens
 from heads.interface.token_heads import TokenHeads
 
 RANKS = 10
@@ -203,7 +203,7 @@ def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Seque
 
 
 def text_of(texts: Texts, b: int) -> list[int]:
-    """Row b without its padding on either side."""
+    """MethodResult b without its padding on either side."""
     prompt = texts.valid_BT.shape[1]
     padding = prompt - int(texts.valid_BT[b].sum())
     found: list[int] = texts.tokens_BL[b, padding : prompt + texts.lengths[b]].tolist()

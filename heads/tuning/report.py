@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +12,7 @@ from rich.table import Table
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import Kind
-from heads.evaluation.report import GREY, MARKERS, PALETTE, save_figure, tidy
+from heads.evaluation.pictures import GREY, MARKERS, PALETTE, new_figure, save_figure, tidy
 from heads.tuning.acceptance import RankCounts
 from heads.tuning.search import Choice, best_by_size
 from heads.tuning.timing import PassTimes
@@ -169,7 +168,7 @@ def new_table(title: str) -> Table:
 
 def draw_tuning(tuning: Tuning, path: str | Path) -> None:
     """Milliseconds of verifying, and predicted tokens a second, both against the number of nodes."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     nodes = sorted(tuning.times.verify)
     left.plot(nodes, [1000 * tuning.times.verify[n] for n in nodes], color=PALETTE[0], marker=MARKERS[0])

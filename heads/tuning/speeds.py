@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heads.decoding.generate import generate
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.throughput import end_tokens
+from heads.evaluation.methods import end_tokens
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import length_of, pad_left
 from heads.tuning.timing import Clock, Stamps

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from benchmarks.speed.decoding_targets import passes_allow, say_targets, what_limits
 from benchmarks.speed.parts import Parts
-from heads.evaluation.throughput import Row
+from heads.evaluation.throughput import MethodResult
 
 
-def a_row(name: str, speed: float, **more: Any) -> Row:
+def a_row(name: str, speed: float, **more: Any) -> MethodResult:
     fields: dict[str, Any] = {"tokens_per_pass": 1.0, "same_text": "yes"} | more
-    return Row(
+    return MethodResult(
         name=name, tokens=10, tokens_per_second=speed, ratio=speed / 100, ratio_low=1, ratio_high=1,
         repeated_4grams=0.0, **fields,
     )  # fmt: skip

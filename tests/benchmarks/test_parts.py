@@ -9,7 +9,7 @@ import torch
 from tiny import random_tokens, shared_model
 
 from benchmarks.speed.parts import Parts, Stopwatch, measure_once, measure_parts, summarise, watch_heads, watch_plain
-from heads.evaluation.methods import Request, plain, tree
+from heads.evaluation.methods import GreedySettings, plain, tree
 from heads.families import create
 
 
@@ -43,7 +43,7 @@ def test_parts_are_sums_of_medians_by_token() -> None:
 
 
 def test_every_forward_of_plain_generation_is_counted_as_the_backbones() -> None:
-    model, request = shared_model("llama"), Request(new_tokens=5)
+    model, request = shared_model("llama"), GreedySettings(new_tokens=5)
     watch = functools.partial(watch_plain, model)
     backbone, heads, rest, tokens = measure_once(plain(model, request), watch, random_tokens(1, 6), Ticks())
     # A reading of the clock is a second: each forward takes one, and generate's own time is what lies around them.
@@ -52,7 +52,7 @@ def test_every_forward_of_plain_generation_is_counted_as_the_backbones() -> None
 
 
 def test_head_and_backbone_forwards_of_tree_decoding_are_told_apart_and_put_back() -> None:
-    model, request = shared_model("llama"), Request(new_tokens=6)
+    model, request = shared_model("llama"), GreedySettings(new_tokens=6)
     token_heads = create("medusa", model, num_heads=2).to(model.dtype)
     ours = tree(model, token_heads, request, "medusa", 4)
     watched = [(plain(model, request), functools.partial(watch_plain, model))]
@@ -69,7 +69,7 @@ def test_head_and_backbone_forwards_of_tree_decoding_are_told_apart_and_put_back
 def test_layers_that_heads_run_in_a_pass_are_head_forwards() -> None:
     model = shared_model("llama")
     token_heads = create("grounded", model, num_heads=1, prefix_layers=1).to(model.dtype)
-    ours = tree(model, token_heads, Request(new_tokens=6), "grounded", 4, 0)
+    ours = tree(model, token_heads, GreedySettings(new_tokens=6), "grounded", 4, 0)
     watch = functools.partial(watch_heads, token_heads)
     backbone, heads, _, _ = measure_once(ours, watch, random_tokens(1, 6), Ticks())
     passes = backbone / 2  # a forward and an unembedding each

@@ -18,13 +18,13 @@ from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
 import heads
 from heads.backbone.model import Backbone
 from heads.decoding.trees.static import Tree
-from heads.evaluation.float32_judge import Float32Judge
-from heads.evaluation.methods import Request
-from heads.evaluation.throughput import SameText, describe_verdicts
+from heads.evaluation.judges import Float32Judge, SameText
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.throughput import describe_verdicts
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 TREE = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
-REQUEST = Request(new_tokens=24)
+REQUEST = GreedySettings(new_tokens=24)
 PROMPTS = [random_tokens(1, 6, seed=seed) for seed in range(6)]
 
 
@@ -47,7 +47,7 @@ def test_texts_part_within_rounding_only(family, dtype, capsys):
     for name in ("llama", "gpt_neox", "mistral_windowed", "gemma2", "gemma3"):
         model = model_of(name, dtype)
         decoding = heads.TreeDecoding(make_heads(family, Backbone(model)), TREE)
-        judge = Float32Judge(model=model, request=REQUEST)
+        judge = Float32Judge(model=model, settings=REQUEST)
         for prompt in PROMPTS[:2]:
             ruling = judge(prompt, *texts(model, decoding, prompt))
             if ruling is not None:
@@ -69,7 +69,7 @@ def test_texts_part_and_are_excused_where_every_token_has_a_twin(dtype):
     noise = torch.randn(half, weight.shape[1], generator=torch.Generator().manual_seed(0))
     weight[half : 2 * half] = weight[:half] * (1 + torch.finfo(dtype).eps * noise).to(dtype)
     decoding = heads.TreeDecoding(make_heads("grounded", Backbone(model)), TREE)
-    judge = Float32Judge(model=model, request=REQUEST)
+    judge = Float32Judge(model=model, settings=REQUEST)
     found = [judge(prompt, *texts(model, decoding, prompt)) for prompt in PROMPTS]
     parted = [ruling for ruling in found if ruling is not None]
     assert parted
@@ -85,7 +85,7 @@ def test_wrong_positions_are_not_excused(dtype, monkeypatch):
     token_heads.backbone = Backbone(model)
     monkeypatch.setattr(Tree, "depth_tensor", lambda self, device: torch.zeros(self.num_nodes, dtype=torch.long))
     decoding = heads.TreeDecoding(token_heads, heads.Tree([[0], [0, 0], [0, 0, 0]]), lookup=0)
-    judge = Float32Judge(model=model, request=REQUEST)
+    judge = Float32Judge(model=model, settings=REQUEST)
     found = [judge(prompt, *texts(model, decoding, prompt)) for prompt in PROMPTS]
     assert any(ruling is not None and not ruling.within_rounding for ruling in found)
 
@@ -100,7 +100,7 @@ def test_the_ruling_names_both_tokens_and_the_float32_gap(dtype):
     with torch.no_grad():
         logits = high(torch.cat([prompt, torch.tensor([plain[:at]])], dim=1)).logits[0, -1]
     worst = int(logits.argmin())
-    ruling = Float32Judge(model=model, request=REQUEST)(prompt, plain, [*plain[:at], worst, *plain[at + 1 :]])
+    ruling = Float32Judge(model=model, settings=REQUEST)(prompt, plain, [*plain[:at], worst, *plain[at + 1 :]])
     assert ruling is not None
     assert (ruling.position, ruling.plain, ruling.other) == (at, plain[at], worst)
     assert ruling.gap == pytest.approx(float(logits[plain[at]] - logits[worst]), rel=1e-4)
@@ -118,7 +118,7 @@ def test_the_ruling_names_both_tokens_and_the_float32_gap(dtype):
 
 
 def test_same_text_and_a_text_that_ended():
-    judge = Float32Judge(model=model_of("llama", torch.bfloat16), request=REQUEST)
+    judge = Float32Judge(model=model_of("llama", torch.bfloat16), settings=REQUEST)
     assert judge(PROMPTS[0], [5, 6], [5, 6]) is None
     ended = judge(PROMPTS[0], [5, 6], [5])
     assert ended is not None
@@ -127,11 +127,11 @@ def test_same_text_and_a_text_that_ended():
 
 def test_a_float32_model_is_its_own_judge():
     with pytest.raises(ValueError, match="asked about a model in float32; it rules on bfloat16 and float16"):
-        Float32Judge(model=shared_model("llama", "sdpa", torch.float32), request=REQUEST)
+        Float32Judge(model=shared_model("llama", "sdpa", torch.float32), settings=REQUEST)
 
 
 def judged(model: Any) -> SameText:
-    return SameText(model=model, request=REQUEST, float32=Float32Judge(model=model, request=REQUEST))
+    return SameText(model=model, settings=REQUEST, float32=Float32Judge(model=model, settings=REQUEST))
 
 
 def test_the_judge_decides_against_a_wrong_token():

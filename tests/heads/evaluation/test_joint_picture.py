@@ -10,14 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from throwaway_families import make_heads
 from tiny import random_tokens, tiny_model
 
 from heads.backbone.model import Backbone
 from heads.decoding.dynamo.candidates import take_candidates
-from heads.evaluation import joint_picture
-from heads.evaluation.joint_picture import draw_joint_maps, draw_maps, joint_maps, predict_two, show_text, show_token
+from heads.evaluation.lossy import joint_picture
+from heads.evaluation.lossy.joint_picture import (
+    draw_joint_maps,
+    draw_maps,
+    joint_maps,
+    predict_two,
+    show_text,
+    show_token,
+)
 from heads.interface.token_heads import TokenHeads
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.table import NgramTable
@@ -114,7 +122,7 @@ def test_labels_do_not_overlap() -> None:
     """Tick labels of neighbours stand apart in the drawn figure."""
     figure = Figure(figsize=(13, 9), layout="constrained")
     axes = figure.subplots(2, 3)[0][0]
-    norm = joint_picture.PowerNorm(0.5, vmin=0, vmax=1)
+    norm = PowerNorm(0.5, vmin=0, vmax=1)
     joint_picture.draw_map(axes, torch.rand(10, 10), [["supercalifr…"] * 10] * 2, norm)
     figure.savefig(io.BytesIO(), dpi=150)
     for labels in (axes.get_xticklabels(), axes.get_yticklabels()):

@@ -23,9 +23,16 @@ from heads.cli.evaluate import evaluate_command
 from heads.cli.main import OneSentence, prepare
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.dynamo.joint import JointConfig
-from heads.evaluation.dynamic_perplexity import Deciding, DynamicPerplexity, measure_dynamic, read, walk
-from heads.evaluation.perplexity import Block, Estimate, measure_perplexity
+from heads.evaluation.lossy.dynamic_perplexity import (
+    DecisionSettings,
+    DynamicPerplexity,
+    measure_dynamic,
+    predict_batch,
+    walk_blocks,
+)
+from heads.evaluation.perplexity import Estimate, measure_perplexity
 from heads.evaluation.perplexity_report import draw_dynamic, draw_validation_loss
+from heads.evaluation.predictions import Block
 from heads.families import create
 from heads.interface.token_heads import TokenHeads
 from heads.ngrams.counting import count_ngrams
@@ -83,7 +90,7 @@ def test_perplexities_are_those_of_a_loop_over_positions(family: str) -> None:
 def test_small_chunks_and_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     token_heads = heads_of("medusa")
     whole = measure_perplexity(token_heads, BLOCKS), measure_dynamic(token_heads, BLOCKS, THRESHOLDS)
-    monkeypatch.setattr("heads.evaluation.perplexity.CHUNK_ELEMENTS", 5 * VOCAB)
+    monkeypatch.setattr("heads.evaluation.predictions.CHUNK_ELEMENTS", 5 * VOCAB)
     monkeypatch.setattr("heads.evaluation.perplexity.BATCH", 1)
     single = measure_perplexity(token_heads, BLOCKS), measure_dynamic(token_heads, BLOCKS, THRESHOLDS)
     for one, other in zip(whole[0].nth + whole[0].joint, single[0].nth + single[0].joint, strict=True):
@@ -171,8 +178,8 @@ def test_a_walk_decides_as_dynamic_decoding_does(family: str, masked: bool, tmp_
         table = count_ngrams(texts, folder=tmp_path / "table", order=3, vocab_size=VOCAB)
     orders = set()
     for threshold in THRESHOLDS:
-        deciding = Deciding(config=JointConfig(threshold=threshold), cooccurrence=table)
-        walks = walk(read(token_heads, BLOCKS, deciding), deciding, VOCAB)
+        settings = DecisionSettings(config=JointConfig(threshold=threshold), cooccurrence=table)
+        walks = walk_blocks(predict_batch(token_heads, BLOCKS, settings), settings, VOCAB)
         logs, decisions = [], 0
         for block, steps in zip(BLOCKS, walks, strict=True):
             tokens, t = block.tokens_T.tolist(), 0
@@ -183,7 +190,7 @@ def test_a_walk_decides_as_dynamic_decoding_does(family: str, masked: bool, tmp_
                 t, decisions = t + n, decisions + 1
                 orders.add(n)
             assert t >= len(tokens) - 1 - NUM_HEADS > at
-        (found,) = measure_dynamic(token_heads, BLOCKS, [threshold], Deciding(cooccurrence=table))
+        (found,) = measure_dynamic(token_heads, BLOCKS, [threshold], DecisionSettings(cooccurrence=table))
         assert found.perplexity.terms == len(logs)
         assert found.perplexity.value == pytest.approx(perplexity(logs), rel=1e-5)
         assert found.tokens_per_pass == pytest.approx(len(logs) / decisions)
@@ -207,14 +214,14 @@ def test_the_ends_of_a_sweep_are_one_token_and_all_tokens() -> None:
         ({"blocks": []}, "longer texts"),
         ({"blocks": [Block(random_tokens(3), 0)]}, "shortest block has 3 tokens"),
         ({"thresholds": [1.5]}, "threshold=1.5"),
-        ({"deciding": lambda: Deciding(temperature=0)}, "temperature=0"),
-        ({"deciding": lambda: Deciding(penalty=0.5)}, "penalty=0.5"),
+        ({"settings": lambda: DecisionSettings(temperature=0)}, "temperature=0"),
+        ({"settings": lambda: DecisionSettings(penalty=0.5)}, "penalty=0.5"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(change: dict[str, Any], message: str) -> None:
-    given = {"token_heads": "medusa", "blocks": BLOCKS, "thresholds": [0.5], "deciding": Deciding, **change}
+    given = {"token_heads": "medusa", "blocks": BLOCKS, "thresholds": [0.5], "settings": DecisionSettings, **change}
     with pytest.raises(ValueError, match=message):
-        measure_dynamic(heads_of(given["token_heads"]), given["blocks"], given["thresholds"], given["deciding"]())
+        measure_dynamic(heads_of(given["token_heads"]), given["blocks"], given["thresholds"], given["settings"]())
 
 
 def points(*values: tuple[float, float, float]) -> list[DynamicPerplexity]:

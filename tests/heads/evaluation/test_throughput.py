@@ -9,10 +9,10 @@ import torch
 from tiny import random_tokens, shared_model
 from torch import Tensor
 
-from heads.evaluation.float32_judge import Ruling
-from heads.evaluation.methods import Method, Outcome, Request, counted_forwards, plain, prompt_lookup, tree
-from heads.evaluation.text import Verdict, first_difference
-from heads.evaluation.throughput import SameText, compare, count_runs, describe_verdicts
+from heads.evaluation.generated_text import Ruling, Verdict, first_difference
+from heads.evaluation.judges import SameText
+from heads.evaluation.methods import GreedySettings, Method, Outcome, counted_forwards, plain, prompt_lookup, tree
+from heads.evaluation.throughput import compare, count_runs, describe_verdicts
 from heads.families import create
 
 
@@ -133,11 +133,11 @@ def test_passes_of_a_method_that_counts_none_come_from_an_untimed_run() -> None:
 
 def test_real_methods_agree_with_plain_and_count_their_passes() -> None:
     model = shared_model("llama")
-    request = Request(new_tokens=12, repetition_penalty=1.1)
+    settings = GreedySettings(new_tokens=12, repetition_penalty=1.1)
     token_heads = create("medusa", model, num_heads=2).to(model.dtype)
-    methods = [plain(model, request), prompt_lookup(model, request), tree(model, token_heads, request, "medusa", 4)]
+    methods = [plain(model, settings), prompt_lookup(model, settings), tree(model, token_heads, settings, "medusa", 4)]
     prompts = [random_tokens(1, 6, seed=seed) for seed in range(2)]
-    rows = compare(methods, prompts, repeats=1, verdict=SameText(model=model, request=request))
+    rows = compare(methods, prompts, repeats=1, verdict=SameText(model=model, settings=settings))
     assert [row.same_text for row in rows] == ["yes", "yes", "yes"]
     assert rows[0].tokens_per_pass == 1.0
     assert all(row.tokens_per_pass >= 1.0 for row in rows)
@@ -147,16 +147,16 @@ def test_plain_generation_runs_one_pass_for_each_token() -> None:
     model = shared_model("llama")
     prompt_1T = random_tokens(1, 6)
     with counted_forwards(model) as calls:
-        outcome = plain(model, Request(new_tokens=7)).run(prompt_1T)
+        outcome = plain(model, GreedySettings(new_tokens=7)).run(prompt_1T)
     assert len(calls) == outcome.passes == len(outcome.tokens)
     assert "forward" not in vars(model)  # the class's own method again
 
 
 def test_same_text_finds_a_wrong_token_on_a_real_model() -> None:
     model = shared_model("llama")
-    request = Request(new_tokens=8)
+    settings = GreedySettings(new_tokens=8)
     prompt_1T = random_tokens(1, 6)
-    tokens = plain(model, request).run(prompt_1T).tokens
+    tokens = plain(model, settings).run(prompt_1T).tokens
     wrong = [*tokens[:3], (tokens[3] + 1) % 29, *tokens[4:]]
-    judged = SameText(model=model, request=request)(prompt_1T, tokens, wrong)
+    judged = SameText(model=model, settings=settings)(prompt_1T, tokens, wrong)
     assert judged.differs_at == 3

@@ -21,8 +21,9 @@ from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
 from heads.cli.main import app
 from heads.evaluation.accuracy import HeadAccuracy
-from heads.evaluation.dynamic_perplexity import measure_dynamic
-from heads.evaluation.perplexity import Block, measure_perplexity
+from heads.evaluation.lossy.dynamic_perplexity import measure_dynamic
+from heads.evaluation.perplexity import measure_perplexity
+from heads.evaluation.predictions import Block
 from heads.families import create_unchosen
 from heads.interface.token_heads import HeadsConfig
 from heads.ngrams.counting import count_ngrams

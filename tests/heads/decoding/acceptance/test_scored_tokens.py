@@ -18,7 +18,7 @@ from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.proposers.heads import best_tokens
 from heads.decoding.proposers.sampled import DrawnTreeIndex, draw_tree
 from heads.decoding.trees.dynamic import offer
-from heads.evaluation.joint_picture import predict_two
+from heads.evaluation.lossy.joint_picture import predict_two
 from heads.tuning.acceptance import count_passes
 from heads.tuning.replay import NEVER, RANKS, pad_left, replay, write_texts
 from heads.tuning.timing import Bench

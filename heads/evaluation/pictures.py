@@ -1,6 +1,7 @@
-"""Pictures: accuracy of each head through training, tokens per pass, and speeds side by side, in one PNG.
+"""Draw PNG pictures of training and speed: accuracy of each head, tokens per pass, and speeds side by side.
 
-Colours are told apart by colour-blind readers too (Okabe and Ito's palette), and every line is named at its end.
+Colour-blind readers can tell the colours apart (Okabe and Ito's palette), and every line is named at its end.
+matplotlib comes with `headway[plots]` and is imported only where a picture is drawn, through `new_figure`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from heads.evaluation.throughput import MethodResult
 
-from heads.evaluation.throughput import Row
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 GREY, DARK = "#8C8C8C", "#333333"
@@ -26,36 +27,51 @@ Series = list[tuple[int, float]]
 """(step, value) pairs."""
 
 
-def draw_report(metrics: str | Path, rows: Sequence[Row], path: str | Path) -> None:
+def draw_report(metrics: str | Path, results: Sequence[MethodResult], path: str | Path) -> None:
     """A run's picture: top-1 and top-5 by head through training, tokens per pass, tokens per second.
 
     Args:
         metrics: the run's metrics.jsonl.
-        rows: measured speeds; the first is plain `generate`.
+        results: measured speeds; the first is plain `generate`.
 
     Raises:
         ValueError: the file holds no evaluation of heads.
     """
     lines = read_metrics(metrics)
-    figure = Figure(figsize=(11, 7.2), layout="constrained")
-    halves: Any = figure.subfigures(2, 1)  # laid out each for itself: long names below cost no width above
+    figure = new_figure(11, 7.2)
+    halves: Any = figure.subfigures(2, 1)  # each half has its own layout: long names below cost no width above
     upper, lower = halves
     top1, top5 = upper.subplots(1, 2)
     per_pass, speed = lower.subplots(1, 2)
     draw_accuracy(top1, lines, "top1", "top-1 accuracy on held-out text")
     draw_accuracy(top5, lines, "top5", "top-5 accuracy on held-out text")
     draw_tokens_per_pass(per_pass, series(lines, "eval_tokens_per_pass"))
-    draw_speeds(speed, rows, "tokens per second")
+    draw_speeds(speed, results, "tokens per second")
     save_figure(figure, path)
 
 
-def draw_speed_blocks(blocks: Mapping[str, Sequence[Row]], path: str | Path) -> None:
-    """Bars of tokens per second, one panel for each block of rows."""
-    longest = max(len(rows) for rows in blocks.values())
-    figure = Figure(figsize=(5.5 * len(blocks), 0.9 + 0.5 * longest), layout="constrained")
-    for axes, (name, rows) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
-        draw_speeds(axes, rows, f"tokens per second, {name}")
+def draw_speed_blocks(blocks: Mapping[str, Sequence[MethodResult]], path: str | Path) -> None:
+    """Bars of tokens per second, one panel for each block of results."""
+    longest = max(len(results) for results in blocks.values())
+    figure = new_figure(5.5 * len(blocks), 0.9 + 0.5 * longest)
+    for axes, (name, results) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
+        draw_speeds(axes, results, f"tokens per second, {name}")
     save_figure(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches. Commands that draw at their end call this first, so that they fail early.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ValueError(
+            "Pictures are drawn with matplotlib, which is not installed; install headway[plots]."
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -64,7 +80,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run; where a step was evaluated again, as after a resume, the last one counts."""
+    """The evaluations of a run; of a step that was evaluated twice, as after a resume, the last one."""
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist; a run writes it with `report_to: [jsonl]`.")
     lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -79,7 +95,7 @@ def series(lines: Sequence[dict[str, Any]], name: str) -> Series:
 
 
 def draw_accuracy(axes: Axes, lines: Sequence[dict[str, Any]], metric: str, title: str) -> None:
-    """One line for each head, and the backbone's own accuracy on its next token as a dashed reference."""
+    """Draw one line for each head, and the backbone's own next-token accuracy as a dashed reference."""
     num_heads = 1
     while f"eval_head{num_heads + 1}_{metric}" in lines[0]:
         num_heads += 1
@@ -100,7 +116,7 @@ def draw_accuracy(axes: Axes, lines: Sequence[dict[str, Any]], metric: str, titl
 
 
 def label_ends(axes: Axes, x: float, labels: list[tuple[float, str, str]]) -> None:
-    """Names at the right end of lines, moved apart where values are close."""
+    """Write names at the right end of lines, moved apart where the values are close."""
     low, high = axes.get_ylim()
     gap = 0.065 * (high - low)
     heights: list[float] = []
@@ -125,14 +141,14 @@ def draw_tokens_per_pass(axes: Axes, curve: Series) -> None:
     tidy(axes, "tokens per backbone pass on held-out prompts", "training step")
 
 
-def draw_speeds(axes: Axes, rows: Sequence[Row], title: str) -> None:
-    """Horizontal bars, the first row on top, each with its speed and its ratio to the first."""
-    speeds = [row.tokens_per_second for row in rows]
-    axes.barh(range(len(rows)), speeds, color=[GREY, *[PALETTE[4]] * (len(rows) - 1)], height=0.66)
-    for i, row in enumerate(rows):
-        text = f"{row.tokens_per_second:.0f}  ({row.ratio:.2f} ×)"
+def draw_speeds(axes: Axes, results: Sequence[MethodResult], title: str) -> None:
+    """Draw horizontal bars, the first result on top, each with its speed and its ratio to the first."""
+    speeds = [result.tokens_per_second for result in results]
+    axes.barh(range(len(results)), speeds, color=[GREY, *[PALETTE[4]] * (len(results) - 1)], height=0.66)
+    for i, result in enumerate(results):
+        text = f"{result.tokens_per_second:.0f}  ({result.ratio:.2f} ×)"
         axes.annotate(text, (speeds[i], i), xytext=(5, 0), textcoords="offset points", va="center", **STYLE)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_yticks(range(len(results)), [result.name for result in results])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45 * max(speeds))
     tidy(axes, title, "tokens / s (× plain)")
@@ -140,9 +156,11 @@ def draw_speeds(axes: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def head_colors(num_heads: int) -> list[Any]:
-    """The palette, or for more heads than it has, a sequence from dark to light."""
+    """The palette; for more heads than it has colours, a sequence from dark to light."""
     if num_heads <= len(PALETTE):
         return list(PALETTE[:num_heads])
+    from matplotlib import colormaps
+
     return [colormaps["viridis"](0.85 * i / (num_heads - 1)) for i in range(num_heads)]
 
 

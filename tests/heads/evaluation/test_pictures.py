@@ -12,15 +12,15 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from heads.evaluation.report import draw_accuracy, draw_report, draw_speed_blocks, draw_speeds, read_metrics
+from heads.evaluation.pictures import draw_accuracy, draw_report, draw_speed_blocks, draw_speeds, read_metrics
 from heads.evaluation.tables import speed_table, write_json
-from heads.evaluation.throughput import Row
+from heads.evaluation.throughput import MethodResult
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def row(name: str, ratio: float) -> Row:
-    return Row(
+def result(name: str, ratio: float) -> MethodResult:
+    return MethodResult(
         name=name,
         tokens=100,
         tokens_per_second=50 * ratio,
@@ -33,7 +33,7 @@ def row(name: str, ratio: float) -> Row:
     )
 
 
-ROWS = [row("plain", 1.0), row("grounded", 1.6)]
+ROWS = [result("plain", 1.0), result("grounded", 1.6)]
 
 
 def write_metrics(path: Path, num_heads: int, *, with_passes: bool = True) -> Path:

@@ -1,10 +1,10 @@
-"""What masks and thresholds do to a joint distribution: six heat maps for one prompt, as DynaMo's figure 9.
+"""Draw what masks and thresholds do to a joint distribution: six heat maps for one prompt (DynaMo, figure 9).
 
 (a) vanilla    (b) CO-0.5    (c) CO              co-occurrence masks with α_c = 0, 0.5, 1
 (d) vanilla    (e) AT        (f) AT + G-3        adaptive threshold without and with Gaussian blur, nothing masked
 
-J is over the 10 likeliest tokens of x_{t+1} and of x_{t+2} alone, at temperature 1 and without a static threshold, so
-that each map shows one thing. Entries with a repeated token are divided by 100, last of all (Algorithm 1).
+The joint covers the 10 likeliest tokens of x_{t+1} and of x_{t+2}, at temperature 1 and without a static threshold, so
+that each map shows one effect. In the end entries with a repeated token are divided by 100 (Algorithm 1).
 """
 # k candidate (an axis of a map: the first is x_{t+1}, the second x_{t+2}), T position, V vocabulary
 
@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from heads.backbone.model import CommitPlan
@@ -26,8 +23,12 @@ from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.decoding.dynamo.decoding import open_cooccurrence, refuse_heads
 from heads.decoding.dynamo.joint import Cooccurrence, mask, outer, penalize_repetition
 from heads.decoding.dynamo.threshold import adaptive_threshold
-from heads.evaluation.report import DARK, STYLE, save_figure
+from heads.evaluation.pictures import DARK, STYLE, new_figure, save_figure
 from heads.interface.token_heads import TokenHeads
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
 
 PENALTY = 100.0
 TOP = 10
@@ -47,11 +48,11 @@ def draw_joint_maps(
     *,
     penalty: float = PENALTY,
 ) -> None:
-    """Six heat maps of the next two tokens' joint distribution behind a prompt, in one PNG.
+    """Draw six heat maps of the joint distribution of the two tokens after a prompt into one PNG.
 
     Args:
         cooccurrence: a table of n-grams or its folder.
-        penalty: what entries with a token of the prompt, or with one token twice, are divided by.
+        penalty: divides entries with a token of the prompt or with the same token twice.
 
     Raises:
         ValueError: heads or a table that `DynamicDecoding` refuses, or an empty prompt.
@@ -70,13 +71,13 @@ def draw_joint_maps(
     }
     labels = [[show_token(tokenizer, token) for token in place.tokens_Bk[0].tolist()] for place in places]
     shown = repr(prompt if len(prompt) <= LONGEST_PROMPT else f"…{prompt[-LONGEST_PROMPT:]}")
-    title = f"joint distribution of the next two tokens behind {shown}, repetition ÷ {penalty:g}"
+    title = f"joint distribution of the two tokens after {shown}, repetition ÷ {penalty:g}"
     draw_maps(maps, labels, title, path)
 
 
 @torch.no_grad()
 def predict_two(token_heads: TokenHeads, tokens_1T: Tensor) -> list[Candidates]:
-    """The likeliest tokens of x_{t+1} and x_{t+2} behind a text, by the backbone and by head 1."""
+    """The likeliest tokens for x_{t+1} (the backbone) and for x_{t+2} (head 1) after a text."""
     valid_1T = torch.ones_like(tokens_1T, dtype=torch.bool)
     _, output = token_heads.backbone.prefill(tokens_1T, valid_1T, token_heads.taps)
     plan = CommitPlan.whole(valid_1T)
@@ -110,8 +111,10 @@ def joint_maps(places: Sequence[Candidates], cooccurrence: Cooccurrence | None) 
 
 
 def draw_maps(maps: Mapping[str, Tensor], labels: Sequence[Sequence[str]], title: str, path: str | Path) -> None:
-    """Two rows of three maps on one scale of colours, whose steps are finer for small probabilities."""
-    figure = Figure(figsize=(13, 9), layout="constrained")
+    """Draw two rows of three maps on one colour scale, which is finer for small probabilities."""
+    figure = new_figure(13, 9)
+    from matplotlib.colors import PowerNorm
+
     norm = PowerNorm(0.5, vmin=0, vmax=max(float(map_kk.max()) for map_kk in maps.values()))
     panels = figure.subplots(2, 3)
     for axes, (name, map_kk) in zip(panels.flat, maps.items(), strict=True):
@@ -124,8 +127,8 @@ def draw_maps(maps: Mapping[str, Tensor], labels: Sequence[Sequence[str]], title
     save_figure(figure, path)
 
 
-def draw_map(axes: Axes, map_kk: Tensor, labels: Sequence[Sequence[str]], norm: PowerNorm) -> Any:
-    """One map: x_{t+1} from top to bottom, x_{t+2} from left to right, the likeliest first."""
+def draw_map(axes: Axes, map_kk: Tensor, labels: Sequence[Sequence[str]], norm: Normalize) -> Any:
+    """Draw one map: x_{t+1} from top to bottom, x_{t+2} from left to right, the likeliest first."""
     values = np.ma.masked_equal(map_kk.numpy(), 0.0)
     axes.set_facecolor(ZERO)
     image = axes.imshow(values, norm=norm, cmap="YlGnBu", aspect="equal")
@@ -143,13 +146,13 @@ def draw_map(axes: Axes, map_kk: Tensor, labels: Sequence[Sequence[str]], norm: 
 
 
 def show_token(tokenizer: Any, token: int) -> str:
-    """A token as a label; pieces of characters as the tokenizer spells them."""
+    """A token as a label; a token that is part of a character as the tokenizer spells it."""
     text = tokenizer.decode([token])
     return show_text(tokenizer.convert_ids_to_tokens(token) if "\ufffd" in text else text, LONGEST_LABEL)
 
 
 def show_text(text: str, longest: int) -> str:
-    """Text in one line with signs for white space: long runs as a number, long texts cut.
+    """Text on one line with signs for white space: long runs are counted, long texts are cut.
 
     >>> show_text(" the", 12), show_text("\\n            x", 12), show_text("supercalifragilistic", 12)
     ('␣the', '↵␣×12x', 'supercalifr…')

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads.evaluation.text import Verdict, excuse_ties, first_difference, judge, repeated_ngrams
+from heads.evaluation.generated_text import Verdict, excuse_ties, first_difference, judge, repeated_ngrams
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Ask the model itself whether a method's text is plain generation's: by its own scores, or by a float32 copy's.
+
+In bfloat16 and float16 a logit depends on whether the pass ran over one token, a tree or a whole prompt, because sums
+are taken in another order. No decoder that scores several tokens at once can then match one that does not wherever the
+two best tokens lie within the precision's own error. `Float32Judge` measures that error at the place in question, as
+the difference between the low-precision scores and a float32 copy's. Two candidates closer than twice the error may
+change places; a wrong mask or position makes texts differ where the candidates are not close.
+"""
+# T prompt position, L prompt and new tokens, V vocabulary
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.evaluation.generated_text import Excuse, Ruling, Verdict, excuse_ties, first_difference, judge
+from heads.evaluation.methods import GreedySettings, end_tokens, new_tokens
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass(kw_only=True)
+class Float32Judge:
+    """Compares texts of one bfloat16 or float16 model; makes a float32 copy of it at the first difference.
+
+    Raises:
+        ValueError: the model has another dtype.
+    """
+
+    model: Any
+    settings: GreedySettings
+    _copy: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.model.dtype not in LOW_PRECISION:
+            name = str(self.model.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"The float32 judge was asked about a model in {name}; it rules on bfloat16 and float16 (--dtype)."
+            )
+
+    def __call__(self, prompt_1T: Tensor, plain: list[int], other: list[int]) -> Ruling | None:
+        """The ruling on the first difference; None for the same text."""
+        at = first_difference(plain, other)
+        if at is None:
+            return None
+        if at >= min(len(plain), len(other)):
+            first, second = (tokens[at] if at < len(tokens) else None for tokens in (plain, other))
+            return Ruling(position=at, plain=first, other=second, gap=math.inf, rounding=0.0)
+        if self._copy is None:
+            self._copy = copy.deepcopy(self.model).float()
+        low_V, high_V = (
+            scores_after(model, self.settings, prompt_1T, plain[:at]).double() for model in (self.model, self._copy)
+        )
+        finite_V = low_V.isfinite() & high_V.isfinite()
+        return Ruling(
+            position=at,
+            plain=plain[at],
+            other=other[at],
+            gap=float(high_V[plain[at]] - high_V[other[at]]),
+            rounding=float((low_V - high_V)[finite_V].abs().max()),
+        )
+
+    def excuse(self, prompt_1T: Tensor, rulings: list[Ruling]) -> Excuse:
+        """Excuse differences within rounding after this prompt; every ruling is appended to the list."""
+
+        def excuse(plain: list[int], other: list[int]) -> bool:
+            ruling = self(prompt_1T, plain, other)
+            if ruling is None:
+                return True
+            rulings.append(ruling)
+            return ruling.within_rounding
+
+        return excuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameText:
+    """Compares a method's tokens with plain generation's, with the model at hand to excuse ties.
+
+    Attributes:
+        float32: decides which differences are excused; None excuses a fixed number of the dtype's rounding units.
+    """
+
+    model: Any
+    settings: GreedySettings
+    float32: Float32Judge | None = None
+
+    def __call__(self, prompt_1T: Tensor, plain_tokens: list[int], tokens: list[int]) -> Verdict:
+        def scores_at(new: list[int]) -> Tensor:
+            return scores_after(self.model, self.settings, prompt_1T, new)
+
+        def continue_from(new: list[int]) -> list[int]:
+            left = self.settings.new_tokens - len(new)
+            if left <= 0 or new[-1] in end_tokens(self.model):
+                return new
+            longer = self.settings.generate(self.model, extended(prompt_1T, new), max_new_tokens=left)
+            return new_tokens(longer, prompt_1T)
+
+        rulings: list[Ruling] = []
+        if self.float32 is None:
+            excuse = excuse_ties(scores_at, self.model.dtype)
+        else:
+            excuse = self.float32.excuse(prompt_1T, rulings)
+        return replace(judge(plain_tokens, tokens, excuse, continue_from), rulings=tuple(rulings))
+
+
+def scores_after(model: Any, settings: GreedySettings, prompt_1T: Tensor, new: list[int]) -> Tensor:
+    """Plain generation's processed scores (V,) for the token after a prompt and new tokens."""
+    asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+    scores_V: Tensor = settings.generate(model, extended(prompt_1T, new), **asked).scores[0][0]
+    return scores_V
+
+
+def extended(prompt_1T: Tensor, new: list[int]) -> Tensor:
+    return torch.cat([prompt_1T, prompt_1T.new_tensor([new])], dim=1)
