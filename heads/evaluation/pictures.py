@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heads.evaluation.throughput import MethodResult
+from heads.extras import needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,14 +64,10 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches. Commands that draw at their end call this first, so that they fail early.
 
     Raises:
-        ValueError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
-    try:
+    with needs_extra("plots", "A picture is to be drawn"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ValueError(
-            "Pictures are drawn with matplotlib, which is not installed; install headway[plots]."
-        ) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
