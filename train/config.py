@@ -28,6 +28,7 @@ from heads.checkpoint.backbone import LoraSettings
 from heads.data.documents import DataConfig
 from heads.decoding.trees.static import MAX_NODES
 from heads.families import build_config
+from heads.validation import build
 from train.objective.amounts import is_amount, is_positive
 from train.objective.weights import LossConfig, SelfDistillationConfig, WarmInConfig
 
@@ -298,7 +299,6 @@ class TrainConfig:
 
     def check_backbone_training(self) -> None:
         """Raise ValueError on settings of a trained backbone where none is trained, or not in this way."""
-        self.lora.check()
         if self.lora.rank and self.rates.base is None:
             raise ValueError(
                 "lora.rank was given but rates.base is null, which keeps the backbone frozen; give a rate."
@@ -382,9 +382,9 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
     parser = build_parser(prog)
     namespace: Namespace = parser.parse_args(arguments)
     check_blocks(namespace.as_dict(), TrainConfig)
-    values = parser.instantiate_classes(namespace).as_dict()
+    values = namespace.as_dict()
     values.pop("config", None)
-    config = TrainConfig(**values)
+    config = build(TrainConfig, values, of="a run's config")
     config.check()
     return config
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -30,12 +29,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
+from heads.validation import validated, within
 
 PREFIX, ADAPTER = "backbone-", "adapter_model.safetensors"
 FINGERPRINT_TENSORS = 256
 SIX_DIGITS = 1e-5  # of a number that was written with six
 
 
+@validated
 @dataclass(kw_only=True)
 class LoraSettings:
     """A LoRA adapter on the backbone, through peft.
@@ -48,23 +49,13 @@ class LoraSettings:
             architecture where it is not given. The unembedding cannot have one.
     """
 
-    rank: int = 0
-    alpha: float | None = None
-    dropout: float = 0.0
+    rank: int = within(0, default=0, advice="0 stands for no adapter")
+    alpha: float | None = within(above=0, default=None, advice="at 0 the adapter would change nothing")
+    dropout: float = within(0, below=1, default=0.0)
     targets: list[str] | None = None
 
-    def check(self) -> None:
-        """Raise ValueError, with what is allowed, on a value that no adapter takes."""
-        if self.rank < 0:
-            raise ValueError(f"lora.rank={self.rank} was given; allowed are 0 (no adapter) and more.")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise ValueError(
-                f"lora.alpha={self.alpha} was given; it must be above 0, or the adapter would change nothing: give a "
-                f"number such as the rank, or leave it out."
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout={self.dropout} was given; allowed are 0 up to 1 (1 excluded).")
-        if self.rank == 0 and self != LoraSettings():
+    def validate_rank(self) -> None:
+        if self.rank == 0 and (self.alpha, self.dropout, self.targets) != (None, 0.0, None):
             raise ValueError("lora.alpha, dropout or targets were given without lora.rank; give a rank of 1 and more.")
 
 

@@ -6,18 +6,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from types import ModuleType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any
 
 from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.interface.token_heads import TokenHeads
+from heads.validation import build, nearest
 
 
 def families() -> list[str]:
@@ -33,7 +32,7 @@ def family_module(family: str) -> ModuleType:
     """
     if family not in families():
         raise ValueError(
-            f"family={family!r} was given; allowed are {', '.join(families())}.{_nearest(family, families())}"
+            f"family={family!r} was given; allowed are {', '.join(families())}.{nearest(family, families())}"
         )
     return importlib.import_module(f"{__name__}.{family}")
 
@@ -44,21 +43,7 @@ def build_config(family: str, /, **fields: Any) -> Any:
     Raises:
         ValueError: an unknown field (names the nearest real one), a value of another type, or one that is not allowed.
     """
-    config_class = family_module(family).Config
-    known = [field.name for field in dataclasses.fields(config_class)]
-    for name in fields:
-        if name not in known:
-            raise ValueError(
-                f"{family} heads have no field {name!r}; allowed are {', '.join(known)}.{_nearest(name, known)}"
-            )
-    hints = get_type_hints(config_class)
-    for name, value in fields.items():
-        if not any(_fits(value, kind) for kind in _kinds(hints[name])):
-            kinds = " or ".join(map(_words, _kinds(hints[name])))
-            raise ValueError(f"{family} heads take {kinds} for {name}; {value!r} was given.")
-    config = config_class(**fields)
-    config.check()
-    return config
+    return build(family_module(family).Config, fields, of=f"{family} heads")
 
 
 def create(
@@ -103,33 +88,3 @@ def create_unchosen(family: str, model: Any, **config: Any) -> TokenHeads:
     backbone = model if isinstance(model, Backbone) else Backbone(model)
     token_heads = family_module(family).Heads(build_config(family, **config), backbone)
     return token_heads.to(device=backbone.heads_device, dtype=backbone.dtype)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """The members of a union; anything else stands for itself."""
-    if get_origin(annotation) in (Union, UnionType):
-        return [kind for member in get_args(annotation) for kind in _kinds(member)]
-    return [annotation]
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in (int, str, NoneType, bool):
-        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if get_origin(kind) is Literal:  # which of its values: `check` says
-        return any(_fits(value, type(allowed)) for allowed in get_args(kind))
-    origin = get_origin(kind) or kind  # list[str], dict[str, int]: the container alone
-    return not isinstance(origin, type) or isinstance(value, origin)
-
-
-def _words(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(map(repr, get_args(kind)))
-    names = {int: "an int", str: "a str", bool: "a bool", float: "a float", NoneType: "null"}
-    return names.get(kind) or f"a {getattr(kind, '__name__', kind)}"

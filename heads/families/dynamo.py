@@ -29,9 +29,11 @@ from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, StackTap
 from heads.interface.context_layers import in_slot, new_layer, refuse_quantised_layers
-from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
+from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
+from heads.validation import validated, within
 
 
+@validated
 @dataclass(kw_only=True)
 class Config(HeadsConfig):
     """Fields of `dynamo` heads.
@@ -47,34 +49,26 @@ class Config(HeadsConfig):
         lora_targets: the linear layers that get a LoRA; peft's choice for the architecture where it is not given.
     """
 
-    num_heads: int = 2
-    layers_per_head: int = 1
+    num_heads: int = within(1, MAX_HEADS, default=2)
+    layers_per_head: int = within(0, default=1)
     start: Literal["random", "copied"] = "random"
     tap: Literal["penultimate", "last"] = "penultimate"
     unembedding: Literal["shared", "own"] = "shared"
-    lora_rank: int | None = None
+    lora_rank: int | None = within(1, default=None)
     lora_targets: list[str] | None = None
 
-    def check(self) -> None:
-        super().check()
-        for name, allowed in (
-            ("start", ("random", "copied")),
-            ("tap", ("penultimate", "last")),
-            ("unembedding", ("shared", "own")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} was given; allowed are {allowed[0]!r} and {allowed[1]!r}."
-                )
-        if self.layers_per_head < 0 or (self.layers_per_head == 0 and self.unembedding == "shared"):
+    def validate_layers(self) -> None:
+        if self.layers_per_head == 0 and self.unembedding == "shared":
             raise ValueError(
                 f"layers_per_head={self.layers_per_head} was given with unembedding={self.unembedding!r}; a head needs "
                 f"at least one layer, or its own unembedding."
             )
-        if self.lora_rank is not None and (self.lora_rank < 1 or self.layers_per_head != 1):
+
+    def validate_lora(self) -> None:
+        if self.lora_rank is not None and self.layers_per_head != 1:
             raise ValueError(
-                f"lora_rank={self.lora_rank} was given with layers_per_head={self.layers_per_head}; a LoRA has a rank "
-                f"of 1 and more and goes with one layer a head."
+                f"lora_rank={self.lora_rank} was given with layers_per_head={self.layers_per_head}; a LoRA goes with "
+                f"one layer a head."
             )
         if self.lora_targets is not None and self.lora_rank is None:
             raise ValueError("lora_targets were given without lora_rank; give both, or neither.")

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
-from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings, check_unembedding
+from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings
 from heads.interface.representation import RepresentationConfig, RepresentationHeads
+from heads.validation import validated, within
 
 
+@validated
 @dataclass(kw_only=True)
 class Config(RepresentationConfig):
     """Fields of `grounded` heads, beside those of every family that reads f.
@@ -33,18 +35,10 @@ class Config(RepresentationConfig):
         unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's).
     """
 
-    num_hidden_layers: int = 1
-    hidden_width: int | None = None
+    num_hidden_layers: int = within(1, 4, default=1)
+    hidden_width: int | None = within(1, default=None)
     normalize_embeddings: bool = True
     unembedding: Unembedding = "own"
-
-    def check(self) -> None:
-        super().check()
-        if not 1 <= self.num_hidden_layers <= 4:
-            raise ValueError(f"num_hidden_layers={self.num_hidden_layers} was given; allowed are 1 to 4.")
-        if self.hidden_width is not None and self.hidden_width < 1:
-            raise ValueError(f"hidden_width={self.hidden_width} was given; allowed are 1 and more, or null.")
-        check_unembedding(self.unembedding)
 
 
 class GroundedMLP(nn.Module):

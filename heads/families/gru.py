@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
-from heads.interface.layers import Unembedding, Unembeddings, check_unembedding
+from heads.interface.layers import Unembedding, Unembeddings
 from heads.interface.representation import RepresentationConfig, RepresentationHeads
 from heads.interface.token_heads import MAX_HEADS, TeacherForcing
+from heads.validation import validated
 
 RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
 """Of the gates at start: σ(2) = 88 % of the state reaches the new one, and σ(-1) = 27 % of it stays as it is."""
 
 
+@validated
 @dataclass(kw_only=True)
 class Config(RepresentationConfig):
     """Fields of `gru` heads, beside those of every family that reads f.
@@ -39,10 +41,6 @@ class Config(RepresentationConfig):
 
     normalize_embeddings: bool = True
     unembedding: Unembedding = "own"
-
-    def check(self) -> None:
-        super().check()
-        check_unembedding(self.unembedding)
 
 
 class Heads(RepresentationHeads):

@@ -15,8 +15,10 @@ from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
 from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings
 from heads.interface.token_heads import HeadsConfig, PositionWiseHeads
+from heads.validation import validated, within
 
 
+@validated
 @dataclass(kw_only=True)
 class Config(HeadsConfig):
     """Fields of `medusa` heads.
@@ -26,15 +28,8 @@ class Config(HeadsConfig):
         unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's).
     """
 
-    num_blocks: int = 1
+    num_blocks: int = within(1, 8, default=1)
     unembedding: Unembedding = "own"
-
-    def check(self) -> None:
-        super().check()
-        if not 1 <= self.num_blocks <= 8:
-            raise ValueError(f"num_blocks={self.num_blocks} was given; allowed are 1 to 8.")
-        if self.unembedding not in ("own", "shared"):
-            raise ValueError(f"unembedding={self.unembedding!r} was given; allowed are 'own' and 'shared'.")
 
 
 class Heads(PositionWiseHeads):

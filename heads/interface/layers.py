@@ -15,11 +15,6 @@ from heads.backbone.projection import Projection
 Unembedding = Literal["own", "shared"]
 
 
-def check_unembedding(unembedding: str) -> None:
-    if unembedding not in ("own", "shared"):
-        raise ValueError(f"unembedding={unembedding!r} was given; allowed are 'own' and 'shared'.")
-
-
 class ResidualBlock(nn.Module):
     """x + SiLU(W x + b), W and b zero at start: the identity (Medusa, section 2.1; b too, so that it is exact)."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,10 @@ from heads.backbone.model import Backbone, Tap
 from heads.backbone.state import HiddenTap, StackTap
 from heads.interface.context_layers import identity_layer, refuse_quantised_layers
 from heads.interface.token_heads import HeadsConfig, PositionWiseHeads, TeacherForcing
+from heads.validation import validated, within
 
 
+@validated
 @dataclass(kw_only=True)
 class RepresentationConfig(HeadsConfig):
     """Fields of families that read f.
@@ -40,17 +42,8 @@ class RepresentationConfig(HeadsConfig):
             (Hydra++). It runs over the context, inside each pass, and starts as the identity.
     """
 
-    hidden_offset: int = 0
-    prefix_layers: int = 0
-
-    def check(self) -> None:
-        super().check()
-        if self.hidden_offset < 0:
-            raise ValueError(
-                f"hidden_offset={self.hidden_offset} was given; allowed are 0 to the backbone's number of layers."
-            )
-        if self.prefix_layers not in (0, 1):
-            raise ValueError(f"prefix_layers={self.prefix_layers} was given; allowed are 0 and 1.")
+    hidden_offset: int = within(0, advice="at most the backbone's number of layers", default=0)
+    prefix_layers: Literal[0, 1] = 0
 
 
 class RepresentationHeads(PositionWiseHeads):

@@ -27,10 +27,12 @@ from heads.backbone.draft_vocabulary import DraftVocabulary, SharedRows, Started
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, HiddenTaps, hidden_taps
+from heads.validation import validated, within
 
 MAX_HEADS = 32
 
 
+@validated
 @dataclass(kw_only=True)
 class HeadsConfig:
     """What every family's Config begins with.
@@ -41,15 +43,8 @@ class HeadsConfig:
             are never drafted; None: every token (docs/draft_vocabulary.md).
     """
 
-    num_heads: int = 4
-    draft_vocabulary: int | None = None
-
-    def check(self) -> None:
-        """Raise ValueError, with what is allowed, on a value that cannot be built."""
-        if not 1 <= self.num_heads <= MAX_HEADS:
-            raise ValueError(f"num_heads={self.num_heads} was given; allowed are 1 to {MAX_HEADS}.")
-        if self.draft_vocabulary is not None and self.draft_vocabulary < 1:
-            raise ValueError(f"draft_vocabulary={self.draft_vocabulary} was given; allowed are 1 and more, or null.")
+    num_heads: int = within(1, MAX_HEADS, default=4)
+    draft_vocabulary: int | None = within(1, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +112,6 @@ class TokenHeads(nn.Module):
 
     def __init__(self, config: HeadsConfig, backbone: Backbone) -> None:
         super().__init__()
-        config.check()
         self.config = config
         self.backbone = backbone  # a plain object: nothing of the backbone is registered here
         self.register_buffer("draft_tokens_S", unchosen(config.draft_vocabulary, backbone))

@@ -99,7 +99,7 @@ def test_the_command_and_what_it_refuses(tmp_path):
     description["recipe"]["config"]["backbone"]["quantization"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (folder / "heads.json").write_text(json.dumps(description))
     assert "quantised (bitsandbytes)" in refused(folder, "--out", tmp_path / "other")
-    demo = Path(__file__).resolve().parents[2] / "checkpoints/demo/medusa"
+    demo = Path(__file__).resolve().parents[3] / "checkpoints/demo/medusa"
     assert "no adapter to merge: their backbone was not trained with them" in refused(demo, "--out", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -231,8 +231,11 @@ def test_a_copy_in_another_dtype_decodes(variant: str) -> None:
         ({"lora_rank": 0}, "lora_rank=0"),
         ({"lora_rank": 4, "layers_per_head": 2}, "lora_rank=4 was given with layers_per_head=2"),
         ({"lora_targets": ["q_proj"]}, "lora_targets were given without lora_rank"),
-        ({"layers": 2}, "no field 'layers'"),
-        ({"lora_targets": "q_proj", "lora_rank": 2}, "take a list or null for lora_targets"),
+        ({"layers": 2}, "'layers' is no field of dynamo heads; .* Did you mean 'layers_per_head'"),
+        (
+            {"lora_targets": "q_proj", "lora_rank": 2},
+            "lora_targets='q_proj' was given; allowed are lists of texts, or null",
+        ),
     ],
 )
 def test_fields_that_cannot_be_built_are_refused(config: dict, said: str) -> None:

@@ -150,7 +150,10 @@ def check_greedy(token_heads, steps=30, **options):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"hidden_offset": -1}, "hidden_offset=-1 was given; allowed are 0 to the backbone's number of layers"),
+        (
+            {"hidden_offset": -1},
+            "hidden_offset=-1 was given; allowed are integers of at least 0; at most the backbone's number of layers",
+        ),
         ({"unembedding": "mine"}, "unembedding='mine' was given; allowed are 'own' and 'shared'"),
     ],
 )

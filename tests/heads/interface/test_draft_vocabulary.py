@@ -239,7 +239,7 @@ def test_perplexity_is_refused():
             {"draft_vocabulary": 4},
             r"without draft_tokens; .* heads\.most_frequent_tokens\(counts, 4\)",
         ),
-        ({"draft_vocabulary": 0}, "allowed are 1 and more, or null"),
+        ({"draft_vocabulary": 0}, "allowed are integers of at least 1, or null"),
         ({"draft_vocabulary": 30}, "draft_vocabulary=30 was given; allowed are 1 to 29, the backbone's tokens"),
         ({"draft_vocabulary": 3, "draft_tokens": [1, 2]}, "2 draft_tokens were given and draft_vocabulary=3"),
         ({"draft_tokens": [1, 1]}, "some token twice"),
@@ -247,7 +247,7 @@ def test_perplexity_is_refused():
         ({"draft_tokens": [-1, 2]}, "from -1 to 2 were given"),
         ({"draft_tokens": torch.tensor([0.5])}, "allowed is a list of token ids"),
         ({"draft_tokens": torch.tensor([[1, 2]])}, "allowed is a list of token ids"),
-        ({"draft_vocabulary": True}, "take an int or null for draft_vocabulary"),
+        ({"draft_vocabulary": True}, "draft_vocabulary=True was given; allowed are integers of at least 1, or null"),
     ],
 )
 def test_what_cannot_be_chosen_is_said(config, sentence):
