@@ -1,8 +1,8 @@
-"""Conversations to token ids and a mask that is True on what the assistant wrote, its end-of-turn token included.
+"""Conversations to token ids and a mask that is True on the assistant's replies, their end-of-turn tokens included.
 
-The tokenizer's own chat template renders the conversation; the mask comes from character spans of that text and the
-tokenizer's offsets, so that repeated words, several turns and merged spaces cannot shift it. Where a span cannot be
-established the row is refused, never guessed. The ids are those of `tokenizer.apply_chat_template`.
+A chat template renders the conversation, and the ids are those of `tokenizer.apply_chat_template`. The mask comes from
+the replies' character spans in that text and the tokenizer's offsets, so that repeated words, several turns and merged
+spaces cannot shift it. A row whose spans cannot be found for certain is refused.
 """
 
 import functools
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 Message = dict[str, Any]
 ROLES = {"system": "system", "tool": "tool", "human": "user", "user": "user"}
 ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bard", "bing"), "assistant")
-TURN_STAND_IN = "\u2063headway-turn\u2063"  # U+2063 is invisible and no white space: templates that trim keep it
+# U+2063 is invisible and no white space, so that templates which trim a turn leave it there.
+TURN_STAND_IN = "\u2063headway-turn\u2063"
 
 VICUNA_TEMPLATE = """\
 {{- bos_token -}}
@@ -43,15 +44,15 @@ VICUNA_TEMPLATE = """\
 
 
 class BadRowError(ValueError):
-    """A row that is not what its format asks for: skipped, counted, and too many of them stop the run."""
+    """A row is not what its format asks for. It is skipped and counted; too many such rows stop the run."""
 
 
 class EmptyRowError(ValueError):
-    """A well-formed row that holds nothing to learn from: skipped and counted."""
+    """A well-formed row has nothing to learn from. It is skipped and counted."""
 
 
 def read_conversation(turns: Any) -> list[Message]:
-    """Turns with from/value or role/content keys as messages, tidied.
+    """Turns with from/value or role/content keys as messages that `normalise` has put in order.
 
     >>> read_conversation([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}])
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}]
@@ -61,7 +62,7 @@ def read_conversation(turns: Any) -> list[Message]:
         turns = [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=False)]
     if not isinstance(turns, list):
         raise BadRowError(f"the conversation is {kind_of(turns)}, not a list of turns")
-    return tidy([read_turn(turn, number) for number, turn in enumerate(turns, start=1)])
+    return normalise([read_turn(turn, number) for number, turn in enumerate(turns, start=1)])
 
 
 def read_turn(turn: Any, number: int) -> Message:
@@ -92,31 +93,31 @@ def alpaca_messages(row: dict[str, Any]) -> list[Message]:
     if not isinstance(row.get("input") or "", str):
         raise BadRowError(f"'input' is {kind_of(row['input'])}, not a text")
     question = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
-    return tidy([{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}])
+    return normalise([{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}])
 
 
-def tidy(messages: Iterable[Message]) -> list[Message]:
-    """Conversation as templates expect it: no empty turns, the user speaks first, roles alternate, a reply comes last.
+def normalise(messages: Iterable[Message]) -> list[Message]:
+    """A conversation as templates expect it: no empty turns, the user first, alternating roles, a reply at the end.
 
-    Consecutive turns of one role become one, joined by a line break. Replies before the first user turn and turns after
-    the last reply are dropped: there is no question for the former and nothing to learn from the latter.
+    Consecutive turns of one role are joined by a line break. Replies before the first user turn are dropped, and so are
+    turns after the last reply, from which nothing can be learned.
     """
-    tidied: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
-        asked = any(earlier["role"] == "user" for earlier in tidied)
+        has_question = any(earlier["role"] == "user" for earlier in turns)
         if not message["content"].strip() and "tool_calls" not in message:
             continue
-        if message["role"] in ("assistant", "tool") and not asked:
+        if message["role"] in ("assistant", "tool") and not has_question:
             continue
         plain = set(message) == {"role", "content"} and message["role"] != "tool"
-        if plain and tidied and tidied[-1]["role"] == message["role"] and set(tidied[-1]) == set(message):
-            message = {**message, "content": tidied.pop()["content"] + "\n" + message["content"]}
-        tidied.append(message)
-    while tidied and tidied[-1]["role"] != "assistant":
-        tidied.pop()
-    if not tidied:
+        if plain and turns and turns[-1]["role"] == message["role"] and set(turns[-1]) == set(message):
+            message = {**message, "content": turns.pop()["content"] + "\n" + message["content"]}
+        turns.append(message)
+    while turns and turns[-1]["role"] != "assistant":
+        turns.pop()
+    if not turns:
         raise EmptyRowError("no reply to a user's turn")
-    return tidied
+    return turns
 
 
 def kind_of(value: Any) -> str:
@@ -124,12 +125,12 @@ def kind_of(value: Any) -> str:
 
 
 @functools.cache
-def say_once(sentence: str) -> None:
+def warn_once(sentence: str) -> None:
     logger.warning(sentence)
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a chat up to where the assistant's answer begins.
+    """Token ids of a chat up to where the assistant's reply begins.
 
     Raises:
         BadRowError: the template refuses the messages.
@@ -148,9 +149,9 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Seq
 
 
 def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> str:
-    """Jinja source of "vicuna", of a file, or of the tokenizer itself (vicuna, said once, where it has none)."""
+    """Jinja source of "vicuna", of a file, or of the tokenizer (vicuna with a warning where it has none)."""
     if chat_template is None and not tokenizer.chat_template:
-        say_once("The tokenizer has no chat template; the built-in vicuna template is used.")
+        warn_once("The tokenizer has no chat template; the built-in vicuna template is used.")
         chat_template = "vicuna"
     if chat_template is None:
         return tokenizer.get_chat_template()
@@ -168,8 +169,8 @@ def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | Non
 class ChatEncoder:
     """Encodes conversations with one tokenizer and one template.
 
-    With the vicuna template, [user "Hi", assistant "Hello."] becomes
-    "<s>A chat between ... questions. USER: Hi ASSISTANT: Hello.</s>", supervised on " Hello.</s>".
+    By the vicuna template, [user "Hi", assistant "Hello."] becomes
+    "<s>A chat between ... questions. USER: Hi ASSISTANT: Hello.</s>", and the mask is True on " Hello.</s>".
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
@@ -188,10 +189,10 @@ class ChatEncoder:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"The chat template is not valid Jinja: line {error.lineno}: {error.message}.") from None
         except jinja2.TemplateError:
-            pass  # a template may object to this conversation and take others; rows speak for themselves
+            pass  # a template may refuse this conversation and take the data's
 
     def encode(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Token ids of the rendered conversation, and for each whether the assistant wrote it."""
+        """Token ids of the rendered conversation, and for each whether it belongs to a reply."""
         try:
             text, spans = self.marked_spans(messages) if self.has_markers else self.found_spans(messages)
         except jinja2.TemplateError as error:
@@ -209,9 +210,9 @@ class ChatEncoder:
     def marked_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """Text and the character spans inside {% generation %} markers.
 
-        Not by way of `apply_chat_template(return_assistant_tokens_mask=True)`: it asks for the token at a span's first
-        and last character, and where the tokenizer trims offsets (GPT-2, GPT-NeoX) a space there has none, upon which
-        it drops the rest of the spans or marks everything to the end.
+        `apply_chat_template(return_assistant_tokens_mask=True)` cannot be used: it looks up the token at a span's first
+        and last character. Where the tokenizer trims offsets (GPT-2, GPT-NeoX) a space there has no token, and then it
+        drops the other spans or marks everything to the end.
         """
         return self.render(messages, return_assistant_tokens_mask=True)
 
@@ -222,31 +223,31 @@ class ChatEncoder:
         return text, [self.find_span(text, messages, turn) for turn in turns]
 
     def find_span(self, text: str, messages: Sequence[Message], turn: int) -> tuple[int, int]:
-        """From the end of the generation prompt before a turn to the end of the conversation up to it.
+        """The span from the end of the generation prompt before a turn to the end of the conversation up to that turn.
 
-        Both are prefixes of the whole text in a plain template. Some render a turn differently once others follow
-        (Qwen3 drops earlier thinking) or know no generation prompt; there the turn's text is exchanged for a stand-in,
-        and the span is what lies between the parts that stay the same.
+        A plain template renders both as prefixes of the whole text. Other templates render a turn differently once more
+        turns follow (Qwen3 drops earlier thinking) or have no generation prompt. For them a stand-in replaces the
+        turn's text, and the span lies between what stays the same before and after it.
         """
-        asked = self.render(messages[:turn], add_generation_prompt=True)[0]
+        prompt = self.render(messages[:turn], add_generation_prompt=True)[0]
         answered = self.render(messages[: turn + 1])[0]
-        prompted = asked != self.render(messages[:turn])[0]
-        if prompted and text.startswith(asked) and text.startswith(answered) and len(asked) < len(answered):
-            return len(asked), len(answered)
-        exchanged = [dict(message) for message in messages]
-        exchanged[turn]["content"] = TURN_STAND_IN
-        before, _, after = self.render(exchanged)[0].partition(TURN_STAND_IN)
+        has_prompt = prompt != self.render(messages[:turn])[0]
+        if has_prompt and text.startswith(prompt) and text.startswith(answered) and len(prompt) < len(answered):
+            return len(prompt), len(answered)
+        replaced = [dict(message) for message in messages]
+        replaced[turn]["content"] = TURN_STAND_IN
+        before, _, after = self.render(replaced)[0].partition(TURN_STAND_IN)
         start, end = len(before), len(text) - len(after)
         if TURN_STAND_IN in after or start >= end or not (text.startswith(before) and text.endswith(after)):
             raise BadRowError(f"the chat template drops or rewrites turn {turn + 1}, so its mask is unknown")
-        start = len(asked) if prompted and text.startswith(asked) else start
+        start = len(prompt) if has_prompt and text.startswith(prompt) else start
         end = len(answered) if text.startswith(answered) else end
         return start, end
 
     def fit_to_end_of_turn(self, text: str, start: int, end: int) -> tuple[int, int]:
-        """Moves a span's end to its end-of-turn token: past it where it follows at once, back from a break after it.
+        """The span, with its end moved behind its end-of-turn token: on where that follows, back from a break after it.
 
-        "<a>Hello.<|im_end|>\\n"  ->  the span ends behind <|im_end|>, with or without markers around it or the break
+        "<a>Hello.<|im_end|>\\n"  ->  the span ends behind <|im_end|>, whether or not it held that token or the break
         """
         trimmed = len(text[:end].rstrip())
         if trimmed > start and text[start:trimmed].endswith(self.special_texts):
@@ -259,7 +260,7 @@ class ChatEncoder:
 def mask_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[bool]:
     """True for tokens that share a character with a span.
 
-    A token of no width is a space whose offsets were trimmed; it covers what lies between its neighbours.
+    A token without width is a space whose offsets were trimmed; it covers what lies between its neighbours.
 
     >>> mask_tokens([(0, 4), (4, 6), (6, 9)], spans=[(5, 7)])
     [False, True, True]

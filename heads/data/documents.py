@@ -1,8 +1,8 @@
-"""Rows to tokenised documents: text, token ids and chats from files, directories, the hub or the standard library.
+"""The rows of a source as tokenised documents, cached on disk or streamed.
 
-A document is what heads may predict within: one text, one row of ids, one conversation. Every row of a source becomes
-one row here, good or not, with its counts beside it, so that reports are exact even when nothing is recomputed.
-Tokenised documents are cached under `$HF_DATASETS_CACHE/headway`, one file per source, tokenizer, template and format.
+A document is one text, one row of ids or one conversation: heads never predict across its end. Every row of a source
+becomes one row here, a bad one too, with its counts, so that reports are exact when documents come from the cache. It
+lies in `$HF_DATASETS_CACHE/headway`, with one file for each source, tokenizer, template and format.
 """
 
 import math
@@ -14,15 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-from datasets import Dataset, IterableDataset
-from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from heads.data.chat import BadRowError, choose_template
 from heads.data.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
 from heads.data.sources import Rows, open_rows
+from heads.extras import needs_extra
+
+with needs_extra("train", "Rows of data are to be read"):
+    import datasets
+    from datasets import Dataset, IterableDataset
+    from datasets.fingerprint import Hasher
 
 CHAT_FORMATS = ("sharegpt", "messages", "alpaca")
 AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, then in any case
@@ -33,10 +36,10 @@ AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, the
     "tokens": "tokens",
     "text": "text",
 }
-SAMPLE_ROWS = 20  # looked at to find out what a source holds
-DRAW_FRACTION, DRAW_EVAL = 0, 1  # purposes of a seeded draw per row
-CACHE_VERSION = 2  # raise it when the same row would become other tokens than before
-ROWS_PER_BATCH = 64  # a few megabytes of text at most, so that one batch never fills the memory
+SAMPLE_ROWS = 20  # read to find out what a source holds
+FOR_FRACTION, FOR_EVAL = 0, 1  # what a row is sampled for; each purpose has random numbers of its own
+CACHE_VERSION = 2  # raised when the same row becomes other tokens than before
+ROWS_PER_BATCH = 64  # a few megabytes of text at most
 
 
 @dataclass(kw_only=True)
@@ -49,11 +52,12 @@ class SourceConfig:
         name: Configuration name of a dataset on the hub.
         split: Split of a hub dataset or directory; "train" or "heldout" for python-stdlib; not used for single files.
         format: What a row holds; "auto" goes by the columns.
-        column: Text, token-id or conversation column; default "text", "input_ids"/"tokens", "conversations"/"messages",
-            in any case. Beside token ids a column `loss_mask` of 0 and 1 may say which of them heads learn to predict.
+        column: Column of the text, token ids or conversation; default "text", "input_ids"/"tokens",
+            "conversations"/"messages", in any case. Beside token ids a column `loss_mask` of 0 and 1 may say which of
+            them heads learn to predict.
         weight: Share of documents in a mixture, relative to the other sources' weights. Smaller sources are repeated
             until the largest, by its share, has been used up.
-        fraction: Random subset of the rows to use, over 0 and up to 1; drawn by the seed.
+        fraction: Share of the rows to use, over 0 and up to 1; sampled with the seed.
     """
 
     path: str
@@ -67,15 +71,15 @@ class SourceConfig:
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """What is trained on and measured.
+    """What to train and evaluate on.
 
     Attributes:
         train: Sources to train on.
         eval: Sources to evaluate on; when empty, eval_fraction is taken from the training rows.
-        eval_fraction: Share of training documents set aside for evaluation, whole and before packing; 0 for none.
+        eval_fraction: Share of training documents, whole ones, set aside for evaluation; 0 for none.
         block_size: Tokens in a packed row.
         max_eval_blocks: Use at most so many packed rows for evaluation; null for all.
-        streaming: Read the training rows as they are needed, without a copy on disk.
+        streaming: Read the training rows when they are needed, without a copy on disk.
         attend_across_documents: Let attention cross document boundaries within a block; heads never predict across.
         chat_template: "vicuna", a Jinja file, or null for the tokenizer's own.
         heldout_list: JSON file whose "heldout_files" names the files that python-stdlib holds out.
@@ -109,7 +113,7 @@ class Documents:
 def load_documents(
     source: SourceConfig, config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, streaming: bool = False
 ) -> Documents:
-    """All rows of a source as documents, tokenised and cached; with `streaming`, tokenised as they are asked for."""
+    """A source's documents: tokenised now and cached, or with `streaming` tokenised when they are read."""
     rows, format, column = open_source(source, config, streaming=streaming)
     is_chat = format in CHAT_FORMATS
     template = choose_template(tokenizer, config.chat_template) if is_chat else None
@@ -122,7 +126,7 @@ def load_documents(
 
 
 def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
-    """All rows of a source as they stand, what they hold and in which column."""
+    """A source's rows, what they hold, and in which column."""
     if not 0 < source.fraction <= 1 or not 0 < source.weight < math.inf:
         raise ValueError(
             f"{source.path!r} has fraction {source.fraction} and weight {source.weight}; "
@@ -136,7 +140,7 @@ def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) ->
 
 
 def tokenize_cached(rows: Dataset, tokenize: RowTokenizer, fraction: float, config: DataConfig) -> Dataset:
-    rows, numbers = draw_fraction(rows, fraction, config.seed)
+    rows, numbers = sample_rows(rows, fraction, config.seed)
     fingerprint = Hasher.hash((CACHE_VERSION, rows._fingerprint, tokenize.identity()))
     return rows.map(
         tokenize,
@@ -153,8 +157,8 @@ def tokenize_cached(rows: Dataset, tokenize: RowTokenizer, fraction: float, conf
     )
 
 
-def draw_fraction(rows: Dataset, fraction: float, seed: int) -> tuple[Dataset, np.ndarray]:
-    """The chosen rows in their order, and their numbers among all."""
+def sample_rows(rows: Dataset, fraction: float, seed: int) -> tuple[Dataset, np.ndarray]:
+    """A random share of the rows, in their order, and their numbers in the source."""
     if fraction == 1:
         return rows, np.arange(len(rows))
     count = max(1, round(len(rows) * fraction))
@@ -167,8 +171,8 @@ def tokenize_streamed(
 ) -> IterableDataset:
     rows = rows.map(number_rows, with_indices=True, batched=True)
     if fraction < 1:
-        chosen = partial(draw_below, share=fraction, purpose=DRAW_FRACTION, seed=seed)
-        rows = rows.filter(chosen, input_columns=["row_number"])
+        sampled = partial(is_sampled, share=fraction, purpose=FOR_FRACTION, seed=seed)
+        rows = rows.filter(sampled, input_columns=["row_number"])
     return rows.map(
         tokenize, batched=True, batch_size=ROWS_PER_BATCH, remove_columns=columns, features=DOCUMENT_FEATURES
     )
@@ -185,13 +189,13 @@ def number_rows(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, li
     return {"row_number": indices}
 
 
-def draw_below(row_number: int, *, share: float, purpose: int, seed: int) -> bool:
-    """A draw that depends on the seed, what it is for and the row's number alone, so that a stream needs no memory."""
+def is_sampled(row_number: int, *, share: float, purpose: int, seed: int) -> bool:
+    """Whether a row belongs to a random share. It depends on the arguments alone, so a stream keeps no state for it."""
     return bool(np.random.default_rng((seed, purpose, row_number)).random() < share)
 
 
 def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[Format, str]:
-    """What the rows of a source hold, and in which column, from its first rows.
+    """What a source's rows hold and in which column, told from the first of them.
 
     [{"id": 1, "conversations": [...]}]  ->  ("sharegpt", "conversations")
     [{"Tokens": [5, 6]}]                 ->  ("tokens", "Tokens")
@@ -202,25 +206,25 @@ def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tu
             first |= {key: value for key, value in parse_row(sample).items() if first.get(key) is None}
     columns = [name for name in first if name != "_place"]
     if source.format == "auto" and source.column is None:
-        named = [(AUTO_COLUMNS[name.lower()], name) for name in spelled(AUTO_COLUMNS, columns)]
+        found = [(AUTO_COLUMNS[name.lower()], name) for name in match_columns(AUTO_COLUMNS, columns)]
     elif source.format == "auto":
-        named = [(format_of_value(first.get(source.column)), source.column)] if source.column in first else []
+        found = [(format_of_value(first.get(source.column)), source.column)] if source.column in first else []
     else:
         usual = [name for name, format in AUTO_COLUMNS.items() if format == source.format]
         usual += ["messages", "conversations"] if source.format in ("sharegpt", "messages") else []
-        wanted = [source.column] if source.column else spelled(usual, columns)
-        named = [(source.format, name) for name in wanted if name in first]
-    if not named:
+        wanted = [source.column] if source.column else match_columns(usual, columns)
+        found = [(source.format, name) for name in wanted if name in first]
+    if not found:
         raise ValueError(
             f"{source.path!r} has the columns {', '.join(columns) or '(none that could be read)'}, in which no "
             f"{'text, token ids or chat' if source.format == 'auto' else source.format} was found; "
             "set format and column."
         )
-    return named[0]
+    return found[0]
 
 
-def spelled(usual: Iterable[str], columns: Sequence[str]) -> list[str]:
-    """The columns of the usual names, as they are spelled: exactly so first, then in another case ("Tokens")."""
+def match_columns(usual: Iterable[str], columns: Sequence[str]) -> list[str]:
+    """Columns that have one of the usual names: first those spelled the same, then those in another case ("Tokens")."""
     usual = list(usual)
     exact = [name for name in usual if name in columns]
     return exact + [column for name in usual for column in columns if column != name and column.lower() == name]

@@ -1,6 +1,6 @@
-"""One row to one document: text, token ids or a chat to ids and the mask of what heads learn to predict.
+"""A row of data to a document: text, token ids or a chat become token ids and a mask of what heads learn to predict.
 
-A row that cannot become a document stays, empty, with its place and the reason; none is lost and none stops the run.
+A row that cannot become a document stays, empty, with its place and the reason, so that no row is lost or stops a run.
 """
 
 import json
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from datasets import Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from heads.data.chat import (
@@ -20,6 +19,10 @@ from heads.data.chat import (
     kind_of,
     read_conversation,
 )
+from heads.extras import needs_extra
+
+with needs_extra("train", "Rows of data are to be read"):
+    from datasets import Features, List, Value
 
 Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
 Encoded = tuple[Sequence[int], Sequence[bool] | None]  # token ids and mask; None: all True
@@ -39,7 +42,7 @@ TEXT_OPTIONS = {"add_special_tokens": False, "return_attention_mask": False, "ve
 
 
 class RowTokenizer:
-    """Turns a batch of rows into documents; a row that cannot become one stays, with its place and the reason."""
+    """A batch of rows to a batch of documents."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, name: str, format: Format, column: str, template: str | None
@@ -49,7 +52,7 @@ class RowTokenizer:
         self.frame = document_frame(tokenizer) if format == "text" else ([], [])
 
     def identity(self) -> tuple[Any, ...]:
-        """All that decides which tokens a row becomes, for the cache."""
+        """Everything that decides which tokens a row becomes: a part of the cache's fingerprint."""
         tokenizer = self.tokenizer
         if tokenizer.is_fast:
             state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -79,7 +82,7 @@ class RowTokenizer:
         return columns
 
     def read(self, row: dict[str, Any], number: int) -> tuple[str, Encoded, str, str]:
-        """Text still to be tokenised, or ids and mask (None: all True), and what is wrong with the row."""
+        """A text that is still to be tokenised, or ids with their mask; then the status and what is wrong."""
         nothing: Encoded = ([], None)
         try:
             fields = parse_row(row)
@@ -100,7 +103,7 @@ class RowTokenizer:
 
 
 def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Ids put before and behind every text, so that a model sees where one ends.
+    """Ids before and behind every text, which show a model where one ends.
 
     bos is eos (GPT-2, GPT-NeoX, the demo)       ->  [eos] text
     the tokenizer begins with bos itself (Llama) ->  [bos] text [eos]
@@ -116,7 +119,7 @@ def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
 
 
 def parse_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's fields; those of a JSON line are inside the line."""
+    """A row's fields, read from its JSON line where it is one."""
     if "_json_line" not in row:
         return row
     if not row["_json_line"]:
@@ -146,7 +149,7 @@ def read_text(value: Any) -> str:
 
 
 def read_ids(value: Any) -> list[int]:
-    """Token ids of a row, which must be whole numbers from 0."""
+    """Token ids of a row: whole numbers from 0."""
     if not isinstance(value, list):
         raise BadRowError(f"the token ids are {kind_of(value)}, not a list")
     if not value:
@@ -159,7 +162,7 @@ def read_ids(value: Any) -> list[int]:
 
 
 def read_mask(value: Any, length: int) -> list[bool] | None:
-    """The loss_mask beside token ids: 1 where heads learn to predict the token, 0 where they only read it; or None."""
+    """The loss_mask beside token ids, if any: 1 where heads learn to predict the token, 0 where they only read it."""
     if value is None:
         return None
     if not isinstance(value, list):

@@ -1,23 +1,25 @@
-"""Where rows come from: files, directories, the hub, and the demo corpus, which is the Python standard library itself.
+"""Rows of files, directories, data sets on the hub and the demo corpus, as they stand.
 
-JSON lines are handed on one by one with the file and line they stand in, so that a malformed one can be named, skipped
-and counted instead of failing the file. The standard library is present wherever Python is; a list of names splits it
-into training and held-out files, never chance.
+A JSON line becomes a row with its file and line number, and is parsed later: a malformed line can then be named,
+skipped and counted, where a parser of whole files would fail.
 """
 
 import glob
 import json
 import os
 import re
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import datasets
-from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
-from datasets.exceptions import DatasetGenerationError
-from datasets.fingerprint import Hasher
+from heads.data.standard_library import STDLIB, load_heldout_files, read_stdlib, stdlib_files, stdlib_root
+from heads.extras import needs_extra
+
+with needs_extra("train", "Rows of data are to be read"):
+    import datasets
+    from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.fingerprint import Hasher
 
 Rows: TypeAlias = "Dataset | IterableDataset"
 
@@ -29,33 +31,9 @@ SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation"
 TEXT_FEATURES = Features({"_place": Value("string"), "text": Value("large_string")})
 LINE_FEATURES = Features({"_place": Value("string"), "_json_line": Value("large_binary")})
 
-STDLIB = "python-stdlib"
-STDLIB_SKIP = {"lib2to3", "encodings", "pydoc_data", "site-packages"}
-STDLIB_MAX_BYTES = 200_000
-
-
-def load_heldout_files(path: str | Path) -> list[str]:
-    """The names under "heldout_files" of a JSON file, as the demo backbone's training.json has them.
-
-    {"heldout_files": ["copyreg.py", "asyncio/log.py"]}  ->  ["copyreg.py", "asyncio/log.py"]
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"heldout_list is {str(path)!r}, which is not a file; give a JSON file with heldout_files."
-        )
-    try:
-        names = json.loads(Path(path).read_bytes())["heldout_files"]
-    except (ValueError, KeyError, TypeError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f'{path} must be JSON with a list of file names, {{"heldout_files": ["copyreg.py"]}}; it is not.'
-        )
-    return names
-
 
 def open_rows(path: str, name: str | None, split: str, heldout_list: str | None, *, streaming: bool) -> Rows:
-    """The rows of a path as they stand: columns of a data set, {_place, text}, or {_place, _json_line} to be parsed."""
+    """The rows of a path: columns of a data set, {_place, text}, or {_place, _json_line} that is still to be parsed."""
     path = os.path.expanduser(path)
     if path == STDLIB:
         return open_stdlib(split, heldout_list, streaming=streaming)
@@ -120,7 +98,7 @@ def open_generator(
     *,
     streaming: bool,
 ) -> Rows:
-    """Rows of a reader; kept on disk under a fingerprint of the files' names, sizes and times unless streamed."""
+    """Rows of a reader, cached under a fingerprint of the files' names, sizes and times unless they are streamed."""
     if streaming:
         return IterableDataset.from_generator(reader, features=features, gen_kwargs=options)
     identity = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -142,43 +120,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def stdlib_root() -> Path:
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
-def stdlib_files(split: str, heldout_files: Sequence[str]) -> list[str]:
-    """Names of one split's files, POSIX and relative to the library's root, sorted.
-
-    Split `heldout` is what the list names, `train` all the rest.
-    """
-    if split not in ("train", "heldout"):
-        raise ValueError(f"{STDLIB} has the splits 'train' and 'heldout', not {split!r}; set split to one of the two.")
-    root, heldout = stdlib_root(), set(heldout_files)
-    files = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in STDLIB_SKIP]
-        files += [Path(folder, name) for name in names if name.endswith(".py")]
-    small = [file.relative_to(root).as_posix() for file in files if file.stat().st_size < STDLIB_MAX_BYTES]
-    chosen = sorted(name for name in small if (name in heldout) == (split == "heldout"))
-    if not chosen:
-        raise ValueError(f"No file of split {split!r} of {STDLIB} is under {root}; check the names in heldout_list.")
-    return chosen
-
-
-def stdlib_documents(split: str, heldout_files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name and text of each file of a split, in sorted order.
-
-    next(stdlib_documents("heldout", ["copyreg.py"]))  ->  ("copyreg.py", '\"\"\"Helper to provide extensibility ...')
-    """
-    for name in stdlib_files(split, heldout_files):
-        yield name, (stdlib_root() / name).read_text(encoding="utf-8", errors="ignore")
-
-
 def find_files(path: str, split: str) -> list[Path]:
-    """The readable files a path stands for, sorted: itself, what a glob matches, or what lies in a directory.
+    """The files that a path stands for, sorted: itself, what a glob matches, or what a directory holds.
 
-    In a directory whose file names say train, test, validation ... only those of `split` are taken, so that a
-    test file is never trained on by accident. An empty list means: no such path here, perhaps a dataset on the hub.
+    Where file names in a directory say train, test, validation …, only those of `split` are returned, so that nobody
+    trains on a test file by accident. An empty list means that no such path exists; it may be a dataset on the hub.
     """
     if glob.has_magic(path):
         files = [Path(name) for name in sorted(glob.glob(path, recursive=True)) if Path(name).is_file()]
@@ -199,7 +145,7 @@ def find_files(path: str, split: str) -> list[Path]:
 
 
 def files_of_split(directory: Path, split: str) -> list[Path]:
-    """Data files below a directory that belong to a split, judged by the words in their names."""
+    """Data files below a directory whose names say that they belong to a split."""
     files = sorted(file for file in directory.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
     files = [file for file in files if file.name not in ("dataset_info.json", "dataset_infos.json", "state.json")]
     if not files:
@@ -207,15 +153,15 @@ def files_of_split(directory: Path, split: str) -> list[Path]:
     splits = {file: split_in_name(file.relative_to(directory).as_posix()) for file in files}
     if not any(splits.values()) and split == "train":
         return files
-    chosen = [file for file in files if splits[file] == SPLIT_WORDS.get(split, split)]
-    if not chosen:
+    matching = [file for file in files if splits[file] == SPLIT_WORDS.get(split, split)]
+    if not matching:
         found = sorted({name for name in splits.values() if name}) or ["train"]
         raise ValueError(f"{str(directory)!r} has no files of split {split!r}; its file names say {', '.join(found)}.")
-    return chosen
+    return matching
 
 
 def split_in_name(name: str) -> str | None:
-    """The split that a file name speaks of, if it does.
+    """The split that a file name names, if any.
 
     >>> split_in_name("data/valid-00000-of-00002.parquet"), split_in_name("notes.txt")
     ('validation', None)
@@ -233,7 +179,7 @@ def read_texts(files: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def read_lines(files: Sequence[str]) -> Iterator[dict[str, str | bytes]]:
-    """Each line of JSON-lines files as it stands, with its place; a .json file that is one list gives its items.
+    """Each line of JSON-lines files, unparsed, with its place; a .json file that is one list gives its items.
 
     The second line of a.jsonl  ->  {"_place": "a.jsonl line 2", "_json_line": b'{"text": "..."}'}
     """
@@ -247,7 +193,7 @@ def read_lines(files: Sequence[str]) -> Iterator[dict[str, str | bytes]]:
 
 
 def read_list(name: str, content: bytes) -> Iterator[dict[str, str | bytes]]:
-    """The items of a JSON list, each as a JSON line of its own; a list cut short or misspelt is an error as a whole."""
+    """The items of a JSON list, each as a JSON line; a list that is cut short or malformed is an error as a whole."""
     try:
         items = json.loads(content)
     except ValueError as error:
@@ -256,8 +202,3 @@ def read_list(name: str, content: bytes) -> Iterator[dict[str, str | bytes]]:
         ) from None
     for number, item in enumerate(items, start=1):
         yield {"_place": f"{name} row {number}", "_json_line": json.dumps(item).encode()}
-
-
-def read_stdlib(split: str, heldout_files: Sequence[str]) -> Iterator[dict[str, str]]:
-    for name, text in stdlib_documents(split, heldout_files):
-        yield {"_place": name, "text": text}

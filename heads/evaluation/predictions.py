@@ -22,7 +22,7 @@ from heads.backbone.masks import causal
 from heads.backbone.projection import Projection
 from heads.checkpoint.opening import Opened
 from heads.data.documents import DataConfig, SourceConfig, load_documents
-from heads.data.sources import STDLIB
+from heads.data.standard_library import STDLIB
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.evaluation.accuracy import CHUNK_ELEMENTS
 from heads.interface.token_heads import TeacherForcing, TokenHeads

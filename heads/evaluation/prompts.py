@@ -19,7 +19,7 @@ from torch import Tensor
 
 from heads.backbone.loading import max_positions
 from heads.data.chat import choose_template, encode_chat, read_turn
-from heads.data.sources import load_heldout_files, stdlib_documents
+from heads.data.standard_library import load_heldout_files, stdlib_documents
 
 Prompt = str | list[dict[str, Any]]
 """A text, or the messages of a chat."""

@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 from datasets import Dataset, IterableDataset
 
-from heads.data.documents import DRAW_EVAL, DataConfig, draw_below
+from heads.data.documents import FOR_EVAL, DataConfig, is_sampled
 from heads.data.rows import DOCUMENT_FEATURES
 from train.data.blocks import BLOCK_FEATURES, Document, PackedData, pack, to_table
 from train.data.report import (
@@ -69,7 +69,7 @@ def pack_streamed(
 
 
 def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> bool:
-    return draw_below(row_number, share=share, purpose=DRAW_EVAL, seed=seed) == of_eval
+    return is_sampled(row_number, share=share, purpose=FOR_EVAL, seed=seed) == of_eval
 
 
 def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_size: int) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from heads.backbone.loading import load_tokenizer
-from heads.data.sources import STDLIB
+from heads.data.standard_library import STDLIB
 from train.config import TrainConfig
 from train.data.packing import build_datasets
 from train.engine.sharding import find_units

@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset
 
 from heads.data.chat import BadRowError, EmptyRowError, choose_template
-from heads.data.documents import CHAT_FORMATS, DataConfig, draw_fraction, open_source
+from heads.data.documents import CHAT_FORMATS, DataConfig, open_source, sample_rows
 from heads.data.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_turn, rewrite_chat
@@ -131,7 +131,7 @@ class SourceRows:
 def read_source(source: Any, data: DataConfig) -> Source:
     rows, format, column = open_source(source, data, streaming=False)
     assert isinstance(rows, Dataset), "streaming is refused"
-    rows, _ = draw_fraction(rows, source.fraction, data.seed)
+    rows, _ = sample_rows(rows, source.fraction, data.seed)
     return Source(name=source.path, rows=rows, format=format, column=column)
 
 

@@ -1,9 +1,9 @@
 """The mask covers what the assistant wrote and nothing else: compared as literal text, for many kinds of template."""
 
 import logging
-from pathlib import Path
 
 import pytest
+from repository import DEMO
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -16,10 +16,10 @@ from heads.data.chat import (
     choose_template,
     mask_tokens,
     read_conversation,
-    say_once,
+    warn_once,
 )
 
-BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
+BASE = DEMO / "base"
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -284,7 +284,7 @@ def test_alpaca():
 
 
 def test_the_template_is_the_tokenizers_a_file_or_vicuna(tokenizer, tmp_path, caplog):
-    say_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert choose_template(tokenizer, None) == choose_template(tokenizer, None) == VICUNA_TEMPLATE
     assert len(caplog.records) == 1  # said, and said once

@@ -7,14 +7,15 @@ import datasets
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from repository import DEMO
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from heads.data import sources as corpora
+from heads.data import sources, standard_library
 from heads.data.documents import DataConfig, SourceConfig, detect_format, load_documents
 from heads.data.rows import RowTokenizer, document_frame
 
-BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
+BASE = DEMO / "base"
 HELDOUT_LIST = str(BASE / "training.json")
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
 
@@ -98,7 +99,7 @@ def test_every_kind_of_file_gives_the_same_texts(tokenizer, tmp_path):
 
 
 def test_long_text_files_are_cut_at_line_ends(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "TEXT_PIECE", 20)
+    monkeypatch.setattr(sources, "TEXT_PIECE", 20)
     (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(8)))
     found = texts(tokenizer, documents(tokenizer, SourceConfig(path=str(tmp_path / "a.txt"))))
     assert len(found) > 1
@@ -356,18 +357,18 @@ def test_hub_names_go_to_load_dataset(tokenizer, monkeypatch):
 
 
 def test_held_out_library_files_are_exactly_the_named_ones():
-    named = corpora.load_heldout_files(HELDOUT_LIST)
-    train, heldout = corpora.stdlib_files("train", named), corpora.stdlib_files("heldout", named)
+    named = standard_library.load_heldout_files(HELDOUT_LIST)
+    train, heldout = standard_library.stdlib_files("train", named), standard_library.stdlib_files("heldout", named)
     assert heldout
     assert set(heldout) <= set(named)
     assert not set(train) & set(named)
     assert train == sorted(train)
-    assert not any(set(name.split("/")) & corpora.STDLIB_SKIP for name in train + heldout)
+    assert not any(set(name.split("/")) & standard_library.SKIPPED for name in train + heldout)
     assert "json/decoder.py" in train
 
 
 def test_library_documents(tokenizer):
-    name, text = next(corpora.stdlib_documents("heldout", ["copyreg.py"]))
+    name, text = next(standard_library.stdlib_documents("heldout", ["copyreg.py"]))
     assert name == "copyreg.py"
     assert text.startswith('"""Helper to provide extensibility')
     (row,) = documents(

@@ -16,6 +16,7 @@ import pytest
 import torch
 import typer
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from repository import DEMO
 from typer.testing import CliRunner
 
 from heads.cli.count_ngrams import count_ngrams_command
@@ -26,7 +27,7 @@ from heads.ngrams import levels as ngram_levels
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.table import NgramTable
 
-BASE = Path(__file__).resolve().parents[2] / "checkpoints" / "demo" / "base"
+BASE = DEMO / "base"
 SMALL = [[0, 1, 2, 0, 1, 2], [2, 0, 1], [3], [0, 1]]  # 12 tokens; token 4 is never seen
 
 
@@ -399,7 +400,7 @@ def run(tmp_path, monkeypatch):
 
 def test_the_command_counts_exactly_the_training_split(tmp_path, run, monkeypatch):
     """On the demo corpus cut to its smallest files, held-out ones among them."""
-    monkeypatch.setattr("heads.data.sources.STDLIB_MAX_BYTES", 700)
+    monkeypatch.setattr("heads.data.standard_library.MAX_BYTES", 700)
     heldout_list = str(BASE / "training.json")
     demo = ("--tokenizer", BASE, "--data", "python-stdlib", "--heldout-list", heldout_list)
     result = run(*demo, "--out", tmp_path / "table")

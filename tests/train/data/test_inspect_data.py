@@ -2,10 +2,10 @@
 
 import io
 import json
-from pathlib import Path
 
 import datasets
 import pytest
+from repository import DEMO
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -13,7 +13,7 @@ from heads.data.chat import VICUNA_TEMPLATE, ChatEncoder
 from heads.data.documents import DataConfig, SourceConfig
 from train.data.inspect import SHOWN_TOKENS, colour, run
 
-BASE = Path(__file__).resolve().parents[3] / "checkpoints" / "demo" / "base"
+BASE = DEMO / "base"
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello [bold]there[/bold]."}]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+from repository import DEMO
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -17,7 +18,7 @@ from heads.data.rows import RowTokenizer
 from train.data.blocks import PackedData, pack
 from train.data.packing import build_datasets, read_sources
 
-BASE = Path(__file__).resolve().parents[3] / "checkpoints" / "demo" / "base"
+BASE = DEMO / "base"
 VOCABULARY = 2048
 START = 0  # the demo tokenizer puts <|endoftext|> before every text
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
