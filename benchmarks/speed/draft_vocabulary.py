@@ -29,7 +29,7 @@ import heads
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import open_heads
 from heads.decoding.defaults import choose_tree
-from heads.decoding.proposers.heads import TreeIndex, draft
+from heads.decoding.proposers.static_tree import TreeIndex, draft
 from heads.decoding.trees.static import grow_tree
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_heads
-from heads.decoding.dynamo.decoding import refuse_heads
+from heads.decoding.dynamo.decoding import check_independent
 from heads.decoding.dynamo.joint import JointConfig
 from heads.evaluation.evaluate import METRICS, evaluate
 from heads.evaluation.lossy.dynamic_perplexity import DecisionSettings
@@ -183,7 +183,7 @@ def can_sweep(opened: Opened, *, asked: bool) -> bool:
     """Can PPL_d be measured on these heads; if it was asked for, that it cannot is an error."""
     (token_heads,) = opened.token_heads.values()
     try:
-        refuse_heads(token_heads)
+        check_independent(token_heads)
     except ValueError as error:
         if asked:
             raise

@@ -23,16 +23,16 @@ AnyTree = Tree | DynamicTree | Sequence[Sequence[int]] | str | Path | int
 """A tree in any of the forms that `TreeDecoding` takes."""
 
 
-def refuse_drawn_dynamic(rule: Rule, tree: Tree | DynamicTree) -> None:
-    if rule.draws_drafts and isinstance(tree, DynamicTree):
+def check_sampled_tree(rule: Rule, tree: Tree | DynamicTree) -> None:
+    if rule.samples_drafts and isinstance(tree, DynamicTree):
         raise ValueError(
-            "rule='rejection' was given with a dynamic tree, whose nodes are the likeliest ones and not drawn by lot; "
+            "rule='rejection' was given with a dynamic tree, whose nodes are the likeliest ones and not sampled; "
             "give a static tree (a node budget or a list of paths), or rule='exact'."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class TreeSettings:
     """What `TreeDecoding` decodes with, each as its argument of that name says."""
 
     tree: Tree | DynamicTree
@@ -40,9 +40,9 @@ class Chosen:
     compile: bool
 
 
-def choose(
+def choose_settings(
     token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, compile: bool | None, rule: Rule
-) -> Chosen:
+) -> TreeSettings:
     """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults.
 
     A dynamic tree that nobody asked for gives way to a rule that was: then the file's static tree is taken.
@@ -50,7 +50,7 @@ def choose(
     tuned = None
     if tree is None:
         tuned = usable_tuned_tree(token_heads)
-        tree = None if tuned is None else tuned.static_tree if rule.draws_drafts else tuned.tree
+        tree = None if tuned is None else tuned.static_tree if rule.samples_drafts else tuned.tree
     elif isinstance(tree, str | Path):
         tuned = asked_tuned_tree(token_heads, tree)
         tree = tuned.tree
@@ -58,7 +58,7 @@ def choose(
         lookup = DEFAULT_LOOKUP if tuned is None or tuned.lookup is None else tuned.lookup
     if compile is None:
         compile = tuned is not None and tuned.compile and can_compile(token_heads.backbone)
-    return Chosen(
+    return TreeSettings(
         tree=choose_tree(token_heads, tree),
         lookup=check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
         compile=compile,

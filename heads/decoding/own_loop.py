@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from heads.decoding.acceptance.probability import best_at_nodes, walk
-from heads.decoding.proposers.heads import TreeIndex, draft
+from heads.decoding.proposers.static_tree import TreeIndex, draft
 from heads.decoding.trees.static import Shape, Tree
 from heads.interface.token_heads import TokenHeads
 

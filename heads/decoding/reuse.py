@@ -13,50 +13,50 @@ from typing import Generic, Protocol, TypeVar
 from heads.backbone.model import BackboneState
 
 
-class Rollable(Protocol):
+class RollsBack(Protocol):
     """A drafter whose state can be rolled back."""
 
     def keep_slots(self, num_slots: int) -> None: ...
 
 
-D = TypeVar("D", bound=Rollable)
+D = TypeVar("D", bound=RollsBack)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Generic[D]):
-    """What a call left: the committed tokens, one cache slot each, and the two states over them."""
+class CachedText(Generic[D]):
+    """What a call left: the committed tokens, one cache slot each, and the states of backbone and drafter over them."""
 
     tokens: Sequence[int]
     state: BackboneState
     drafter: D
 
 
-class KeptCaches(Generic[D]):
+class ReusableCaches(Generic[D]):
     """At most one call's caches. A call takes them out and puts its own in when it ends: one that fails leaves none."""
 
     def __init__(self) -> None:
-        self._kept: Kept[D] | None = None
+        self._cached: CachedText[D] | None = None
 
     @property
     def length(self) -> int:
         """Tokens of the call before."""
-        return 0 if self._kept is None else len(self._kept.tokens)
+        return 0 if self._cached is None else len(self._cached.tokens)
 
-    def take(self, tokens: Sequence[int]) -> Kept[D] | None:
-        """What was kept, rolled back to the prefix that it shares with these tokens; None where it shares none."""
-        kept, self._kept = self._kept, None
-        shared = 0 if kept is None else count_shared(kept.tokens, tokens[:-1])
-        if kept is None or not shared:
+    def take(self, tokens: Sequence[int]) -> CachedText[D] | None:
+        """The cached text, rolled back to the prefix that it shares with these tokens; None where it shares none."""
+        cached, self._cached = self._cached, None
+        shared = 0 if cached is None else count_shared(cached.tokens, tokens[:-1])
+        if cached is None or not shared:
             return None
-        kept.drafter.keep_slots(shared)
-        return Kept(tokens=kept.tokens[:shared], state=kept.state.keep_slots(shared), drafter=kept.drafter)
+        cached.drafter.keep_slots(shared)
+        return CachedText(tokens=cached.tokens[:shared], state=cached.state.keep_slots(shared), drafter=cached.drafter)
 
-    def put(self, kept: Kept[D]) -> None:
-        self._kept = kept
+    def put(self, cached: CachedText[D]) -> None:
+        self._cached = cached
 
     def forget(self) -> None:
-        """Free the memory; after the backbone's weights have changed, this is a must."""
-        self._kept = None
+        """Free the memory. After the backbone's weights have changed this has to be called."""
+        self._cached = None
 
 
 def count_shared(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -63,7 +63,7 @@ def walk(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int) -> list[t
     while place < last:
         at = one.prompt + place + 1
         text = one.text[:at]
-        chain_length = looking.look(text)
+        chain_length = looking.find(text)
         alone = looking.copying and lookup > depth
         chain = looking.take(text, chain_length if alone or not chain_length else lookup)
         copied = count_agreeing(chain, one.text[at : at + len(chain)])

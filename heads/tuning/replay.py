@@ -20,7 +20,7 @@ from torch import Tensor
 from heads.backbone.model import CommitPlan, Pass
 from heads.backbone.projection import Projection
 from heads.decoding.generate import check_temperature
-from heads.decoding.trees.dynamic import Candidates, DynamicTree, list_candidates
+from heads.decoding.trees.dynamic import DynamicTree, TreeCandidates, list_candidates
 from heads.evaluation.methods import end_tokens
 from heads.interface.token_heads import TokenHeads
 
@@ -166,7 +166,7 @@ def ranks_along(
     return torch.stack(ranks, dim=1)
 
 
-def places_along(found: Candidates, ahead_BK: Tensor) -> Tensor:
+def places_along(found: TreeCandidates, ahead_BK: Tensor) -> Tensor:
     """(B, K, K) as `Replay.dynamic` has them; NEVER where the text's node is no candidate, or for d > D."""
     batch, depth = ahead_BK.shape
     places_BKK = torch.full((batch, depth, depth), NEVER, device=ahead_BK.device)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from heads.backbone.model import CommitPlan
 from heads.decoding.generate import generate
-from heads.decoding.proposers.heads import best_tokens
+from heads.decoding.proposers.static_tree import best_tokens
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree, grow
 from heads.decoding.trees.static import Tree, grow_tree

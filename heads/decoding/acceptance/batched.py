@@ -52,15 +52,15 @@ ROW_BY_ROW = (
 """These very classes: a subclass may do anything."""
 
 
-NUMBERS_OF_A_CALL = 2**15
+NUMBERS_PER_CALL = 2**15
 """How many more numbers a CPU judges in the time that one call of a processor takes (a penalty: 0.12 ms for one node of
 2k tokens, 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
 
-TOGETHER = 2**25
+MAX_NUMBERS = 2**25
 """Numbers that are judged in one call at most: processors make several copies of them."""
 
 
-def pays(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
+def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
     """On accelerators always: they are waited for once. A CPU judges nodes that are not reached for nothing: there it
     pays where a walk half through the depths would take longer, and nothing is drawn (an exponential for each token).
     """
@@ -68,10 +68,10 @@ def pays(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
         return True
     _, nodes, vocabulary = logits_BNV.shape
     longest = max(len(row.tokens) for row in rows)
-    return rows[0].request.greedy and nodes * (vocabulary + longest) <= NUMBERS_OF_A_CALL * depths / 2
+    return rows[0].request.greedy and nodes * (vocabulary + longest) <= NUMBERS_PER_CALL * depths / 2
 
 
-def can_choose(request: Request, rows: Sequence[Row]) -> bool:
+def is_possible(request: Request, rows: Sequence[Row]) -> bool:
     """Nothing is to be kept of each token, and the processors take nodes as rows.
 
     A repetition penalty that leaves out more than the text so far would count a node's columns, which are no places.
@@ -82,7 +82,7 @@ def can_choose(request: Request, rows: Sequence[Row]) -> bool:
 
 
 @dataclass
-class Randomness:
+class ReplayableNoise:
     """Exponentials for one walk, and the way back for those that it did not use.
 
     Attributes:
@@ -101,7 +101,7 @@ class Randomness:
             self.states.append(self.source.get_state())
         return torch.stack(drawn)
 
-    def give_back(self, used: int) -> None:
+    def rewind(self, used: int) -> None:
         """Of the depths drawn last, only the first `used` count."""
         self.source.set_state(self.states[used])
 
@@ -119,32 +119,32 @@ def choose_at_nodes(
     sees_BNN: Tensor,
     logits_BNV: Tensor,
     depths: int,
-    randomness: Randomness,
+    noise: ReplayableNoise,
 ) -> Tensor:
     """(B, N): the token after each node, on the rows' device; nothing is read from it.
 
     Args:
         depths: how many a walk may pass, the root's included.
-        randomness: asked where the request samples.
+        noise: asked where the request samples.
     """
     batch, nodes, vocabulary = logits_BNV.shape
-    group = max(1, TOGETHER // (nodes * vocabulary))
+    group = max(1, MAX_NUMBERS // (nodes * vocabulary))
     return torch.cat(
         [
-            choose_of_rows(rows[i:j], tokens_BN[i:j], depth_BN[i:j], sees_BNN[i:j], logits_BNV[i:j], depths, randomness)
+            choose_for_group(rows[i:j], tokens_BN[i:j], depth_BN[i:j], sees_BNN[i:j], logits_BNV[i:j], depths, noise)
             for i, j in ((start, start + group) for start in range(0, batch, group))
         ]
     )
 
 
-def choose_of_rows(
+def choose_for_group(
     rows: Sequence[Row],
     tokens_BN: Tensor,
     depth_BN: Tensor,
     sees_BNN: Tensor,
     logits_BNV: Tensor,
     depths: int,
-    randomness: Randomness,
+    noise: ReplayableNoise,
 ) -> Tensor:
     scores_BNV = score_nodes(rows, tokens_BN, sees_BNN, logits_BNV)
     if rows[0].request.greedy:
@@ -152,8 +152,8 @@ def choose_of_rows(
     chosen = []
     for depth_N, scores_NV in zip(depth_BN.to(scores_BNV.device), scores_BNV, strict=True):
         p_NV = torch.softmax(scores_NV, dim=-1)
-        waits_DV = randomness.draw(p_NV[0], depths)
-        chosen.append((p_NV / waits_DV[depth_N]).argmax(dim=-1))
+        noise_DV = noise.draw(p_NV[0], depths)
+        chosen.append((p_NV / noise_DV[depth_N]).argmax(dim=-1))
     return torch.stack(chosen)
 
 
@@ -173,7 +173,7 @@ def score_nodes(rows: Sequence[Row], tokens_BN: Tensor, sees_BNN: Tensor, logits
     texts_RL = torch.cat([texts_BNL, ahead_BNN.to(texts_BNL.device)], dim=2).flatten(0, 1)
     scores_RV = scores_BNV.flatten(0, 1)
     for own in zip(*(row.processors for row in rows), strict=True):
-        scores_RV = for_nodes(own, nodes)(texts_RL, scores_RV)
+        scores_RV = for_all_nodes(own, nodes)(texts_RL, scores_RV)
     return scores_RV.view(batch, nodes, -1)
 
 
@@ -184,7 +184,7 @@ def texts_of(rows: Sequence[Row]) -> Tensor:
     return torch.cat([torch.cat([x_1L, x_1L[:, -1:].expand(1, longest - x_1L.shape[1])], dim=1) for x_1L in texts])
 
 
-def for_nodes(own: Sequence[Any], nodes: int) -> Any:
+def for_all_nodes(own: Sequence[Any], nodes: int) -> Any:
     """One processor for the nodes of all rows, of each row's own: a repetition penalty holds the padding of its row."""
     paddings: list[Any] = [getattr(processor, "prompt_ignore_length", None) for processor in own]
     if not isinstance(paddings[0], Tensor):

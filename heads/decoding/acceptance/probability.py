@@ -1,14 +1,14 @@
 """Which drafted tokens stay. The rules, stated before the code.
 
 p is the backbone's distribution at a node after all logits processors, with that node's own prefix (the paper's P_T); q
-is the distribution that a draft was drawn from (P_D); f₊ is max(0, f) / Σ max(0, f).
+is the distribution that a draft was sampled from (P_D); f₊ is max(0, f) / Σ max(0, f).
 
 Exact rule: at the root, and then at each node reached, one token is chosen from p exactly as plain generation chooses
 it (argmax for greedy, one multinomial draw for sampling). If a child holds that token, the child is accepted and the
 walk goes on from it; if not, the walk ends there and the token is the next root. So every emitted token was chosen from
 p given the tokens before it, and the drafts only decide how many are chosen in one pass: the output is p's, exactly.
 
-Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for drafts that were drawn by lot: a draft t
+Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for sampled drafts: a draft t
 from q is the token with probability min{1, p(t) / q(t)}; if it is rejected, the token is drawn from (p - q)₊. Either
 way it is a draw from p: t comes out with probability min(q(t), p(t)) + Σ max(0, q - p) · (p - q)₊(t) = p(t). A draft t
 with q(t) > p(t) may be rejected, one with q(t) ≤ p(t) never is; the sentence below figure 10 has the two the wrong way
@@ -34,9 +34,6 @@ from torch import Tensor
 
 from heads.decoding.trees.static import Shape
 
-Choose = Callable[[Tensor], int]
-"""One token from processed scores (1, V)."""
-
 
 def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
     """The accepted nodes, root first.
@@ -61,21 +58,6 @@ def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], e
         reached = followed or reached
         if not followed or ended():
             return shape.ancestors(reached[0])
-
-
-def choose_best(scores_1V: Tensor) -> int:
-    """Greedy: the most likely token; of equals the first, as torch.argmax says and `generate` does."""
-    return int(scores_1V.argmax(dim=-1))
-
-
-def choose_by_lot(generator: torch.Generator | None) -> Choose:
-    """Sampling: one draw from softmax(scores), the same call that `generate` makes."""
-
-    def choose(scores_1V: Tensor) -> int:
-        probs_1V = torch.softmax(scores_1V, dim=-1)
-        return int(torch.multinomial(probs_1V, num_samples=1, generator=generator))
-
-    return choose
 
 
 def best_at_nodes(logits_BNV: Tensor) -> Tensor:

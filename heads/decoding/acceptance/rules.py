@@ -17,25 +17,24 @@ import torch
 from torch import Tensor
 
 from heads.decoding.acceptance.probability import (
-    choose_best,
     choose_by_rejection,
     typical_threshold,
     walk,
     walk_typical,
 )
-from heads.decoding.request.request import Row
+from heads.decoding.request.request import Row, choose_best
 from heads.decoding.trees.static import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class VerifiedNodes:
     """One row's verified nodes.
 
     Attributes:
         logits_NV: the backbone's raw logits after each node.
         chosen: the token after each node, as plain generation chooses it, where all nodes were judged at once.
         q_NV: what drafts were drawn from, where they were drawn by lot; see `Proposal`.
-        drawn_from: the row of `q_NV` that each node was drawn from, -1 where it was not; None: its parent's.
+        sampled_from: the row of `q_NV` that each node was drawn from, -1 where it was not; None: its parent's.
     """
 
     shape: Shape
@@ -43,11 +42,11 @@ class Nodes:
     logits_NV: Tensor
     chosen: Sequence[int] | None
     q_NV: Tensor | None
-    drawn_from: Sequence[int] | None = None
+    sampled_from: Sequence[int] | None = None
 
-    def drawn_below(self, node: int) -> tuple[list[int], int]:
+    def sampled_children(self, node: int) -> tuple[list[int], int]:
         """The tokens of a node's children that were drawn by lot, in order, and the row of `q_NV` they came from."""
-        rows = self.shape.parents if self.drawn_from is None else self.drawn_from
+        rows = self.shape.parents if self.sampled_from is None else self.sampled_from
         drawn = [child for child in self.shape.children[node] if rows[child] >= 0]
         return [self.tokens[child] for child in drawn], rows[drawn[0]] if drawn else -1
 
@@ -56,21 +55,21 @@ class Rule(Protocol):
     """Which drafted tokens stay."""
 
     @property
-    def takes_best(self) -> bool:
+    def argmax_suffices(self) -> bool:
         """A greedy request needs no more than the argmax of the processed scores at each node."""
         ...
 
     @property
-    def takes_draws(self) -> bool:
+    def sample_suffices(self) -> bool:
         """Where a request samples, one draw from the processed distribution at each node is all that is needed."""
         ...
 
     @property
-    def draws_drafts(self) -> bool:
+    def samples_drafts(self) -> bool:
         """Where a request samples, drafts are to be drawn by lot too, and `q_BNV` is to say from what."""
         ...
 
-    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+    def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
         """Emit the row's next tokens, at least one; the accepted nodes, root first."""
         ...
 
@@ -78,11 +77,11 @@ class Rule(Protocol):
 class ExactRule:
     """Lossless: a token is chosen at each node as plain generation chooses it, and the walk follows it."""
 
-    takes_best = True
-    takes_draws = True
-    draws_drafts = False
+    argmax_suffices = True
+    sample_suffices = True
+    samples_drafts = False
 
-    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+    def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
         def choose_at(node: int) -> int:
             token = nodes.chosen[node] if nodes.chosen is not None else row.choose(nodes.logits_NV[node])
             row.emit(token)
@@ -102,20 +101,20 @@ class RejectionRule(ExactRule):
         generator: source of randomness; None is torch's global one.
     """
 
-    takes_best = True
-    takes_draws = False
-    draws_drafts = True
+    argmax_suffices = True
+    sample_suffices = False
+    samples_drafts = True
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
-    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+    def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
         q_NV = nodes.q_NV
         if q_NV is None or row.request.greedy:
             return super().accept(row, nodes)
 
         def choose_at(node: int) -> int:
-            drafts, source = nodes.drawn_below(node)
+            drafts, source = nodes.sampled_children(node)
             logits_V = nodes.logits_NV[node]
             token = self.choose(row, logits_V, q_NV[source], drafts) if drafts else row.choose(logits_V)
             row.emit(token)
@@ -128,7 +127,7 @@ class RejectionRule(ExactRule):
         return choose_by_rejection(p_V, q_V, drafts, self.generator)
 
 
-def refuse_own_processors(row: Row) -> None:
+def check_processors(row: Row) -> None:
     for processor in row.processors:
         if not type(processor).__module__.startswith("transformers."):
             raise ValueError(
@@ -157,9 +156,9 @@ class TypicalRule:
         ValueError: a number outside 0 to 1; while decoding, a processor that is not one of transformers'.
     """
 
-    takes_best = True
-    takes_draws = False
-    draws_drafts = False
+    argmax_suffices = True
+    sample_suffices = False
+    samples_drafts = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):
@@ -170,30 +169,30 @@ class TypicalRule:
     def __repr__(self) -> str:
         return f"TypicalRule(epsilon={self.epsilon}, delta={self.delta})"
 
-    def accept(self, row: Row, nodes: Nodes) -> list[int]:
+    def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
         if row.request.greedy:
             return ExactRule().accept(row, nodes)
-        refuse_own_processors(row)
+        check_processors(row)
         judged: dict[int, tuple[Tensor, Tensor]] = {}  # each node's own prefix is its path: judged once, then emitted
 
         def typical(path: list[int]) -> list[tuple[int, float]]:
             ahead = [nodes.tokens[node] for node in path[1:]]
             if ahead and ahead[-1] in row.request.eos_tokens:
                 return []
-            judged[path[-1]] = row.judge(nodes.logits_NV[path[-1]], ahead)
+            judged[path[-1]] = row.process(nodes.logits_NV[path[-1]], ahead)
             return self.likely_children(nodes, path[-1], judged[path[-1]][1])
 
         path = walk_typical(typical)
         for i, (node, child) in enumerate(itertools.pairwise(path)):
-            row.keep(*judged[node])
+            row.store(*judged[node])
             row.emit(nodes.tokens[child])
             if row.done:
                 return path[: i + 2]
-        row.keep(*judged[path[-1]])
+        row.store(*judged[path[-1]])
         row.emit(choose_best(judged[path[-1]][1]))
         return path
 
-    def likely_children(self, nodes: Nodes, node: int, scores_1V: Tensor) -> list[tuple[int, float]]:
+    def likely_children(self, nodes: VerifiedNodes, node: int, scores_1V: Tensor) -> list[tuple[int, float]]:
         """A node's children that are typical, with their probabilities."""
         children = nodes.shape.children[node]
         p_V = torch.softmax(scores_1V[0], dim=-1)

@@ -14,27 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.dynamo.candidates import find_candidates, read_penalty
 from heads.decoding.dynamo.joint import MAX_JOINT_ENTRIES, Cooccurrence, Decision, JointConfig, decide, largest_side
-from heads.decoding.request.output import DecodingOutput, DecodingStats
-from heads.decoding.request.request import (
-    Request,
-    Row,
-    check_heads,
-    check_positions,
-    check_token_heads,
-    read_request,
-    read_valid,
-)
-from heads.decoding.request.unsupported import refuse_unknown
+from heads.decoding.request.entry import Call, Decoding, check_heads, check_token_heads
+from heads.decoding.request.output import DecodingOutput, DecodingStats, finish, record
+from heads.decoding.request.request import Row
 from heads.interface.token_heads import TokenHeads
 from heads.ngrams.table import NgramTable
 
 
-class DynamicDecoding:
+class DynamicDecoding(Decoding):
     """Lossy decoding: hand it to `generate`, as `custom_generate=heads.DynamicDecoding(token_heads, threshold=0.5)`.
 
     The paper's settings are these defaults with a co-occurrence table, and `do_sample=True, top_k=50, temperature=0.7,
@@ -73,59 +64,42 @@ class DynamicDecoding:
             threshold=threshold, transparency=transparency, adaptive=adaptive, blur=blur, top_k=top_k
         )
         check_token_heads(token_heads)
-        refuse_heads(token_heads)
+        check_independent(token_heads)
         self.token_heads = token_heads
         self.cooccurrence = open_cooccurrence(cooccurrence, token_heads.num_heads + 1, token_heads.backbone.vocab_size)
         self.generator = generator
 
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Tensor | DecodingOutput:
+    def check_model(self, model: Any) -> None:
         check_heads(self.token_heads, model)
-        request = read_request(
-            input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
-        )
-        if request.keep_scores or request.keep_logits:
+
+    def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
+        if call.request.keep_scores or call.request.keep_logits:
             raise ValueError(
                 "output_scores or output_logits was given, but dynamic decoding chooses n-grams, which have no scores "
                 "of single tokens; leave it out or decode with plain generate."
             )
-        refuse_unknown(model, model_kwargs)
-        valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
-        check_positions(model_kwargs.get("position_ids"), valid_BT)
-        return Run(self, request, streamer).decode(input_ids, valid_BT)
+        return DynamicRun(self, call).decode()
 
 
-class Run:
+class DynamicRun:
     """One `generate` call."""
 
-    def __init__(self, decoding: DynamicDecoding, request: Request, streamer: Any) -> None:
+    def __init__(self, decoding: DynamicDecoding, call: Call) -> None:
         self.decoding = decoding
         self.token_heads = decoding.token_heads
         self.backbone: Backbone = self.token_heads.backbone
-        self.request = request
-        self.streamer = streamer
+        self.call = call
         self.heads = range(1, self.token_heads.num_heads + 1)
         self.projections = [self.token_heads.projection(k) for k in self.heads]
         self.stats = DecodingStats(accepted_per_depth=[0] * self.token_heads.num_heads)
 
     @torch.no_grad()
-    def decode(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor | DecodingOutput:
-        self.backbone.check_length(valid_BT, self.request.max_length)
-        rows = [
-            Row(request=self.request, tokens=tokens, device=tokens_BT.device, index=b)
-            for b, tokens in enumerate(tokens_BT.tolist())
-        ]
+    def decode(self) -> Tensor | DecodingOutput:
+        self.backbone.check_length(self.call.valid_BT, self.call.request.max_length)
+        rows = self.call.rows()
         self.stats.drafted = [[] for _ in rows]
         with self.stats.time("prefill"):
-            state, heads_state, logits_BV = self.prefill(tokens_BT, valid_BT)
+            state, heads_state, logits_BV = self.prefill()
         while True:
             running = [row for row in rows if not row.done]
             self.stats.count_pass(len(running))
@@ -135,14 +109,14 @@ class Run:
                 decision = self.decide(running, logits)
                 new = self.emit(rows, running, decision, logits_BV)
             if all(row.done for row in rows):
-                return self.finish(rows)
+                return finish(rows, self.stats, self.call.streamer)
             with self.stats.time("verify"):
                 output = self.read(state, rows, new)
             with self.stats.time("commit"):
                 plan = CommitPlan.from_paths([range(len(tokens)) for tokens in new], output.tokens_BN.device)
                 state, heads_state, logits_BV = self.commit(state, heads_state, output, plan)
 
-    def prefill(self, tokens_BT: Tensor, valid_BT: Tensor) -> tuple[BackboneState, Any, Tensor]:
+    def prefill(self) -> tuple[BackboneState, Any, Tensor]:
         """The prompt's pass: the states behind it and the backbone's next-token logits."""
         heads_state = None
 
@@ -150,7 +124,9 @@ class Run:
             nonlocal heads_state
             heads_state = self.token_heads.commit(heads_state, output.tokens_BN, output.taps, output.positions_BN, plan)
 
-        state, output = self.backbone.read(tokens_BT, valid_BT, self.token_heads.taps, commit=commit)
+        state, output = self.backbone.read(
+            self.call.tokens_BT, self.call.valid_BT, self.token_heads.taps, commit=commit
+        )
         return state, heads_state, self.backbone.logits(output.final_BND[:, -1])
 
     def predict(self, heads_state: Any, batch: int) -> list[Tensor]:
@@ -180,7 +156,7 @@ class Run:
         """Draw and emit each row's n-gram; the tokens that the backbone has yet to read, none for a row that ended."""
         chosen: dict[int, list[int]] = {}
         for here in decision.ngrams:
-            ngrams = here.best() if self.request.greedy else here.sample(self.decoding.generator)
+            ngrams = here.best() if self.call.request.greedy else here.sample(self.decoding.generator)
             chosen |= {running[r].index: ngram for r, ngram in zip(here.rows_R.tolist(), ngrams, strict=True)}
         for row in running:
             self.emit_row(row, chosen.get(row.index) or [row.choose(logits_BV[row.index])])
@@ -193,15 +169,8 @@ class Run:
             row.emit(token)
             if row.done:
                 break
-        new = row.tokens[before:]
-        drafted = [i > 0 for i in range(len(new))]
-        self.stats.count_tokens(row.index, drafted)
-        if self.streamer is None:
-            return
-        if hasattr(self.streamer, "put_drafted"):
-            self.streamer.put_drafted(torch.tensor(new), drafted)
-        else:
-            self.streamer.put(torch.tensor(new))
+        drafted = [i > 0 for i in range(len(row.tokens) - before)]
+        record(row, drafted, self.stats, self.call.streamer)
 
     def read(self, state: BackboneState, rows: list[Row], new: list[list[int]]) -> Pass:
         """The backbone's pass over the new tokens, a chain in each row; shorter rows are filled up."""
@@ -223,17 +192,8 @@ class Run:
         logits_BV = self.backbone.logits(plan.newest(output.final_BND))
         return self.backbone.commit(state, output, plan), heads_state, logits_BV
 
-    def finish(self, rows: list[Row]) -> Tensor | DecodingOutput:
-        """Fill up rows that ended early and return what was asked for."""
-        if self.streamer is not None:
-            self.streamer.end()
-        longest = max(len(row.tokens) for row in rows)
-        padded = [row.tokens + [self.request.pad_token] * (longest - len(row.tokens)) for row in rows]
-        sequences_BL = torch.tensor(padded, device=rows[0].device)
-        return DecodingOutput(stats=self.stats, sequences=sequences_BL) if self.request.as_dict else sequences_BL
 
-
-def refuse_heads(token_heads: TokenHeads) -> None:
+def check_independent(token_heads: TokenHeads) -> None:
     """Heads whose product is no joint distribution, or of too many places."""
     if token_heads.grounded:
         raise ValueError(

@@ -1,11 +1,11 @@
 """Drafting of a static tree as one compiled graph: what `heads.TreeDecoding(token_heads, compile=True)` drafts with.
 
-A level of a tree is a few small products, so on fast devices the time goes to starting them; here all levels of a tree
-are one graph, on CUDA with CUDA graphs. A graph has the rows that a text begins with: where rows end, the last one that
-runs is repeated in their places. The plain reference is `heads.decoding.drafting.draft`, whose very code is compiled;
-tests/heads/decoding/proposers/test_compiled_drafting.py compares the tokens.
+A level of a tree is a few small products, so fast devices spend their time on starting them. Here all levels of a tree
+are one graph, on CUDA a CUDA graph. A graph has as many rows as the batch began with: where rows have ended, the last
+running row is repeated in their places. What is compiled is the code of `static_tree.draft`, the plain reference;
+tests/heads/decoding/proposers/test_compiled.py compares the tokens.
 """
-# B batch, X row of a graph with dead ones, N tree node
+# B batch, X row of a graph, repeated ones among them, N tree node
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from heads.backbone.compiled import compile_apart, repeat_last
 from heads.backbone.projection import Projection
-from heads.decoding.proposers.heads import TreeIndex, fill
+from heads.decoding.proposers.static_tree import TreeIndex, fill
 from heads.interface.token_heads import TokenHeads
 
 

@@ -70,7 +70,7 @@ class Seconds:
         return k * self.draft / self.drafted + verify
 
 
-class Length(Protocol):
+class DraftLength(Protocol):
     """Chooses K before each pass."""
 
     @property
@@ -137,7 +137,7 @@ class AdaptiveLength:
             seconds.observe(k=k, draft=draft, verify=verify)
 
 
-def build_length(k: int | Literal["adaptive"]) -> Length:
+def build_length(k: int | Literal["adaptive"]) -> DraftLength:
     """
     Raises:
         ValueError: neither "adaptive" nor a length that is allowed.

@@ -1,109 +1,168 @@
-"""What a draft model has read: a cache that grows along its own chain, and goes back to what was accepted of it.
+"""Drafts of a small draft model for one `generate` call: a chain of K tokens below each row's root.
 
-Reading is one pass a token, so what a pass costs besides the model itself is kept small: a single sequence without
-padding needs no mask, and nothing is asked of the device. Rows that keep different numbers of slots leave masked holes,
-by the same `CommitPlan` that every cache follows.
+Chen et al. (2023) and Leviathan et al. (2023): the draft model runs K times on its own cache, and drops from it what
+the backbone rejected.
 """
-# B row, T prompt position, U newly read slot, V vocabulary, D model width
+# B row, N node, U token yet unread, I token drafted so far, V vocabulary, W the draft model's own
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
-from heads.backbone.loading import max_positions
-from heads.backbone.masks import causal
-from heads.backbone.model import Backbone, CommitPlan, Pass
+from heads.backbone.model import Backbone, CommitPlan, Pass, Tap
+from heads.decoding.proposers.draft_length import DraftLength
+from heads.decoding.proposers.draft_reader import DraftReader
+from heads.decoding.proposers.proposal import Proposal
+from heads.decoding.proposers.shared_vocabulary import as_known_to, fit_vocabulary
+from heads.decoding.request.request import Request, Row
+from heads.decoding.trees.static import Shape
 
 
-class DraftReader:
-    """One draft model on one batch.
+class ModelDrafter:
+    """A draft model's chain for each row, for one `generate` call.
 
     Args:
-        backbone: the draft model, without heads.
-        tokens_BT: the prompts.
-        valid_BT: False for padding on the left.
+        vocab_size: of the backbone, whose ids are proposed.
     """
 
-    def __init__(self, backbone: Backbone, tokens_BT: Tensor, valid_BT: Tensor) -> None:
-        self.backbone = backbone
-        self.num_positions = max_positions(backbone.model)
-        self.unembed = backbone.projection.without_norm()
-        self.kept, _ = backbone.read(tokens_BT, valid_BT)
-        self.solid = backbone.mask_style.window is None and bool(valid_BT.all())  # there is nothing to mask in `kept`
-        self.begin_chain()
+    taps: Sequence[Tap] = ()
+    reader: DraftReader
 
-    def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
-        """More of the prompts, before the first chain."""
-        self.kept, _ = self.backbone.read(tokens_BT, valid_BT, state=self.kept)
-        self.solid &= bool(valid_BT.all())
-        self.begin_chain()
+    def __init__(
+        self,
+        draft: Backbone,
+        length: DraftLength,
+        request: Request,
+        vocab_size: int,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.draft = draft
+        self.length = length
+        self.request = request
+        self.vocab_size = vocab_size
+        self.generator = generator
+        self.num_read: list[int] = []  # of each row's tokens, those that the draft model has kept
+        self.first: list[int] = []  # where in the last chain each row's own slots begin
+        self.unread: list[int] = []  # how many tokens each row's last chain began with
+        self.k = 0
+        self.draft_seconds = 0.0
+        self.proposed_at = 0.0
+        self.rows: list[Row] = []  # of the last proposal, and how many tokens they had then
+        self.lengths: list[int] = []
 
-    def begin_chain(self) -> None:
-        self.passes: list[Pass] = []
-        self.chain_is_solid = self.solid
-        self.next_position_B1 = self.kept.next_position_B[:, None]  # of a solid chain
-        self.ahead = self.kept  # of another chain: its slots are committed one after another, until `keep`
+    def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
+        tokens_BN = as_known_to(self.draft, output.tokens_BN)
+        if self.num_read:  # the prompt is long, and this is not its first pass
+            self.reader.read_on(tokens_BN, plan.valid_BA)
+        else:
+            self.reader = DraftReader(self.draft, tokens_BN, plan.valid_BA)
+        self.num_read = [len(row.tokens) for row in rows]
 
-    def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read behind all that was read so far; logits (B, V) after the last token.
+    def propose(self, rows: list[Row]) -> Proposal:
+        """A chain of K tokens below each row's root; shorter where no row has room for K + 1 more."""
+        start = time.perf_counter()
+        self.rows, self.lengths = rows, [len(row.tokens) for row in rows]
+        room = self.request.max_length - min(len(row.tokens) for row in rows)
+        self.k = min(self.length.choose(len(rows)), room - 1)
+        tokens_BN, q = self.draw_chain(rows)
+        shape, depth_N, sees_NN = chain(self.k, rows[0].device)
+        self.proposed_at = time.perf_counter()
+        self.draft_seconds = self.proposed_at - start
+        return Proposal(
+            tokens_BN=tokens_BN,
+            depth=depth_N,
+            sees=sees_NN,
+            shapes=[shape] * len(rows),
+            max_depth=shape.depth,
+            q_BNV=torch.stack(q, dim=1) if q else None,
+        )
 
-        Args:
-            fillers: for each row how many of the first slots only fill up, where the chain begins; by default none.
+    def draw_chain(self, rows: list[Row]) -> tuple[Tensor, list[Tensor]]:
+        """(B, 1 + K): the roots and what is drafted below them; and for each draft what it was sampled from (B, V)."""
+        unread = [row.tokens[read:] for row, read in zip(rows, self.num_read, strict=True)]
+        longest = max(map(len, unread))
+        self.unread = [len(tokens) for tokens in unread]
+        self.first = [longest - len(tokens) for tokens in unread]
+        filled = [[0] * fill + tokens for fill, tokens in zip(self.first, unread, strict=True)]
+        tokens_BU = torch.tensor(filled, device=rows[0].device)
+        known_BU = as_known_to(self.draft, tokens_BU)
+        drawn, q = [tokens_BU[:, -1:]], []
+        for i in range(self.k):
+            logits_BW = self.reader.read(drawn[-1]) if i else self.reader.read(known_BU, self.first)
+            logits_BV = fit_vocabulary(logits_BW.to(tokens_BU.device), self.vocab_size)
+            token_B1, q_BV = self.draw(logits_BV, rows, drawn[1:])
+            drawn.append(token_B1)
+            if q_BV is not None:
+                q.append(q_BV)
+        return torch.cat(drawn, dim=1), q
+
+    def draw(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """(B, 1): the draft model's best token, or one sampled and what it was sampled from."""
+        scores_BV = self.process(logits_BV.float(), rows, drafted)
+        if self.request.greedy:
+            return scores_BV.argmax(dim=-1, keepdim=True), None
+        q_BV = torch.softmax(scores_BV, dim=-1)
+        return torch.multinomial(q_BV, num_samples=1, generator=self.generator), q_BV
+
+    def process(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> Tensor:
+        """The scores after the request's processors, each row's with its own text and what was drafted behind it.
+
+        Only those of transformers are asked: others may keep state between calls, and are called for emitted tokens
+        alone. What the draft model proposes is its own affair; the backbone's tokens pass all of them.
         """
-        self.chain_is_solid &= not any(fillers)
-        read = self._read_solid if self.chain_is_solid else self._read_masked
-        output = read(tokens_BU.to(self.backbone.device), fillers)
-        self.passes.append(output)
-        return self.unembed(output.final_BND[:, -1])
+        if not self.request.processors:
+            return logits_BV
+        drafted_BI = torch.cat(drafted, dim=1) if drafted else torch.empty_like(logits_BV[:, :0], dtype=torch.long)
+        scored = []
+        for row, logits_V, drafted_I in zip(rows, logits_BV, drafted_BI, strict=True):
+            prefix_1L = torch.cat([row.prefix(), drafted_I[None]], dim=1)
+            own = LogitsProcessorList(p for p in row.processors if type(p).__module__.startswith("transformers."))
+            scored.append(own(prefix_1L, logits_V[None]))
+        return leave_something(torch.cat(scored), logits_BV)
 
-    def _read_solid(self, tokens_BU: Tensor, _: Sequence[int]) -> Pass:
-        """Every slot is a token of its row, in order: the model needs no mask of ours."""
-        positions_BU = self.next_position_B1
-        if (new := tokens_BU.shape[1]) > 1:
-            positions_BU = positions_BU + torch.arange(new, device=tokens_BU.device)
-        cache = self.kept.cache
-        final_BUD, _taps = self.backbone.forward(
-            tokens_BU, attention_mask=None, position_ids=positions_BU, past_key_values=cache, use_cache=True
-        )
-        cache.commit(None, new)
-        self.next_position_B1 = positions_BU[:, -1:] + 1
-        return Pass(tokens_BN=tokens_BU, positions_BN=positions_BU, taps={}, final_BND=final_BUD)
-
-    def _read_masked(self, tokens_BU: Tensor, fillers: Sequence[int]) -> Pass:
-        slots_U = torch.arange(tokens_BU.shape[1], device=tokens_BU.device)
-        first_B1 = tokens_BU.new_tensor(fillers or [0] * len(tokens_BU))[:, None]
-        valid_BU = slots_U >= first_B1
-        depth_BU = self.within_positions((slots_U - first_B1).clamp(min=0))
-        output = self.backbone.verify(self.ahead, tokens_BU, depth_BU, causal(valid_BU))
-        self.ahead = self.backbone.commit(self.ahead, output, CommitPlan.whole(valid_BU))
-        return output
-
-    def within_positions(self, depth_BU: Tensor) -> Tensor:
-        """Depths that have a position: rows near their end are drafted on while others have further to go."""
-        if self.num_positions is None:
-            return depth_BU
-        return depth_BU.minimum(self.num_positions - 1 - self.ahead.next_position_B[:, None])
-
-    def keep(self, first: Sequence[int], count: Sequence[int]) -> None:
-        """Of what was read since the last call, keep `count[b]` slots of row b from `first[b]` on."""
-        if not self.passes:
-            return
-        read = Pass(
-            tokens_BN=torch.cat([output.tokens_BN for output in self.passes], dim=1),
-            positions_BN=torch.cat([output.positions_BN for output in self.passes], dim=1),
-            taps={},
-            final_BND=torch.cat([output.final_BND for output in self.passes], dim=1),
-        )
-        paths = [list(range(start, start + length)) for start, length in zip(first, count, strict=True)]
-        self.kept.cache.reopen(read.tokens_BN.shape[1])
-        self.kept = self.backbone.commit(self.kept, read, CommitPlan.from_paths(paths, read.tokens_BN.device))
-        self.solid &= len(set(count)) == 1
-        self.begin_chain()
+    def commit(self, output: Pass, plan: CommitPlan) -> None:
+        """Keep what was accepted. The chain's last token was drafted but not read: if it stays, it is read next."""
+        verify = time.perf_counter() - self.proposed_at
+        rows, slots = plan.valid_BA.shape
+        accepted = [slots - 1] if rows == 1 else [kept - 1 for kept in plan.valid_BA.sum(dim=1).tolist()]
+        if self.k == 0:
+            return  # every row's last token was the backbone's own; nothing follows
+        kept = [unread + min(count, self.k - 1) for unread, count in zip(self.unread, accepted, strict=True)]
+        self.reader.keep(self.first, kept)
+        self.num_read = [read + more for read, more in zip(self.num_read, kept, strict=True)]
+        emitted = [len(row.tokens) - before for row, before in zip(self.rows, self.lengths, strict=True)]
+        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted, emitted=emitted)
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        """The other rows have ended; between `keep` and `read`."""
-        self.kept = self.kept.keep_rows(rows_R.to(self.backbone.device))
-        self.begin_chain()
+        self.reader.keep_rows(rows_R)
+        self.num_read = [self.num_read[b] for b in rows_R.tolist()]
+
+
+def leave_something(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
+    """Scores with token 0 alone where processors left none of the draft model's tokens, such as a forced end token.
+
+    A draft must be sampled from something. q is 1 at that token then, as it is for a looked-up one, so the rule stays
+    exact (heads/decoding/acceptance/probability.py). NaN of the draft model's own stays, and is an error where it is
+    drawn from.
+
+    >>> empty_V, some_V = [-torch.inf] * 3, [-1.0, 2.0, -torch.inf]
+    >>> leave_something(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()
+    [[0.0, -inf, -inf], [-1.0, 2.0, -inf]]
+    """
+    empty_B1 = ~(scores_BV > -torch.inf).any(dim=1, keepdim=True) & ~logits_BV.isnan().any(dim=1, keepdim=True)
+    first_V = torch.full_like(scores_BV[0], -torch.inf)
+    first_V[0] = 0
+    return torch.where(empty_B1, first_V, scores_BV)
+
+
+@functools.cache
+def chain(k: int, device: torch.device) -> tuple[Shape, Tensor, Tensor]:
+    """A root and k nodes, each below the one before: shape, depths (N,) and who sees whom (N, N)."""
+    shape = Shape((-1, *range(k)))
+    return shape, shape.depth_tensor(device), shape.sees_NN(device)

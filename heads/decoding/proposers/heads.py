@@ -1,112 +1,189 @@
-"""Fill a static tree with tokens: level by level for grounded families, all heads at once for independent ones.
+"""Drafts of the heads for one `generate` call: a tree, and beside it a chain that is looked up in the text.
 
-A grounded head k reads the tokens drafted before it, so depth k is drafted from the nodes of depth k - 1 (Ankner et
-al., section 3.2, "grounded tree candidates"). An independent head gives every node of a depth the same candidates
-(the Cartesian product of Cai et al., section 2.1), so one row a head is computed and read at all nodes.
+The tree is static, with the heads' best tokens (heads/decoding/proposers/static_tree.py) or sampled ones (sampled.py),
+or dynamic (heads/decoding/trees/dynamic.py).
 """
-# B batch, N tree node, M expanding node of one level (over all rows), C child, R candidate rank
+# B row, N tree node, Q distribution that drafts were sampled from, V vocabulary, L looked-up token, R row that stays
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from heads.backbone.projection import Projection
+from heads.backbone.model import CommitPlan, Pass, Tap
+from heads.decoding.proposers.compiled import CompiledDrafting
+from heads.decoding.proposers.prompt_lookup import ChainIndex, Lookup
+from heads.decoding.proposers.proposal import Proposal
+from heads.decoding.proposers.sampled import SampledTreeIndex, sample_tree
+from heads.decoding.proposers.static_tree import TreeIndex, draft
+from heads.decoding.request.request import Row
+from heads.decoding.trees.dynamic import DynamicTree, grow
 from heads.decoding.trees.static import Tree
 from heads.interface.token_heads import TokenHeads
 
 
-@dataclass(frozen=True, kw_only=True)
-class LevelIndex:
-    """A tree level's indices for a batch: row b's nodes stand at b·m … b·m + m - 1."""
+class DraftIndices:
+    """The indices of all passes of one tree and lookup length, each made once and used by every call.
 
-    parents_M: Tensor
-    ranks_M: Tensor
-    child_parents_BC: Tensor
-    child_ranks_C: Tensor
-    num_candidates: int
-
-
-class TreeIndex:
-    """A tree's indices on one device for one batch size, kept from pass to pass.
-
-    Args:
-        chain: nodes of a second branch below the root, whose tokens come from elsewhere; 0: none.
+    Attributes:
+        tree: by batch size, device and length of the chain beside the tree.
+        sampled: the same for sampled drafts.
+        chain: of a looked-up chain without the tree, by its length and device.
     """
 
-    def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
+    def __init__(self, tree: Tree | DynamicTree, *, grounded: bool) -> None:
+        def index_tree(batch: int, device: torch.device, chain: int) -> TreeIndex:
+            assert isinstance(tree, Tree)
+            return TreeIndex(tree, batch, device, grounded=grounded, chain=chain)
+
+        def index_samples(batch: int, device: torch.device, chain: int) -> SampledTreeIndex:
+            assert isinstance(tree, Tree)
+            return SampledTreeIndex(tree, batch, device, grounded=grounded, chain=chain)
+
+        self.tree = functools.cache(index_tree)
+        self.sampled = functools.cache(index_samples)
+        self.chain = functools.cache(ChainIndex)
+
+
+class HeadsDrafter:
+    """Proposes the heads' tree and a looked-up chain. Of a tree that is the root alone, the heads are never asked.
+
+    Args:
+        lookup: tokens of the chain; 0: none.
+        graphs: drafts static trees as compiled graphs; None: uncompiled.
+        samples_drafts: where a request samples, static trees are filled with sampled tokens.
+        generator: what they are sampled with.
+    """
+
+    def __init__(
+        self,
+        token_heads: TokenHeads,
+        tree: Tree | DynamicTree,
+        indices: DraftIndices,
+        *,
+        lookup: int,
+        graphs: CompiledDrafting | None,
+        samples_drafts: bool,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.token_heads = token_heads
         self.tree = tree
-        self.shape = tree.with_chain(chain) if chain else tree
-        self.depth_N = self.shape.depth_tensor(device)
-        self.sees_NN = self.shape.sees_NN(device)
-        self.order_N = torch.tensor(tree.draft_order, device=device)
-        self.rows_B = torch.arange(batch, device=device)
-        self.levels = [self._level(depth, device, grounded) for depth in range(tree.depth)]
+        self.indices = indices
+        self.lookup = lookup
+        self.graphs = graphs
+        self.generator = generator
+        self.asks_heads = tree.depth != 0
+        self.samples_drafts = samples_drafts and self.asks_heads
+        deepest = max(token_heads.num_heads, tree.depth or 0)
+        self.projections = [token_heads.projection(k) for k in range(1, deepest + 1)]
+        self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
+        self.first_batch = 0  # rows that the call began with
+        self.state: Any = None
 
-    def _level(self, depth: int, device: torch.device | str, grounded: bool) -> LevelIndex:
-        level = self.tree.levels[depth]
-        nodes, above = (
-            (len(level.parents), len(self.tree.levels[depth - 1].parents) if depth else 1) if grounded else (1, 1)
+    @property
+    def taps(self) -> Sequence[Tap]:
+        return self.token_heads.taps if self.asks_heads else ()
+
+    def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
+        self.commit(output, plan)
+        self.first_batch = len(rows)
+        if self.lookup:
+            self.lookups = {row.index: Lookup(self.lookup) for row in rows}
+
+    def propose(self, rows: list[Row]) -> Proposal:
+        """The heads' tree, and a chain where one was found.
+
+        While every row copies, the chain alone is proposed: the heads' drafts would be time for nothing.
+        """
+        device = self.token_heads.backbone.heads_device
+        chains = self.look_up(rows)
+        root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
+        chains_BL = None if chains is None else torch.tensor(chains, device=device)
+        length = 0 if chains_BL is None else chains_BL.shape[1]
+        index: TreeIndex | ChainIndex
+        q_BQV, sampled_from = None, None
+        if length and self.copies(rows):
+            index, tokens_BN = self.indices.chain(length, device), root_B[:, None]
+        elif isinstance(self.tree, DynamicTree):
+            return self.propose_dynamic(root_B, chains_BL, self.tree)
+        elif self.samples_drafts and not rows[0].request.greedy:
+            index = self.indices.sampled(len(rows), device, length)
+            tokens_BN, q_BQV = self.sample(root_B, index, rows[0])
+            sampled_from = index.sampled_from
+        else:
+            index = self.indices.tree(len(rows), device, length)
+            tokens_BN = self.draft(root_B, index)
+        if chains_BL is not None:
+            tokens_BN = torch.cat([tokens_BN, chains_BL], dim=1)
+        return Proposal(
+            tokens_BN=tokens_BN,
+            depth=index.depth_N,
+            sees=index.sees_NN,
+            shapes=[index.shape] * len(rows),
+            max_depth=index.shape.depth,
+            q_BNV=q_BQV,
+            sampled_from=sampled_from,
         )
-        parents_m = torch.tensor(level.parents if grounded else [0], device=device)
-        child_parents_C = (
-            torch.tensor(level.child_parents, device=device)
-            if grounded
-            else torch.zeros_like(torch.tensor(level.child_parents, device=device))
+
+    def sample(self, root_B: Tensor, index: SampledTreeIndex, row: Row) -> tuple[Tensor, Tensor]:
+        """Sampled tokens (B, N) of a static tree's nodes, and their distributions (B, Q, V)."""
+        processors = row.request.processors  # those that shape a distribution are the same for all rows
+        return sample_tree(self.token_heads, self.projections, self.state, root_B, index, processors, self.generator)
+
+    def draft(self, root_B: Tensor, index: TreeIndex) -> Tensor:
+        """The heads' best tokens (B, N) of a static tree's nodes."""
+        if not self.asks_heads:
+            return root_B[:, None]
+        if self.graphs is None:
+            return draft(self.token_heads, self.projections, self.state, root_B, index)
+        of_graph = self.indices.tree(self.first_batch, root_B.device, 0)
+        return self.graphs.draft(self.token_heads, self.projections, self.state, root_B, of_graph)
+
+    def propose_dynamic(self, root_B: Tensor, chains_BL: Tensor | None, tree: DynamicTree) -> Proposal:
+        """A tree of its own shape for each row."""
+        grown, depth = grow(self.token_heads, self.projections, self.state, root_B, tree), tree.depth or 0
+        if chains_BL is not None:
+            grown, depth = grown.with_chains(chains_BL), max(depth, chains_BL.shape[1])
+        return Proposal(
+            tokens_BN=grown.tokens_BN,
+            depth=grown.depth_BN,
+            sees=grown.sees_BNN,
+            shapes=None,
+            max_depth=depth,
+            parents_BN=grown.parents_BN,
         )
-        return LevelIndex(
-            parents_M=(self.rows_B[:, None] * above + parents_m).flatten(),
-            ranks_M=torch.tensor(level.ranks if grounded else [0], device=device).repeat(len(self.rows_B)),
-            child_parents_BC=self.rows_B[:, None] * nodes + child_parents_C,
-            child_ranks_C=torch.tensor(level.child_ranks, device=device),
-            num_candidates=level.num_candidates,
-        )
 
+    def look_up(self, rows: list[Row]) -> list[list[int]] | None:
+        """A chain of one length for each row; None where no row's last tokens have stood in its text before.
 
-def draft(
-    token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, index: TreeIndex
-) -> Tensor:
-    """Tokens of the tree's nodes (B, N): the root's given ones, the others as the heads propose them.
+        The length grows where all rows copy, for then the tree is left out.
+        """
+        if not self.lookups:
+            return None
+        worth = [self.lookups[row.index].find(row.tokens) for row in rows]
+        length = min(worth) if self.copies(rows) else self.lookup
+        chains = [
+            self.lookups[row.index].take(row.tokens, length if n else 0) for row, n in zip(rows, worth, strict=True)
+        ]
+        return [chain or [0] * length for chain in chains] if any(worth) else None
 
-    Args:
-        projections: head k's at index k - 1, read once for each `generate` call.
-        state: the family's state after the last commit.
-    """
-    return fill(token_heads, projections, token_heads.first_level(state), root_B, index.levels, index.order_N)
+    def copies(self, rows: list[Row]) -> bool:
+        """Whether every row copies, and what is copied reaches further than the heads could."""
+        return self.lookup > (self.tree.depth or 0) and all(self.lookups[row.index].copying for row in rows)
 
+    def commit(self, output: Pass, plan: CommitPlan) -> None:
+        if self.asks_heads:
+            self.state = self.token_heads.commit(self.state, output.tokens_BN, output.taps, output.positions_BN, plan)
 
-def fill(
-    token_heads: TokenHeads,
-    projections: Sequence[Projection],
-    level: Any,
-    root_B: Tensor,
-    levels: Sequence[LevelIndex],
-    order_N: Tensor,
-) -> Tensor:
-    """The same from the level above the root: nothing but arithmetic, which may be compiled."""
-    drafted = [root_B[:, None]]
-    tokens_M = root_B
-    candidates_MR = root_B[:, None]
-    for k, at in enumerate(levels, start=1):
-        if k > 1 and token_heads.grounded:
-            tokens_M = candidates_MR[at.parents_M, at.ranks_M]
-        hidden_MD, level = token_heads.step(k, level, tokens_M, at.parents_M)
-        candidates_MR = best_tokens(projections[k - 1], hidden_MD, at.num_candidates)
-        drafted.append(candidates_MR[at.child_parents_BC, at.child_ranks_C])
-    return torch.cat(drafted, dim=1)[:, order_N]
+    def keep_rows(self, rows_R: Tensor) -> None:
+        if self.asks_heads:
+            self.state = self.token_heads.keep_rows(self.state, rows_R)
 
-
-def best_tokens(projection: Projection, hidden_MD: Tensor, count: int) -> Tensor:
-    """The `count` most likely tokens of each row (M, count), best first, as ids of the whole vocabulary."""
-    return projection.ids(best_candidates(projection(hidden_MD), count))
-
-
-def best_candidates(logits_MV: Tensor, count: int) -> Tensor:
-    """The `count` most likely entries of each row, best first (M, count)."""
-    if count == 1:
-        return logits_MV.argmax(dim=-1, keepdim=True)
-    return logits_MV.topk(min(count, logits_MV.shape[-1]), dim=-1).indices
+    def keep_slots(self, num_slots: int) -> None:
+        """Roll back to the first `num_slots` slots (heads/decoding/reuse.py)."""
+        if self.asks_heads:
+            self.state = self.token_heads.keep_slots(self.state, num_slots)

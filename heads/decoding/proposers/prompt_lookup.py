@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last earlier place in a text that reads like its end (Saxena, 2023).
 
-Heads know the backbone's state and guess locally; text that repeats itself is better copied. The chain is one more
-branch of the tree, so verification and acceptance treat it like drafted tokens and the output stays the backbone's own.
+Heads guess from the backbone's state; text that repeats itself is better copied. The copied chain is one more branch of
+the tree, so it is verified and accepted like drafted tokens, and the output stays the backbone's own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from heads.decoding.trees.static import Shape
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2
 DEFAULT_LOOKUP, MAX_LOOKUP = 10, 64
-GROWTH = 4
-"""A chain is doubled while the text goes on as all of it foretold, up to so many times the length that was asked for:
-a text that copies goes on copying, and further nodes of a pass cost less than further passes."""
+MAX_GROWTH = 4
+"""A chain doubles while the text goes on as all of it foretold, up to so many times the length that was asked for: a
+text that copies goes on copying, and further nodes of a pass cost less than further passes."""
 
 
 class Lookup:
-    """An index over one row's text, grown as the text grows.
+    """Chains for one row, from an index of its text that grows with the text.
 
     >>> Lookup(4).propose([1, 2, 3, 9, 1, 2])          # the end [1, 2] was there before; behind it stood [3, 9, 1, 2]
     [3, 9, 1, 2]
@@ -26,7 +26,7 @@ class Lookup:
     [5, 6, 5, 6]
 
     Attributes:
-        copying: the text went on as the last chain and one token more foretold, and there is a chain again.
+        copying: the text went on as the last chain and the token behind it foretold, and there is a chain again.
     """
 
     def __init__(self, length: int) -> None:
@@ -37,7 +37,7 @@ class Lookup:
         self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> where the text goes on behind their last occurrence
         self._indexed = 0
 
-    def look(self, tokens: list[int]) -> int:
+    def find(self, tokens: list[int]) -> int:
         """How long a chain is worth verifying from here; 0 where the text's last tokens are new."""
         self._index(tokens)
         went_on = bool(self._foretold) and tokens[self._length_then :] == self._foretold
@@ -47,19 +47,19 @@ class Lookup:
             self._foretold = []
             return 0
         doubled = 2 * (len(self._foretold) - 1)
-        return min(doubled, GROWTH * self.length) if self.copying else self.length
+        return min(doubled, MAX_GROWTH * self.length) if self.copying else self.length
 
     def take(self, tokens: list[int], length: int) -> list[int]:
-        """The chain of so many tokens, behind a text that was just looked at; none where `look` found none."""
+        """The chain of so many tokens behind the text that `find` was just given; none where it found none."""
         self._foretold, self._length_then = self._copy(tokens, length + 1) if length else [], len(tokens)
         return self._foretold[:length]
 
     def propose(self, tokens: list[int]) -> list[int]:
-        """`look`, then `take` all that it found worth while."""
-        return self.take(tokens, self.look(tokens))
+        """`find`, then `take` a chain of the length that it said."""
+        return self.take(tokens, self.find(tokens))
 
     def _copy(self, tokens: list[int], length: int) -> list[int]:
-        """What stood behind the last earlier place that reads like the end, longest match first."""
+        """The tokens behind the last earlier place that reads like the end; the longest match is taken."""
         for size in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             start = self._behind.get(tuple(tokens[-size:]))
             if start is not None and len(tokens) > size:
@@ -68,7 +68,7 @@ class Lookup:
         return []
 
     def _index(self, tokens: list[int]) -> None:
-        """Every run of tokens that has something behind it; the text's own end is not among them."""
+        """Add every run of tokens that another token follows, which the text's own end is not."""
         for end in range(max(self._indexed, SHORTEST_MATCH), len(tokens)):
             for size in range(SHORTEST_MATCH, LONGEST_MATCH + 1):
                 if size <= end:

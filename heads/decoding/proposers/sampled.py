@@ -1,14 +1,14 @@
-"""Fill a static tree with tokens that heads draw by lot, and say from what: the drafts of modified rejection sampling.
+"""Fill a static tree with tokens sampled from the heads, and say from what: the drafts of modified rejection sampling.
 
-A node's children are drawn without replacement from q, the distribution of the head that drafts them, in the order in
+A node's children are sampled without replacement from q, the distribution of the head that drafts them, in the order in
 which the rule tries them (heads/decoding/acceptance/probability.py). Of a static tree only the shape counts here: a
-node with three children gets three draws, whatever ranks they stand for. Independent heads have one q for all nodes of
-a depth, and each node draws from it anew. q is shaped as the request shapes p: its temperature, top-k, top-p and min-p.
+node with three children gets three samples, whatever ranks they stand for. Independent heads have one q for all nodes
+of a depth, and each node samples from it anew. q has the request's temperature, top-k, top-p and min-p, as p has.
 
-With independent exponential E(x), the tokens of the greatest q(x) / E(x), greatest first, are draws from q without
-replacement in order (the Gumbel-top-k trick; Kool et al., 2019): one sort for all nodes of a level.
+With independent exponential E(x), the tokens of the greatest q(x) / E(x), greatest first, are samples from q without
+replacement, in order (the Gumbel-top-k trick; Kool et al., 2019): one sort for all nodes of a level.
 """
-# B batch, N tree node, Q distribution that drafts were drawn from, M expanding node of one level (over all rows),
+# B batch, N tree node, Q distribution that drafts were sampled from, M expanding node of one level (over all rows),
 # R row that a head computes, C child, V vocabulary, S token of it that heads score
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from heads.backbone.projection import Projection
-from heads.decoding.proposers.heads import TreeIndex
+from heads.decoding.proposers.static_tree import TreeIndex
 from heads.decoding.trees.static import Tree
 from heads.interface.token_heads import TokenHeads
 
@@ -35,23 +35,23 @@ SHAPING = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogi
 """Processors that shape a distribution by itself; others read the text and act on p alone."""
 
 
-class DrawnTreeIndex(TreeIndex):
-    """A tree's indices for drafts that are drawn: ranks are the order of drawing, and each node has a source.
+class SampledTreeIndex(TreeIndex):
+    """A tree's indices for sampled drafts: a rank is the place in the order of sampling, and each node has a source.
 
     Attributes:
-        drawn_from: for each node its row of q; rows are depths for independent heads and expanding nodes for grounded
+        sampled_from: for each node its row of q; rows are depths for independent heads and expanding nodes for grounded
             ones. -1 for the root and for the looked-up chain.
     """
 
     def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
-        super().__init__(rank_by_draw(tree), batch, device, grounded=True, chain=chain)
-        self.drawn_from = [*sources(self.tree, grounded), *[-1] * chain]
+        super().__init__(rank_by_place(tree), batch, device, grounded=True, chain=chain)
+        self.sampled_from = [*sources(self.tree, grounded), *[-1] * chain]
 
 
-def rank_by_draw(tree: Tree) -> Tree:
+def rank_by_place(tree: Tree) -> Tree:
     """The same shape, node for node, with children ranked by their place among their siblings.
 
-    >>> rank_by_draw(Tree([[1], [1, 4], [3]])).paths
+    >>> rank_by_place(Tree([[1], [1, 4], [3]])).paths
     ((), (0,), (0, 0), (1,))
     """
     paths: list[tuple[int, ...]] = [()]
@@ -73,16 +73,16 @@ def sources(tree: Tree, grounded: bool) -> list[int]:
     return [-1 if parent < 0 else expanding.index(parent) for parent in tree.parents]
 
 
-def draw_tree(
+def sample_tree(
     token_heads: TokenHeads,
     projections: Sequence[Projection],
     state: Any,
     root_B: Tensor,
-    index: DrawnTreeIndex,
+    index: SampledTreeIndex,
     processors: LogitsProcessorList,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens of the tree's nodes (B, N), the root's given ones first, and what they were drawn from (B, Q, V).
+    """Tokens of the tree's nodes (B, N), the root's given ones first, and what they were sampled from (B, Q, V).
 
     Args:
         projections: head k's at index k - 1.
@@ -91,23 +91,23 @@ def draw_tree(
     """
     drafted, distributions = [root_B[:, None]], []
     level, tokens_M = token_heads.first_level(state), root_B
-    drawn_MC = root_B[:, None]
+    sampled_MC = root_B[:, None]
     for k, at in enumerate(index.levels, start=1):
         parents_M = at.parents_M if token_heads.grounded else index.rows_B
         if k > 1 and token_heads.grounded:
-            tokens_M = drawn_MC[at.parents_M, at.ranks_M]
+            tokens_M = sampled_MC[at.parents_M, at.ranks_M]
         hidden_RD, level = token_heads.step(k, level, tokens_M, parents_M)
-        q_RS = shape_as_asked(projections[k - 1](hidden_RD), processors)
-        q_RV = projections[k - 1].spread(q_RS, 0.0)  # what is not scored is never drawn
+        q_RS = shape_distribution(projections[k - 1](hidden_RD), processors)
+        q_RV = projections[k - 1].spread(q_RS, 0.0)  # what is not scored is never sampled
         distributions.append(q_RV.view(len(root_B), -1, q_RV.shape[-1]))
         q_MS = q_RS.repeat_interleave(len(at.parents_M) // len(q_RS), dim=0)
-        drawn_MC = projections[k - 1].ids(draw_without_replacement(q_MS, at.num_candidates, generator))
-        drafted.append(drawn_MC[at.child_parents_BC, at.child_ranks_C])
+        sampled_MC = projections[k - 1].ids(sample_without_replacement(q_MS, at.num_candidates, generator))
+        drafted.append(sampled_MC[at.child_parents_BC, at.child_ranks_C])
     return torch.cat(drafted, dim=1)[:, index.order_N], torch.cat(distributions, dim=1)
 
 
-def shape_as_asked(logits_RV: Tensor, processors: LogitsProcessorList) -> Tensor:
-    """softmax of logits, with the temperature, top-k, top-p and min-p of the request."""
+def shape_distribution(logits_RV: Tensor, processors: LogitsProcessorList) -> Tensor:
+    """softmax of logits, after the temperature, top-k, top-p and min-p of the request."""
     scores_RV = logits_RV.to(torch.float32)
     no_text_R0 = torch.empty(len(scores_RV), 0, dtype=torch.long, device=scores_RV.device)
     for processor in processors:
@@ -116,14 +116,14 @@ def shape_as_asked(logits_RV: Tensor, processors: LogitsProcessorList) -> Tensor
     return torch.softmax(scores_RV, dim=-1)
 
 
-def draw_without_replacement(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """(M, count): tokens drawn from each row without replacement, in order.
+def sample_without_replacement(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """(M, count): tokens sampled from each row without replacement, in order.
 
-    Where a row gives fewer, tokens of probability 0 fill up; the rule takes those as looked up. Exponentials are
-    float64: float32 ones on an accelerator are multiples of 2^-24 where they are small, and rare tokens would come out
-    less often than q says.
+    A row with fewer of them is filled up with tokens of probability 0, which the rule takes as looked up. Exponentials
+    are float64: small float32 ones on an accelerator are multiples of 2^-24, and rare tokens would come out less often
+    than q says.
 
-    >>> draw_without_replacement(torch.tensor([[0.0, 1.0, 0.0]]), 1, None)
+    >>> sample_without_replacement(torch.tensor([[0.0, 1.0, 0.0]]), 1, None)
     tensor([[1]])
     """
     waits_MV = torch.empty_like(q_MV, dtype=torch.float64).exponential_(generator=generator)

@@ -1,4 +1,8 @@
-"""What a decoding run did: passes, tokens, what was accepted at which depth, and where the time went."""
+"""What a `generate` call gives: tokens as they are emitted, the text at its end, and statistics of what was done.
+
+The statistics count passes, tokens, and what was accepted at which depth, and say where the time went.
+"""
+# B row, L length
 
 from __future__ import annotations
 
@@ -9,7 +13,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from heads.decoding.request.request import Row
 
 PHASES = ("prefill", "draft", "verify", "accept", "commit")
 
@@ -46,7 +53,7 @@ class DecodingStats:
         self.row_passes += num_rows
 
     def count_tokens(self, row: int, drafted: list[bool]) -> None:
-        """Tokens that one pass emitted for a row: the drafted ones first, of depth 1, 2, …"""
+        """Count the tokens that one pass emitted for a row; those that were drafted have depth 1, 2, …"""
         self.tokens += len(drafted)
         self.drafted[row] += drafted
         for depth in range(sum(drafted)):
@@ -78,3 +85,38 @@ class DecodingOutput(GenerateDecoderOnlyOutput):
 
 def rebuild_output(stats: DecodingStats, given: dict[str, Any]) -> DecodingOutput:
     return DecodingOutput(stats=stats, **given)
+
+
+def record(row: Row, drafted: list[bool], stats: DecodingStats, streamer: Any) -> None:
+    """Count and stream the tokens that a pass emitted for a row.
+
+    Args:
+        drafted: for each of them whether it was drafted.
+        streamer: has `put`, or `put_drafted` where it wants to know what was drafted; None: there is none.
+    """
+    stats.count_tokens(row.index, drafted)
+    if streamer is None:
+        return
+    tokens = torch.tensor(row.tokens[-len(drafted) :])
+    if hasattr(streamer, "put_drafted"):
+        streamer.put_drafted(tokens, drafted)
+    else:
+        streamer.put(tokens)
+
+
+def finish(rows: list[Row], stats: DecodingStats, streamer: Any) -> Tensor | DecodingOutput:
+    """Pad rows that ended early and return what was asked for."""
+    if streamer is not None:
+        streamer.end()
+    request = rows[0].request
+    longest = max(len(row.tokens) for row in rows)
+    padded = [row.tokens + [request.pad_token] * (longest - len(row.tokens)) for row in rows]
+    sequences_BL = torch.tensor(padded, device=rows[0].device)
+    if not request.as_dict:
+        return sequences_BL
+    return DecodingOutput(
+        stats=stats,
+        sequences=sequences_BL,
+        scores=tuple(rows[0].scores) or None,
+        logits=tuple(rows[0].logits) or None,
+    )

@@ -1,17 +1,15 @@
-"""What one `generate` call asks for: how tokens are chosen, when a row ends, what is returned.
+"""What one `generate` call asks for, and the rows that it asks it for: how tokens are chosen, and when a row ends.
 
-What has no equal is refused (heads/decoding/request/unsupported.py). Processors and stopping criteria are Hugging
-Face's own objects. They are called once for every emitted token, in order, with that token's own prefix, just as plain
-generation calls them for a batch of one.
+Processors and stopping criteria are Hugging Face's own objects. Each is called once for every emitted token, in order,
+with that token's own prefix, just as plain generation calls it for a batch of one.
 """
 # B batch, T prompt position, L length so far, V vocabulary
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +17,25 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from heads.decoding.acceptance.probability import Choose, choose_best, choose_by_lot
-from heads.decoding.request.unsupported import refuse
-from heads.interface.token_heads import TokenHeads
+from heads.decoding.request.unsupported import check_supported
+
+Choose = Callable[[Tensor], int]
+"""One token from processed scores (1, V)."""
+
+
+def choose_best(scores_1V: Tensor) -> int:
+    """Greedy: the most likely token; of equals the first, as torch.argmax says and `generate` does."""
+    return int(scores_1V.argmax(dim=-1))
+
+
+def choose_sampled(generator: torch.Generator | None) -> Choose:
+    """Sampling: one draw from softmax(scores), by the same call that `generate` makes."""
+
+    def choose(scores_1V: Tensor) -> int:
+        probs_1V = torch.softmax(scores_1V, dim=-1)
+        return int(torch.multinomial(probs_1V, num_samples=1, generator=generator))
+
+    return choose
 
 
 @dataclass(kw_only=True)
@@ -30,7 +44,7 @@ class Request:
 
     Attributes:
         processors: logits processors in the order of `generate`.
-        choose: greedy or by lot.
+        choose: takes the likeliest token or samples one.
         max_length: tokens of a row, prompt and padding included, at which it ends.
         eos_tokens: tokens that end a row, themselves emitted.
         criteria: further stopping criteria.
@@ -56,8 +70,8 @@ class Request:
     penalised_from: int = 0
 
     @property
-    def judges_all_nodes_at_once(self) -> bool:
-        """No processors, nothing to keep: a pass's argmax is all that is needed."""
+    def needs_argmax_alone(self) -> bool:
+        """Greedy, without processors, and no scores are returned: the argmax of each node's logits is the choice."""
         return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
 
     def processors_of(self, row: int) -> LogitsProcessorList:
@@ -95,9 +109,9 @@ def read_request(
     """Check what `generate` hands to a decoding callable.
 
     Raises:
-        ValueError: what `refuse` refuses, or criteria for several rows without an eos token.
+        ValueError: what `check_supported` raises, or criteria for several rows without an eos token.
     """
-    refuse(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
+    check_supported(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
     eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
     lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
     others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
@@ -109,7 +123,7 @@ def read_request(
     pad = getattr(config, "_pad_token_tensor", None)
     return Request(
         processors=LogitsProcessorList(logits_processor),
-        choose=choose_by_lot(generator) if config.do_sample else choose_best,
+        choose=choose_sampled(generator) if config.do_sample else choose_best,
         greedy=not config.do_sample,
         max_length=min(lengths),
         eos_tokens=frozenset(token for tensor in eos for token in tensor.tolist()),
@@ -132,73 +146,6 @@ def read_penalised_from(processors: LogitsProcessorList) -> int:
     """
     ignored = [getattr(processor, "prompt_ignore_length", None) for processor in processors]
     return max((int(n.max()) if isinstance(n, Tensor) else n for n in ignored if n is not None), default=0)
-
-
-def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which prompt tokens are real. Padding lies on the left; elsewhere a row could not go on from its last token."""
-    if attention_mask is None:
-        return torch.ones_like(input_ids_BT, dtype=torch.bool)
-    valid_BT = attention_mask.to(input_ids_BT.device).bool()
-    if valid_BT.shape != input_ids_BT.shape or not bool(
-        (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
-    ):
-        raise ValueError(
-            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} "
-            f"and have its zeros on the left only; tokenize with padding_side='left'."
-        )
-    return valid_BT
-
-
-def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
-    """`generate` always prepares positions; others than those of the mask were given by the caller.
-
-    Positions of padding do not matter: nothing attends to it.
-
-    Raises:
-        ValueError: positions that do not count each row's tokens from 0.
-    """
-    if position_ids is None:
-        return
-    expected_BL = valid_BL.long().cumsum(dim=1) - 1
-    try:
-        differs = (position_ids.to(valid_BL.device) != expected_BL) & valid_BL
-    except RuntimeError:  # a shape that does not go with the tokens
-        differs = valid_BL
-    if bool(differs.any()):
-        raise ValueError(
-            f"position_ids of shape {tuple(position_ids.shape)} were given that do not count each row's tokens from 0; "
-            f"multi-token decoding knows no other positions: leave position_ids out or decode with plain generate."
-        )
-
-
-def check_token_heads(token_heads: Any) -> None:
-    """
-    Raises:
-        ValueError: a model, a folder or anything else in place of heads.
-    """
-    if not isinstance(token_heads, TokenHeads):
-        given = repr(token_heads) if isinstance(token_heads, str | Path) else f"a {type(token_heads).__name__}"
-        raise ValueError(
-            f"{given} was given in place of token heads; give what heads.load(folder, model) or "
-            f"heads.create(family, model, num_heads=…) returns."
-        )
-
-
-def check_heads(token_heads: TokenHeads, model: Any) -> None:
-    """Heads decode with the model that they stand on, and in its dtype unless autocast casts for them.
-
-    Raises:
-        ValueError: another model, or parameters of another dtype than its hidden states.
-    """
-    backbone = token_heads.backbone
-    if model is not backbone.model:
-        raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
-    others = sorted({str(p.dtype) for p in token_heads.parameters() if p.dtype != backbone.dtype})
-    if others and not torch.is_autocast_enabled(backbone.device.type):
-        raise ValueError(
-            f"The heads are in {' and '.join(others)}, but the backbone is in {backbone.dtype}; "
-            f"decode with token_heads.in_dtype(backbone.dtype), or load the heads without a dtype."
-        )
 
 
 @dataclass(kw_only=True)
@@ -243,11 +190,11 @@ class Row:
 
     def score(self, logits_V: Tensor) -> Tensor:
         """(1, V): the processed scores that the next emitted token is chosen by; once for each emitted token."""
-        raw_1V, scores_1V = self.judge(logits_V)
-        self.keep(raw_1V, scores_1V)
+        raw_1V, scores_1V = self.process(logits_V)
+        self.store(raw_1V, scores_1V)
         return scores_1V
 
-    def judge(self, logits_V: Tensor, ahead: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    def process(self, logits_V: Tensor, ahead: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """(1, V) twice: the logits in float32 as they came and after all processors.
 
         Args:
@@ -262,7 +209,7 @@ class Row:
             scores_1V = processor(prefix_1L, scores_1V)
         return raw_1V, scores_1V
 
-    def keep(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
+    def store(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
         """Keep what was asked for of the next emitted token's logits."""
         if self.request.keep_logits:
             self.logits.append(raw_1V)

@@ -3,7 +3,7 @@
 Settings at their defaults pass, and so do those that a model's own generation_config carries without effect on plain
 generation (Gemma's `cache_implementation="hybrid"`).
 """
-# B batch, L length so far
+# B batch, T prompt position, L length so far
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-REFUSED_PROCESSORS = {
+UNSUPPORTED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance runs the backbone a second time for every token",
     "ClassifierFreeGuidanceLogitsProcessor": "guidance pairs the rows of a batch",
     "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn is told the row's index in the batch",
@@ -26,18 +27,18 @@ REFUSED_PROCESSORS = {
     "SynthIDTextWatermarkLogitsProcessor": "it keeps a state between calls",
     "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",
 }
-REFUSED_SETTINGS = {
+UNSUPPORTED_SETTINGS = {
     "dola_layers": "DoLa chooses by the logits of several layers; leave it out or decode with plain generate",
     "prompt_lookup_num_tokens": "prompt lookup is TreeDecoding(token_heads, lookup=…) here; give that in its place",
     "assistant_early_exit": "drafts come from the decoding object; leave it out or decode with plain generate",
     "use_mtp": "drafts come from the decoding object; leave it out or decode with plain generate",
 }
-OWN_CACHES = (None, "dynamic", "hybrid")
+HARMLESS_CACHES = (None, "dynamic", "hybrid")
 """Values of cache_implementation that ask for what is done anyway; "hybrid" is what generate itself drops."""
-UNDERSTOOD = {
+KNOWN_INPUTS = {
     "attention_mask",
     "position_ids",  # check_positions
-    "token_type_ids",  # refuse_unknown
+    "token_type_ids",  # check_inputs
     "past_key_values",
     "use_cache",  # a matter of speed: the text is the same
     "cache_position",
@@ -50,7 +51,7 @@ UNDERSTOOD = {
 }
 
 
-def refuse(
+def check_supported(
     input_ids_BL: Tensor,
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
@@ -63,25 +64,25 @@ def refuse(
             judge a batch, embeddings in place of tokens, a cache of the caller's, or outputs without an equal.
     """
     rows = input_ids_BL.shape[0]
-    refuse_settings(config)
-    refuse_processors(processors)
-    refuse_own_of_batches([*processors, *criteria], rows)
+    check_settings(config)
+    check_processors(processors)
+    check_batch_of_callers_own([*processors, *criteria], rows)
     if model_kwargs.get("inputs_embeds") is not None or input_ids_BL.shape[1] == 0:
         raise ValueError(
             "Multi-token decoding starts from input_ids of at least one token; "
             "inputs_embeds was given or they are empty."
         )
-    refuse_cache(model_kwargs.get("past_key_values"), config)
-    refuse_outputs(config, rows)
+    check_cache(model_kwargs.get("past_key_values"), config)
+    check_outputs(config, rows)
     warn_of_settings(config)
 
 
-def refuse_settings(config: GenerationConfig) -> None:
+def check_settings(config: GenerationConfig) -> None:
     if (config.num_beams or 1) > 1:
         raise ValueError(
             f"num_beams={config.num_beams} was given; multi-token decoding keeps one hypothesis a row (num_beams=1)."
         )
-    for name, reason in REFUSED_SETTINGS.items():
+    for name, reason in UNSUPPORTED_SETTINGS.items():
         if value := getattr(config, name, None):
             raise ValueError(f"{name}={value!r} was given, which multi-token decoding does not follow: {reason}.")
     if config.get_generation_mode() == GenerationMode.CONTRASTIVE_SEARCH:
@@ -91,17 +92,17 @@ def refuse_settings(config: GenerationConfig) -> None:
         )
 
 
-def refuse_processors(processors: LogitsProcessorList) -> None:
+def check_processors(processors: LogitsProcessorList) -> None:
     for processor in processors:
         for base in type(processor).__mro__:
-            if reason := REFUSED_PROCESSORS.get(base.__name__):
+            if reason := UNSUPPORTED_PROCESSORS.get(base.__name__):
                 raise ValueError(
                     f"{type(processor).__name__} cannot be used with multi-token decoding: {reason}; "
                     f"leave it out or decode with plain generate."
                 )
 
 
-def refuse_own_of_batches(judges: Iterable[Any], rows: int) -> None:
+def check_batch_of_callers_own(judges: Iterable[Any], rows: int) -> None:
     """Processors and criteria of the caller's: what they know of a batch would meet one row at a time."""
     if rows == 1:
         return
@@ -115,7 +116,7 @@ def refuse_own_of_batches(judges: Iterable[Any], rows: int) -> None:
             )
 
 
-def refuse_cache(cache: Any, config: GenerationConfig) -> None:
+def check_cache(cache: Any, config: GenerationConfig) -> None:
     """A cache that holds tokens, or one of another kind than generate makes where nothing is asked for."""
     if cache is None:
         return
@@ -131,7 +132,7 @@ def refuse_cache(cache: Any, config: GenerationConfig) -> None:
         )
 
 
-def refuse_outputs(config: GenerationConfig, rows: int) -> None:
+def check_outputs(config: GenerationConfig, rows: int) -> None:
     if not config.return_dict_in_generate:
         return
     if config.output_attentions or config.output_hidden_states:
@@ -144,7 +145,7 @@ def refuse_outputs(config: GenerationConfig, rows: int) -> None:
 
 def warn_of_settings(config: GenerationConfig) -> None:
     """What changes memory or time and never the text: said, and once, since Python shows a sentence of a place once."""
-    if config.cache_implementation not in OWN_CACHES:
+    if config.cache_implementation not in HARMLESS_CACHES:
         warnings.warn(
             f"cache_implementation={config.cache_implementation!r} has no effect: multi-token decoding keeps a cache "
             f"of its own, which rolls back. The text is the same; leave it out, since generate makes that cache too.",
@@ -158,9 +159,9 @@ def warn_of_settings(config: GenerationConfig) -> None:
         )
 
 
-def refuse_unknown(model: Any, model_kwargs: dict[str, Any]) -> None:
+def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Inputs that plain generation would hand to the backbone and a tree pass would not."""
-    unknown = {name for name, value in model_kwargs.items() if value is not None} - UNDERSTOOD
+    unknown = {name for name, value in model_kwargs.items() if value is not None} - KNOWN_INPUTS
     types = model_kwargs.get("token_type_ids")
     # GPT-2 and its kin add an embedding for type 0 too; others use types for images, and a text of type 0 has none.
     if types is not None and (
@@ -171,4 +172,41 @@ def refuse_unknown(model: Any, model_kwargs: dict[str, Any]) -> None:
         raise ValueError(
             f"generate was given {', '.join(sorted(unknown))}, which multi-token decoding does not hand to the "
             f"backbone; leave it out or decode with plain generate."
+        )
+
+
+def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which prompt tokens are real. Padding lies on the left; elsewhere a row could not go on from its last token."""
+    if attention_mask is None:
+        return torch.ones_like(input_ids_BT, dtype=torch.bool)
+    valid_BT = attention_mask.to(input_ids_BT.device).bool()
+    if valid_BT.shape != input_ids_BT.shape or not bool(
+        (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
+    ):
+        raise ValueError(
+            f"attention_mask of shape {tuple(valid_BT.shape)} must match input_ids {tuple(input_ids_BT.shape)} "
+            f"and have its zeros on the left only; tokenize with padding_side='left'."
+        )
+    return valid_BT
+
+
+def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
+    """`generate` always prepares positions; others than those of the mask were given by the caller.
+
+    Positions of padding do not matter: nothing attends to it.
+
+    Raises:
+        ValueError: positions that do not count each row's tokens from 0.
+    """
+    if position_ids is None:
+        return
+    expected_BL = valid_BL.long().cumsum(dim=1) - 1
+    try:
+        differs = (position_ids.to(valid_BL.device) != expected_BL) & valid_BL
+    except RuntimeError:  # a shape that does not go with the tokens
+        differs = valid_BL
+    if bool(differs.any()):
+        raise ValueError(
+            f"position_ids of shape {tuple(position_ids.shape)} were given that do not count each row's tokens from 0; "
+            f"multi-token decoding knows no other positions: leave position_ids out or decode with plain generate."
         )

@@ -5,17 +5,14 @@ over all levels are a tree by themselves: a kept node's ancestors score at least
 Li et al., 2024). Grounded heads are asked level by level, and only the `width` best nodes of a level are expanded, each
 of which costs a row of the next head. Independent heads give every node of a depth the same candidates: one row a head,
 and the products of their marginals are searched without a beam.
-
-`plain_best_paths` is the same rule in plain Python over full distributions; tests compare the two.
 """
 # B batch, W expanding node of a level, C candidate of one node, M = B·W (or B, where heads are independent),
 # E candidate of a level, T candidate of all levels, N kept node, L looked-up token
 
 from __future__ import annotations
 
-import heapq
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +74,7 @@ def check_integer(value: Any, given: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class TreeCandidates:
     """Nodes that may be kept: of one level, or of all levels in order, the root first.
 
     Attributes:
@@ -142,7 +139,7 @@ def grow(
 
 def list_candidates(
     token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, tree: DynamicTree
-) -> Candidates:
+) -> TreeCandidates:
     """Every level's candidates; each expanding node offers as many as the budget could hold."""
     rows_B1 = torch.arange(len(root_B), device=root_B.device)[:, None]
     width = tree.width if token_heads.grounded else tree.nodes - 1
@@ -163,9 +160,9 @@ def list_candidates(
     return join(levels)
 
 
-def root_candidates(root_B: Tensor) -> Candidates:
+def root_candidates(root_B: Tensor) -> TreeCandidates:
     root_B1 = root_B[:, None]
-    return Candidates(
+    return TreeCandidates(
         tokens_BE=root_B1,
         scores_BE=torch.zeros(root_B1.shape, device=root_B.device),
         parents_BE=torch.zeros_like(root_B1),
@@ -185,12 +182,12 @@ def offer(projection: Projection, hidden_MD: Tensor, count: int, batch: int) -> 
 
 
 def children_of(
-    level: Candidates, best_BW: Tensor, before: int, log_probs_BWC: Tensor, tokens_BWC: Tensor
-) -> Candidates:
+    level: TreeCandidates, best_BW: Tensor, before: int, log_probs_BWC: Tensor, tokens_BWC: Tensor
+) -> TreeCandidates:
     """The level below: children of `level`'s candidates `best_BW`; `before` candidates come ahead of `level`."""
     shape = (*best_BW.shape, tokens_BWC.shape[2])
     first_C = torch.arange(shape[2], device=best_BW.device) == 0
-    return Candidates(
+    return TreeCandidates(
         tokens_BE=tokens_BWC.expand(shape).flatten(1),
         scores_BE=(level.scores_BE.gather(1, best_BW)[:, :, None] + log_probs_BWC).flatten(1),
         parents_BE=(best_BW + before)[:, :, None].expand(shape).flatten(1),
@@ -199,8 +196,8 @@ def children_of(
     )
 
 
-def join(levels: Sequence[Candidates]) -> Candidates:
-    return Candidates(
+def join(levels: Sequence[TreeCandidates]) -> TreeCandidates:
+    return TreeCandidates(
         tokens_BE=torch.cat([level.tokens_BE for level in levels], dim=1),
         scores_BE=torch.cat([level.scores_BE for level in levels], dim=1),
         parents_BE=torch.cat([level.parents_BE for level in levels], dim=1),
@@ -209,7 +206,7 @@ def join(levels: Sequence[Candidates]) -> Candidates:
     )
 
 
-def keep_best(found: Candidates, nodes: int, depth: int) -> Grown:
+def keep_best(found: TreeCandidates, nodes: int, depth: int) -> Grown:
     """The best `nodes` candidates of all levels, `depth` of them below the root, as trees.
 
     The sort is stable and the candidates come in levels, so of equal scores a parent comes before its child: every kept
@@ -242,27 +239,3 @@ def see_ancestors(parents_BN: Tensor, depth: int) -> Tensor:
         sees_BNN.scatter_(2, ancestor_BN[:, :, None], value=True)
         ancestor_BN = parents_BN.gather(1, ancestor_BN)
     return sees_BNN
-
-
-def plain_best_paths(
-    log_probs_after: Callable[[tuple[int, ...]], Sequence[float]], *, nodes: int, depth: int, width: int
-) -> set[tuple[int, ...]]:
-    """The reference: paths of tokens that are kept, the root () among them.
-
-    Args:
-        log_probs_after: the next head's log-probability of every token behind a path.
-
-    >>> plain_best_paths(lambda path: [-0.5, -1.0], nodes=4, depth=2, width=1) == {(), (0,), (1,), (0, 0)}
-    True
-    """
-    scores: dict[tuple[int, ...], float] = {(): 0.0}
-    level: list[tuple[int, ...]] = [()]
-    for _ in range(depth):
-        children = {
-            (*path, token): scores[path] + log_prob
-            for path in level
-            for token, log_prob in enumerate(log_probs_after(path))
-        }
-        scores |= children
-        level = heapq.nlargest(width, children, key=children.__getitem__)
-    return set(heapq.nlargest(nodes, scores, key=scores.__getitem__))

@@ -35,7 +35,7 @@ TYPICAL_ACCURACY: TypicalAccuracy = tuple(
 
 
 @dataclass(frozen=True)
-class Level:
+class TreeLevel:
     """The nodes of one depth that have children, and how their children are read off the heads' candidates.
 
     Attributes:
@@ -153,7 +153,7 @@ class Tree(Shape):
         return tree
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[TreeLevel, ...]:
         """Levels 0 … depth - 1 from which the next depth is drafted."""
         return tuple(self._level(depth) for depth in range(self.depth))
 
@@ -172,12 +172,12 @@ class Tree(Shape):
     def _expanding(self, depth: int) -> list[int]:
         return [node for node in range(self.num_nodes) if self.depths[node] == depth and self.children[node]]
 
-    def _level(self, depth: int) -> Level:
+    def _level(self, depth: int) -> TreeLevel:
         nodes = self._expanding(depth)
         above = self._expanding(depth - 1) if depth else [-1]
         children = [(i, child) for i, node in enumerate(nodes) for child in self.children[node]]
         ranks = tuple(self.paths[child][-1] for _, child in children)
-        return Level(
+        return TreeLevel(
             parents=tuple(above.index(self.parents[node]) for node in nodes),
             ranks=tuple(self.paths[node][-1] if depth else 0 for node in nodes),
             num_candidates=1 + max(ranks),

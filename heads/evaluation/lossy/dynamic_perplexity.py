@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from heads.decoding.dynamo.candidates import Candidates
-from heads.decoding.dynamo.decoding import open_cooccurrence, refuse_heads
+from heads.decoding.dynamo.decoding import check_independent, open_cooccurrence
 from heads.decoding.dynamo.joint import Cooccurrence, JointConfig, decide
 from heads.evaluation.perplexity import Estimate, no_report, refuse_draft_vocabulary
 from heads.evaluation.predictions import BATCH, Block, check_blocks, predict, stack
@@ -101,7 +101,7 @@ def measure_dynamic(
         ValueError: heads or a table that `DynamicDecoding` refuses, a threshold outside 0 to 1, or as
             `measure_perplexity`.
     """
-    refuse_heads(token_heads)
+    check_independent(token_heads)
     refuse_draft_vocabulary(token_heads)
     check_blocks(blocks, token_heads.num_heads)
     settings, vocab_size = settings or DecisionSettings(), token_heads.backbone.vocab_size

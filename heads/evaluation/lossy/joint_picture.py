@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heads.backbone.model import CommitPlan
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
-from heads.decoding.dynamo.decoding import open_cooccurrence, refuse_heads
+from heads.decoding.dynamo.decoding import check_independent, open_cooccurrence
 from heads.decoding.dynamo.joint import Cooccurrence, mask, outer, penalize_repetition
 from heads.decoding.dynamo.threshold import adaptive_threshold
 from heads.evaluation.pictures import DARK, STYLE, new_figure, save_figure
@@ -57,7 +57,7 @@ def draw_joint_maps(
     Raises:
         ValueError: heads or a table that `DynamicDecoding` refuses, or an empty prompt.
     """
-    refuse_heads(token_heads)
+    check_independent(token_heads)
     table = open_cooccurrence(cooccurrence, 2, token_heads.backbone.vocab_size)
     tokens_1T = torch.tensor([tokenizer(prompt)["input_ids"]], dtype=torch.long, device=token_heads.backbone.device)
     if not tokens_1T.numel():

@@ -34,9 +34,9 @@ from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.backbone.model import Backbone
 from heads.decoding.acceptance import probability as acceptance
 from heads.decoding.acceptance.probability import reject_in_turn
-from heads.decoding.acceptance.rules import ExactRule, Nodes, RejectionRule, Rule
+from heads.decoding.acceptance.rules import ExactRule, RejectionRule, Rule, VerifiedNodes
 from heads.decoding.proposers import sampled as sampled_drafting
-from heads.decoding.proposers.sampled import draw_without_replacement
+from heads.decoding.proposers.sampled import sample_without_replacement
 from heads.decoding.request.request import Request, Row
 from heads.decoding.trees.static import Shape
 
@@ -257,13 +257,13 @@ class ToyPass:
         """The tokens that the pass emits."""
         tokens = [*self.draft(), *self.chain]
         texts = [self.text(tokens, node) for node in range(self.shape.num_nodes)]
-        nodes = Nodes(
+        nodes = VerifiedNodes(
             shape=self.shape,
             tokens=tokens,
             logits_NV=torch.stack([toy_logits("backbone", text) for text in texts]),
             chosen=None,
-            q_NV=torch.stack([q_after(text) for text in texts]) if self.rule.draws_drafts else None,
-            drawn_from=[*self.tree.parents, *[-1] * len(self.chain)],
+            q_NV=torch.stack([q_after(text) for text in texts]) if self.rule.samples_drafts else None,
+            sampled_from=[*self.tree.parents, *[-1] * len(self.chain)],
         )
         row = Row(request=self.request, tokens=list(PROMPT), device=torch.device("cpu"))
         path = self.rule.accept(row, nodes)
@@ -284,7 +284,7 @@ class ToyPass:
             for sibling in self.tree.children[parent]:
                 if sibling < node:
                     q[tokens[sibling]] = 0.0
-            tokens.append(self.outcomes.choose(q) if self.rule.draws_drafts else q.index(max(q)))
+            tokens.append(self.outcomes.choose(q) if self.rule.samples_drafts else q.index(max(q)))
         return tokens
 
     def settle(self, drafts: Sequence[int], accept_C: Tensor, rest_V: Tensor, generator: Any) -> int:
@@ -344,8 +344,8 @@ def test_three_tokens_of_a_tree_have_the_backbones_joint_distribution(rule, proc
 class TakesTheChainForDrawn(RejectionRule):
     """Wrong on purpose: the looked-up token is weighed as if q had given it."""
 
-    def accept(self, row: Row, nodes: Nodes) -> list[int]:
-        return super().accept(row, dataclasses.replace(nodes, drawn_from=None))
+    def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
+        return super().accept(row, dataclasses.replace(nodes, sampled_from=None))
 
 
 def test_the_joint_distribution_fails_wrong_rules(monkeypatch):
@@ -479,9 +479,9 @@ def test_drafts_of_another_temperature_than_stated_fail_the_chi_square(monkeypat
     """The rule is told q, but its drafts are drawn from q² (temperature 1/2)."""
 
     def colder(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-        return draw_without_replacement(q_MV**2, count, generator)
+        return sample_without_replacement(q_MV**2, count, generator)
 
-    monkeypatch.setattr(sampled_drafting, "draw_without_replacement", colder)
+    monkeypatch.setattr(sampled_drafting, "sample_without_replacement", colder)
     found, _ = sampled_pairs("temperature", "rejection", "medusa", 0)
     assert p_value(found, law_of_pairs("temperature")) < WRONG
 

@@ -41,7 +41,7 @@ from heads.decoding.acceptance import rules
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.request.output import DecodingStats
 from heads.decoding.request.request import Row
-from heads.decoding.request.unsupported import refuse_unknown
+from heads.decoding.request.unsupported import check_inputs
 
 NUM_HEADS = 3
 # Every rank up to 2 at the first depth, so that paths beside the first are taken too: 0; 00 01; 000; 1; 10; 2.
@@ -725,9 +725,9 @@ def test_token_types_are_refused_where_they_are_embedded():
 
 def test_token_types_of_a_text_are_taken_where_they_mean_images():
     model = fitted_heads("grounded", "llama").backbone.model
-    refuse_unknown(model, {"token_type_ids": torch.zeros_like(PROMPT)})
+    check_inputs(model, {"token_type_ids": torch.zeros_like(PROMPT)})
     with pytest.raises(ValueError, match="token_type_ids"):
-        refuse_unknown(model, {"token_type_ids": torch.ones_like(PROMPT)})
+        check_inputs(model, {"token_type_ids": torch.ones_like(PROMPT)})
 
 
 def test_a_cache_that_holds_tokens_is_refused():

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from heads.decoding.acceptance.probability import (
     best_at_nodes,
-    choose_best,
-    choose_by_lot,
     choose_by_rejection,
     reject_in_turn,
     residual,
@@ -21,6 +19,7 @@ from heads.decoding.acceptance.probability import (
     walk,
     walk_typical,
 )
+from heads.decoding.request.request import choose_best, choose_sampled
 from heads.decoding.trees.static import Tree
 
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])  # nodes 1 2 3 4 5 6
@@ -104,7 +103,7 @@ def test_greedy_at_all_nodes_equals_greedy_at_each(dtype):
 
 def test_a_draw_is_the_draw_of_generate():
     scores = torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
-    ours = choose_by_lot(torch.Generator().manual_seed(2))
+    ours = choose_sampled(torch.Generator().manual_seed(2))
     theirs = torch.Generator().manual_seed(2)
     for _ in range(20):
         assert ours(scores) == int(torch.multinomial(torch.softmax(scores, dim=-1), 1, generator=theirs))
@@ -112,7 +111,7 @@ def test_a_draw_is_the_draw_of_generate():
 
 def test_a_draw_without_a_generator_takes_the_global_one():
     scores = torch.zeros(1, 30)
-    choose = choose_by_lot(None)
+    choose = choose_sampled(None)
     torch.manual_seed(3)
     first = [choose(scores) for _ in range(10)]
     torch.manual_seed(3)

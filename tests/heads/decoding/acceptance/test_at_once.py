@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
 import heads
-from heads.decoding.acceptance import batched as at_once
-from heads.decoding.acceptance.batched import Randomness, score_nodes
+from heads.decoding.acceptance import batched
+from heads.decoding.acceptance.batched import ReplayableNoise, score_nodes
 from heads.decoding.request.request import Row
 from heads.decoding.trees.static import Tree
 
@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    monkeypatch.setattr(at_once, "pays", lambda *_: True)
+    monkeypatch.setattr(batched, "is_faster", lambda *_: True)
 
 
 class Waits(TorchFunctionMode):
@@ -90,11 +90,11 @@ def test_rows_are_judged_in_groups_where_nodes_hold_many_numbers(do_sample, ever
     asked = {"attention_mask": mask, "do_sample": do_sample, "repetition_penalty": 1.3}
     together = decode(token_heads, tokens, **asked)
     lengths: list[int] = []
-    real = at_once.score_nodes
-    monkeypatch.setattr(at_once, "score_nodes", lambda rows, *rest: lengths.append(len(rows)) or real(rows, *rest))
+    real = batched.score_nodes
+    monkeypatch.setattr(batched, "score_nodes", lambda rows, *rest: lengths.append(len(rows)) or real(rows, *rest))
     for numbers, largest in ((1, 1), (2 * len(TREE.paths) * VOCAB, 2)):
         lengths.clear()
-        monkeypatch.setattr(at_once, "TOGETHER", numbers)
+        monkeypatch.setattr(batched, "MAX_NUMBERS", numbers)
         assert torch.equal(decode(token_heads, tokens, **asked).sequences, together.sequences)
         assert max(lengths) == largest
 
@@ -120,11 +120,11 @@ def test_a_cpu_walks_where_nodes_hold_many_numbers_or_are_drawn_for():
         for greedy in (True, False)
     )
     few, many = torch.zeros(1, 16, 2048), torch.zeros(1, 16, 32000)
-    assert at_once.pays([greedy], few, depths=3)
-    assert not at_once.pays([greedy], few, depths=2)
-    assert not at_once.pays([greedy], many, depths=10)
-    assert not at_once.pays([sampled], few, depths=10)
-    assert at_once.pays([sampled], many.to("meta"), depths=1)
+    assert batched.is_faster([greedy], few, depths=3)
+    assert not batched.is_faster([greedy], few, depths=2)
+    assert not batched.is_faster([greedy], many, depths=10)
+    assert not batched.is_faster([sampled], few, depths=10)
+    assert batched.is_faster([sampled], many.to("meta"), depths=1)
 
 
 @pytest.mark.parametrize("ignored", [5, 30, torch.tensor([7, 6, 5])], ids=["the prompt", "more", "of each row"])
@@ -166,7 +166,7 @@ class Odd(LogitsProcessor):
     "asked", [{"logits_processor": LogitsProcessorList([Odd()])}, {"no_repeat_ngram_size": 2}], ids=["own", "ngrams"]
 )
 def test_other_processors_are_walked(asked, everywhere, monkeypatch):
-    monkeypatch.setattr(at_once, "choose_at_nodes", None)
+    monkeypatch.setattr(batched, "choose_at_nodes", None)
     token_heads = fitted_heads("grounded", "llama")
     prompt = random_tokens(1, 5, seed=11)
     plain = token_heads.backbone.model.generate(prompt, do_sample=False, **ROOM, **asked)
@@ -217,9 +217,9 @@ def test_scores_lie_on_the_device_of_the_row(processors):
 def test_randomness_goes_back_to_where_the_walk_stands():
     generator = torch.Generator().manual_seed(1)
     plain = copy.copy(generator.get_state())
-    randomness = Randomness(generator)
+    randomness = ReplayableNoise(generator)
     drawn_DV = randomness.draw(torch.zeros(5), depths=4)
-    randomness.give_back(used=2)
+    randomness.rewind(used=2)
     again = torch.Generator().manual_seed(1)
     again.set_state(plain)
     assert torch.equal(drawn_DV[1], [torch.zeros(5).exponential_(generator=again) for _ in range(2)][1])

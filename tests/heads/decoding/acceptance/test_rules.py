@@ -140,7 +140,7 @@ def test_without_drawn_drafts_rejection_is_the_exact_rule_draw_for_draw():
     token_heads = fitted_heads("grounded", "qwen3")
     texts = []
     for rule in (ExactRule(), RejectionRule(torch.Generator().manual_seed(9))):
-        rule.draws_drafts = False
+        rule.samples_drafts = False
         decoding = heads.TreeDecoding(token_heads, TREE, generator=torch.Generator().manual_seed(3), rule=rule)
         out = token_heads.backbone.model.generate(
             PROMPT, custom_generate=decoding, max_new_tokens=24, **SAMPLED, **NO_EOS

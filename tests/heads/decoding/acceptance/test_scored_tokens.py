@@ -15,8 +15,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import heads
 from heads.backbone.model import Backbone, CommitPlan
-from heads.decoding.proposers.heads import best_tokens
-from heads.decoding.proposers.sampled import DrawnTreeIndex, draw_tree
+from heads.decoding.proposers.sampled import SampledTreeIndex, sample_tree
+from heads.decoding.proposers.static_tree import best_tokens
 from heads.decoding.trees.dynamic import offer
 from heads.evaluation.lossy.joint_picture import predict_two
 from heads.tuning.acceptance import count_passes
@@ -82,9 +82,9 @@ def test_q_is_a_distribution_over_the_scored_tokens(family):
     _, output = token_heads.backbone.prefill(tokens_BT, valid, token_heads.taps)
     plan = CommitPlan.whole(valid)
     state = token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
-    index = DrawnTreeIndex(TREE, 2, "cpu", grounded=token_heads.grounded)
+    index = SampledTreeIndex(TREE, 2, "cpu", grounded=token_heads.grounded)
     projections, cool = [token_heads.projection(k) for k in (1, 2, 3)], TemperatureLogitsWarper(0.7)
-    drafted, q = draw_tree(
+    drafted, q = sample_tree(
         token_heads, projections, state, tokens_BT[:, -1], index, LogitsProcessorList([cool]), torch.Generator()
     )
     assert q.shape[-1] == token_heads.backbone.vocab_size
@@ -93,7 +93,7 @@ def test_q_is_a_distribution_over_the_scored_tokens(family):
     assert q[..., outside].eq(0).all()
     torch.testing.assert_close(q.sum(dim=-1), torch.ones(q.shape[:2]))
     for row, node in [(row, node) for row in (0, 1) for node in range(1, TREE.num_nodes)]:
-        assert q[row, index.drawn_from[node], drafted[row, node]] > 0, "drafts are ids of the whole vocabulary"
+        assert q[row, index.sampled_from[node], drafted[row, node]] > 0, "drafts are ids of the whole vocabulary"
 
 
 @pytest.mark.parametrize("family", ["medusa", "dynamo", "kv"])

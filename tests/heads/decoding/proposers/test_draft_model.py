@@ -25,10 +25,10 @@ from transformers.generation.logits_process import LogitsProcessor
 import heads
 from heads.backbone import model as backbone_module
 from heads.backbone.model import Backbone
-from heads.decoding import draft_model_decoding as module
-from heads.decoding.draft_model_decoding import ModelDrafter
+from heads.decoding.proposers import draft_model as module
 from heads.decoding.proposers.draft_length import DEFAULT_K, MAX_K, PROBES, AdaptiveLength, Seconds, expected_tokens
-from heads.decoding.proposers.draft_model import DraftReader
+from heads.decoding.proposers.draft_model import ModelDrafter
+from heads.decoding.proposers.draft_reader import DraftReader
 from heads.decoding.proposers.shared_vocabulary import read_tokens
 
 K = 4

@@ -8,7 +8,7 @@ from throwaway_families import FAMILIES, make_heads
 from tiny import left_padded, random_tokens, shared_model
 
 from heads.backbone.model import Backbone, CommitPlan
-from heads.decoding.proposers.heads import TreeIndex, best_candidates, draft
+from heads.decoding.proposers.static_tree import TreeIndex, best_candidates, draft
 from heads.decoding.trees.static import Tree
 
 TREES = {

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import LogitsProcessor
 
 import heads
 from heads.backbone.model import Backbone
-from heads.decoding import tree_decoding
+from heads.decoding.proposers import heads as heads_drafter
 from heads.decoding.proposers.prompt_lookup import Lookup
 
 LOOP = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
@@ -35,7 +35,7 @@ def test_the_index_finds_what_a_search_finds(seed):
     lookup, tokens, found = Lookup(5), [], 0
     for _ in range(200):
         tokens += [generator.randrange(4) for _ in range(generator.randrange(1, 4))]
-        assert lookup.take(tokens, 5 if lookup.look(tokens) else 0) == plain_proposal(tokens, 5)
+        assert lookup.take(tokens, 5 if lookup.find(tokens) else 0) == plain_proposal(tokens, 5)
         found += bool(plain_proposal(tokens, 5))
     assert found > 100
 
@@ -57,12 +57,12 @@ def test_copying_is_a_text_that_goes_on_as_foretold():
 def test_a_chain_doubles_up_to_four_times_its_length_while_the_text_goes_on_as_foretold():
     lookup, text, lengths = Lookup(3), [5, 6, 5, 6], []
     for _ in range(5):
-        lengths.append(lookup.look(text))
+        lengths.append(lookup.find(text))
         chain = lookup.take(text, lengths[-1])
         text = text + chain + [5 if chain[-1] == 6 else 6]
     assert lengths == [3, 6, 12, 12, 12]
-    assert lookup.look([*text[:-1], 9]) == 0, "the last token is new"
-    assert lookup.look([*text, 5 if text[-1] == 6 else 6]) == 3, "nothing was foretold since the break"
+    assert lookup.find([*text[:-1], 9]) == 0, "the last token is new"
+    assert lookup.find([*text, 5 if text[-1] == 6 else 6]) == 3, "nothing was foretold since the break"
 
 
 def test_rows_that_copy_share_the_shortest_chain():
@@ -71,11 +71,11 @@ def test_rows_that_copy_share_the_shortest_chain():
     text = [5, 6, 5, 6]
     chain = first.propose(text)
     text = text + chain + [5]
-    assert first.look(text) == 4
+    assert first.find(text) == 4
     chain = first.take(text, 2)
     assert (chain, second.propose(text)) == ([6, 5], [6, 5])
     text = text + chain + [6]
-    assert (first.look(text), second.look(text)) == (4, 4)
+    assert (first.find(text), second.find(text)) == (4, 4)
 
 
 def run(family, tokens, token_heads=None, **options):
@@ -142,8 +142,8 @@ class Interrupts(LogitsProcessor):
 def drafts(monkeypatch):
     """Grows by one whenever the heads are asked."""
     asked = []
-    draft = tree_decoding.draft
-    monkeypatch.setattr(tree_decoding, "draft", lambda *arguments: asked.append(None) or draft(*arguments))
+    draft = heads_drafter.draft
+    monkeypatch.setattr(heads_drafter, "draft", lambda *arguments: asked.append(None) or draft(*arguments))
     return asked
 
 

@@ -21,11 +21,11 @@ from transformers import (
 import heads
 from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.proposers.sampled import (
-    DrawnTreeIndex,
-    draw_tree,
-    draw_without_replacement,
-    rank_by_draw,
-    shape_as_asked,
+    SampledTreeIndex,
+    rank_by_place,
+    sample_tree,
+    sample_without_replacement,
+    shape_distribution,
 )
 
 # Ranks with gaps: only the shape counts.
@@ -50,18 +50,18 @@ def state_after(token_heads: Any, tokens_BT: Tensor) -> Any:
 def drawn(family: str, rows: int = 2, processors: LogitsProcessorList = COOL, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Tokens and distributions of one drafting, for rows of different texts."""
     token_heads = heads_of(family)
-    index = DrawnTreeIndex(TREE, rows, "cpu", grounded=token_heads.grounded)
+    index = SampledTreeIndex(TREE, rows, "cpu", grounded=token_heads.grounded)
     projections = [token_heads.projection(k) for k in (1, 2, 3)]
     state = state_after(token_heads, random_tokens(rows, 6, seed=7))
     root_B = random_tokens(rows, seed=8)
-    return draw_tree(token_heads, projections, state, root_B, index, processors, torch.Generator().manual_seed(seed))
+    return sample_tree(token_heads, projections, state, root_B, index, processors, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
     "tree", [TREE, heads.Tree([[0]]), heads.Tree([[1], [1, 1]]), heads.Tree([[3], [3, 2], [3, 7], [4]])]
 )
 def test_ranks_by_draw_keep_the_shape(tree):
-    ranked = rank_by_draw(tree)
+    ranked = rank_by_place(tree)
     assert ranked.parents == tree.parents
     assert all(
         [ranked.paths[child][-1] for child in ranked.children[node]] == list(range(len(ranked.children[node])))
@@ -74,9 +74,9 @@ def test_q_is_the_heads_distribution_at_the_very_node(family):
     """Each node's q, against a walk down to that node alone; a shifted or swapped row would be silently lossy."""
     token_heads = heads_of(family)
     tokens_BN, q_BQV = drawn(family)
-    index = DrawnTreeIndex(TREE, 2, "cpu", grounded=token_heads.grounded)
-    assert q_BQV.shape[1] == (max(index.drawn_from) + 1) < TREE.num_nodes
-    assert index.drawn_from[0] == -1
+    index = SampledTreeIndex(TREE, 2, "cpu", grounded=token_heads.grounded)
+    assert q_BQV.shape[1] == (max(index.sampled_from) + 1) < TREE.num_nodes
+    assert index.sampled_from[0] == -1
     state = state_after(token_heads, random_tokens(2, 6, seed=7))
     for row, node in itertools.product(range(2), range(1, TREE.num_nodes)):
         with torch.no_grad():
@@ -88,7 +88,7 @@ def test_q_is_the_heads_distribution_at_the_very_node(family):
             logits_1V = token_heads.projection(len(path) - 1)(hidden_1D)
         wanted_V = torch.softmax(logits_1V[0].float() / 0.7, dim=-1)
         # The same products in float64 over other numbers of rows, rounded to float32.
-        torch.testing.assert_close(q_BQV[row, index.drawn_from[node]], wanted_V, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(q_BQV[row, index.sampled_from[node]], wanted_V, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["medusa", "own_output"])
@@ -105,20 +105,20 @@ def test_siblings_differ_and_a_seed_repeats_them(family):
 def test_a_request_for_the_best_token_drafts_it_first():
     best = LogitsProcessorList([TopKLogitsWarper(1)])
     tokens_BN, q_BQV = drawn("grounded", processors=best)
-    index = DrawnTreeIndex(TREE, 2, "cpu", grounded=True)
+    index = SampledTreeIndex(TREE, 2, "cpu", grounded=True)
     assert ((q_BQV == 0) | (q_BQV == 1)).all()
     firsts = [TREE.children[node][0] for node in range(TREE.num_nodes) if TREE.children[node]]
     for row, node in itertools.product(range(2), firsts):
-        assert q_BQV[row, index.drawn_from[node], tokens_BN[row, node]] == 1
+        assert q_BQV[row, index.sampled_from[node], tokens_BN[row, node]] == 1
 
 
 def test_q_is_shaped_by_what_shapes_a_distribution_alone():
     """A penalty depends on the text, which a head at a later place has not seen in whole; it acts on p."""
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(shape_as_asked(logits, COOL), torch.softmax(logits / 0.7, dim=-1))
-    top_3 = shape_as_asked(logits, LogitsProcessorList([TopKLogitsWarper(3)]))
+    torch.testing.assert_close(shape_distribution(logits, COOL), torch.softmax(logits / 0.7, dim=-1))
+    top_3 = shape_distribution(logits, LogitsProcessorList([TopKLogitsWarper(3)]))
     assert (top_3 > 0).sum(dim=-1).tolist() == [3, 3, 3]
-    plain = shape_as_asked(logits, LogitsProcessorList())
+    plain = shape_distribution(logits, LogitsProcessorList())
     torch.testing.assert_close(plain, torch.softmax(logits, dim=-1))
 
 
@@ -130,7 +130,7 @@ def chi_square_p_value(found: Tensor, wanted: Tensor) -> float:
 def test_draws_are_without_replacement_and_independent_of_other_rows():
     """Ordered pairs of two nodes that share q, 30,000 times; one seed in 10,000 is below 1e-4, this one is fixed."""
     q_V, count = torch.tensor([0.5, 0.3, 0.15, 0.05]), 30_000
-    draws_MC = draw_without_replacement(q_V.repeat(2 * count, 1), 2, torch.Generator().manual_seed(0))
+    draws_MC = sample_without_replacement(q_V.repeat(2 * count, 1), 2, torch.Generator().manual_seed(0))
     pairs_M = draws_MC[:, 0] * 4 + draws_MC[:, 1]
     law = torch.tensor([[0 if a == b else q_V[a] * q_V[b] / (1 - q_V[a]) for b in range(4)] for a in range(4)]).double()
     possible = law.flatten() > 0
@@ -148,7 +148,7 @@ def test_draws_are_without_replacement_and_independent_of_other_rows():
 
 def test_tokens_that_q_forbids_only_fill_up():
     q_V = torch.tensor([0.0, 0.7, 0.0, 0.3, 0.0])
-    draws_MC = draw_without_replacement(q_V.repeat(200, 1), 4, torch.Generator().manual_seed(1))
+    draws_MC = sample_without_replacement(q_V.repeat(200, 1), 4, torch.Generator().manual_seed(1))
     assert {tuple(sorted(pair)) for pair in draws_MC[:, :2].tolist()} == {(1, 3)}
     assert not torch.isin(draws_MC[:, 2:], torch.tensor([1, 3])).any()
     assert all(len(set(row)) == 4 for row in draws_MC.tolist())

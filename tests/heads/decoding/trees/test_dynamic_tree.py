@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor
 import heads
 from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.acceptance import rules
-from heads.decoding.trees.dynamic import Candidates, DynamicTree, Grown, grow, keep_best, plain_best_paths
+from heads.decoding.trees.dynamic import DynamicTree, Grown, TreeCandidates, grow, keep_best
 from heads.decoding.trees.static import Shape
 from heads.interface.token_heads import TokenHeads
 
@@ -46,6 +48,27 @@ def log_probs_after(
 def token_paths(grown: Grown, row: int) -> set[tuple[int, ...]]:
     shape, tokens = grown.shapes()[row], grown.tokens_BN[row].tolist()
     return {tuple(tokens[node] for node in shape.ancestors(end)[1:]) for end in range(shape.num_nodes)}
+
+
+def plain_best_paths(
+    log_probs_after: Callable[[tuple[int, ...]], Sequence[float]], *, nodes: int, depth: int, width: int
+) -> set[tuple[int, ...]]:
+    """The reference: paths of tokens that are kept, the root () among them.
+
+    Args:
+        log_probs_after: the next head's log-probability of every token behind a path.
+    """
+    scores: dict[tuple[int, ...], float] = {(): 0.0}
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        children = {
+            (*path, token): scores[path] + log_prob
+            for path in level
+            for token, log_prob in enumerate(log_probs_after(path))
+        }
+        scores |= children
+        level = heapq.nlargest(width, children, key=children.__getitem__)
+    return set(heapq.nlargest(nodes, scores, key=scores.__getitem__))
 
 
 @pytest.mark.parametrize(
@@ -102,9 +125,9 @@ def test_depths_sight_and_shapes_agree(chain):
             assert shape.parents == plain.shapes()[row].with_chain(chain).parents
 
 
-def level(scores: list[float], parents: list[int], likeliest: list[bool], depths: list[int]) -> Candidates:
+def level(scores: list[float], parents: list[int], likeliest: list[bool], depths: list[int]) -> TreeCandidates:
     count = len(scores)
-    return Candidates(
+    return TreeCandidates(
         tokens_BE=torch.arange(count)[None],
         scores_BE=torch.tensor([scores]),
         parents_BE=torch.tensor([parents]),

@@ -1,0 +1,111 @@
+"""The one entry of every decoding method: `generate` calls it, what was asked for is checked, and it decodes.
+
+A method is a subclass with two verbs: `check_model`, and `decode`, which runs the passes.
+"""
+# B row, T prompt position
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from heads.decoding.request.output import DecodingOutput
+from heads.decoding.request.request import Request, Row, read_request
+from heads.decoding.request.unsupported import check_inputs, check_positions, read_valid
+from heads.interface.token_heads import TokenHeads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One `generate` call that was checked.
+
+    Attributes:
+        tokens_BT: the prompts.
+        valid_BT: False for padding, which is on the left.
+        streamer: gets the tokens as they are emitted; None: nothing does.
+    """
+
+    request: Request
+    tokens_BT: Tensor
+    valid_BT: Tensor
+    streamer: Any
+
+    def rows(self) -> list[Row]:
+        """The texts, which hold their prompts so far."""
+        return [
+            Row(request=self.request, tokens=tokens, device=self.tokens_BT.device, index=b)
+            for b, tokens in enumerate(self.tokens_BT.tolist())
+        ]
+
+
+class Decoding(ABC):
+    """A decoding method, with the signature that `generate` expects of `custom_generate`.
+
+    Attributes:
+        generator: source of randomness for sampling; None is torch's global one.
+    """
+
+    generator: torch.Generator | None
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor | DecodingOutput:
+        self.check_model(model)
+        request = read_request(
+            input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
+        )
+        check_inputs(model, model_kwargs)
+        valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
+        check_positions(model_kwargs.get("position_ids"), valid_BT)
+        return self.decode(model, Call(request=request, tokens_BT=input_ids, valid_BT=valid_BT, streamer=streamer))
+
+    @abstractmethod
+    def check_model(self, model: Any) -> None:
+        """Raise ValueError where the method cannot decode with this model."""
+
+    @abstractmethod
+    def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
+        """The prompts with what follows them, padded on the right, as `generate` returns them."""
+
+
+def check_token_heads(token_heads: Any) -> None:
+    """
+    Raises:
+        ValueError: a model, a folder or anything else in place of heads.
+    """
+    if not isinstance(token_heads, TokenHeads):
+        given = repr(token_heads) if isinstance(token_heads, str | Path) else f"a {type(token_heads).__name__}"
+        raise ValueError(
+            f"{given} was given in place of token heads; give what heads.load(folder, model) or "
+            f"heads.create(family, model, num_heads=…) returns."
+        )
+
+
+def check_heads(token_heads: TokenHeads, model: Any) -> None:
+    """Heads decode with the model that they were loaded on, and in its dtype unless autocast casts for them.
+
+    Raises:
+        ValueError: another model, or parameters of another dtype than its hidden states.
+    """
+    backbone = token_heads.backbone
+    if model is not backbone.model:
+        raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
+    others = sorted({str(p.dtype) for p in token_heads.parameters() if p.dtype != backbone.dtype})
+    if others and not torch.is_autocast_enabled(backbone.device.type):
+        raise ValueError(
+            f"The heads are in {' and '.join(others)}, but the backbone is in {backbone.dtype}; "
+            f"decode with token_heads.in_dtype(backbone.dtype), or load the heads without a dtype."
+        )
