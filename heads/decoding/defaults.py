@@ -1,4 +1,4 @@
-"""What `TreeDecoding` decodes with, tree, looked-up chain, kind of passes: what was asked for or tuned, or defaults."""
+"""Tree, length of the looked-up chain and kind of passes of a `TreeDecoding`: as given, as tuned, or by default."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_sampled_tree(rule: Rule, tree: Tree | DynamicTree) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """What `TreeDecoding` decodes with, each as its argument of that name says."""
+    """The arguments of `TreeDecoding`, each with a value."""
 
     tree: Tree | DynamicTree
     lookup: int
@@ -43,9 +43,9 @@ class TreeSettings:
 def choose_settings(
     token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, compile: bool | None, rule: Rule
 ) -> TreeSettings:
-    """What was asked for; where it was not, what tree.json says; where it says nothing, the defaults.
+    """The arguments that were given; for others what tree.json says; and the defaults where it says nothing.
 
-    A dynamic tree that nobody asked for gives way to a rule that was: then the file's static tree is taken.
+    A rule that samples its drafts cannot use a dynamic tree: then the static tree of tree.json is used.
     """
     tuned = None
     if tree is None:
@@ -66,7 +66,7 @@ def choose_settings(
 
 
 def can_compile(backbone: Backbone) -> bool:
-    """Where a tree.json asks for compiled passes and nobody else does, what stops them is a warning."""
+    """Whether passes that tree.json alone wants compiled can be; a warning says why not."""
     obstacle = what_stops_compiling(backbone)
     if obstacle:
         warnings.warn(f"tree.json asks for compiled passes, but {obstacle}; they run uncompiled.", stacklevel=4)
@@ -104,8 +104,7 @@ def choose_tree(
 def default_nodes(device: torch.device) -> int:
     """Nodes of the default tree, the root included.
 
-    Where a pass is bound by reading weights, further rows are nearly free. A CPU pays for each: its matrix products of
-    five and more rows cost several times the matrix-vector products of a plain step, and the looked-up chain adds rows
-    of its own.
+    Where reading weights bounds a pass, further nodes are nearly free. A CPU pays for each: its matrix products of five
+    and more rows cost several times the matrix-vector products of a plain pass, and the looked-up chain adds rows too.
     """
     return DEFAULT_NODES_ON_CPU if device.type == "cpu" else DEFAULT_NODES

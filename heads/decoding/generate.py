@@ -1,7 +1,7 @@
-"""The full entry: what `generate` drops for a decoding callable, put back.
+"""`heads.generate`: `model.generate` with a decoding method, a streamer and stop strings.
 
-For a callable, `model.generate` takes `streamer`, `tokenizer` and `stop_strings` but hands none of them on: the
-streamer gets the prompt and nothing else, and stop strings raise. Here they reach the decoding.
+`model.generate` hands none of `streamer`, `tokenizer` and `stop_strings` on to a decoding callable: a streamer gets the
+prompt and nothing else, and stop strings raise. Here they reach the decoding method.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-LEAST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
 
 
 class Streaming:
@@ -59,8 +59,8 @@ def generate(
     Args:
         model: the backbone.
         decoding: `TreeDecoding(…)` or another decoding object; None for plain `generate`.
-        streamer: gets each pass's tokens in one `put`; or `put_drafted(tokens, drafted)` if it has that method, with a
-            flag for each token that was drafted and accepted.
+        streamer: gets the tokens of each pass by one `put(tokens)`, or by `put_drafted(tokens, drafted)` if it has that
+            method; `drafted` says for each token whether it was drafted and accepted.
         tokenizer: needed for `stop_strings`.
         stop_strings: text that ends a row, as in `generate`.
         inputs: everything else that `model.generate` takes.
@@ -70,7 +70,7 @@ def generate(
     stop_strings = stop_strings or getattr(config, "stop_strings", None) or model.generation_config.stop_strings
     if config is not None:
         config.stop_strings = None
-        inputs["generation_config"] = config  # only where it was given: beside other settings it is deprecated
+        inputs["generation_config"] = config  # only where it was given: together with other settings it is deprecated
     if model.generation_config.stop_strings:
         inputs["stop_strings"] = None  # or generate would take them from there
     if stop_strings:
@@ -82,7 +82,7 @@ def generate(
 
 
 def check_temperature(temperature: float) -> float:
-    """`temperature`, where scores can be divided by it; 0 is the command line's word for greedy.
+    """`temperature`, if scores can be divided by it; 0 means greedy on the command line.
 
     >>> check_temperature(0.7), check_temperature(0)
     (0.7, 0)
@@ -90,9 +90,9 @@ def check_temperature(temperature: float) -> float:
     Raises:
         ValueError: it is so small that scores overflow.
     """
-    if 0 < temperature < LEAST_TEMPERATURE:
+    if 0 < temperature < MIN_TEMPERATURE:
         raise ValueError(
-            f"temperature {temperature:g} was given, by which scores overflow; give {LEAST_TEMPERATURE:g} or more, "
+            f"temperature {temperature:g} was given, by which scores overflow; give {MIN_TEMPERATURE:g} or more, "
             f"or 0 for greedy text."
         )
     return temperature

@@ -1,15 +1,13 @@
-"""What plain generation would choose behind every node of a pass, all at once: a pass then waits for the device once.
+"""The token that plain generation would choose after every node of a pass, for all nodes in one batch.
 
-Walking node by node asks the device for one token before it knows the next node, a synchronisation for each emitted
-token, and calls each processor for each. Here the logits of all nodes of all rows pass the processors as rows of one
-call, each with its node's own prefix, one token is chosen at each node, and all come over together. It takes processors
-whose rows do not depend on each other, nor on the prefix's order or length: prefixes of different lengths are filled up
-with a token that they hold already.
+A walk from node to node waits for the device once a token, and calls each processor once a token. Here the logits of
+all nodes of all rows are one batch for each processor, every node with its own prefix; one token is chosen after each
+node, and the host waits once for all of them. The processors must not mix the rows of a batch, and must not depend on
+the order or length of a prefix: shorter prefixes are padded with a token that they already hold.
 
-Draws are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x); the
-nodes of one depth share one E, of which a walk meets one node only, and E is drawn depth by depth as the walk would
-draw it. For a single row, what was drawn for depths that were not reached is given back to the generator: the same seed
-gives the same text.
+Samples are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x). A
+walk reaches one node of each depth, so the nodes of a depth share one E, and E is sampled depth by depth in the walk's
+order. For a single row the generator is then rewound to the last depth that was reached: a seed gives the same text.
 """
 # B row, N tree node, R = B·N, D depth, L length so far, V vocabulary
 
@@ -49,20 +47,22 @@ ROW_BY_ROW = (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-"""These very classes: a subclass may do anything."""
+"""Processors that do not mix rows. These classes alone are meant: a subclass may do anything."""
 
 
 NUMBERS_PER_CALL = 2**15
-"""How many more numbers a CPU judges in the time that one call of a processor takes (a penalty: 0.12 ms for one node of
-2k tokens, 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
+"""Scores that a CPU processes in the time of one further call of a processor (a penalty takes 0.12 ms for one node of
+2k tokens and 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
 
 MAX_NUMBERS = 2**25
-"""Numbers that are judged in one call at most: processors make several copies of them."""
+"""Scores in one call at most: processors make several copies of them."""
 
 
 def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
-    """On accelerators always: they are waited for once. A CPU judges nodes that are not reached for nothing: there it
-    pays where a walk half through the depths would take longer, and nothing is drawn (an exponential for each token).
+    """Whether one batch of all nodes is faster than a walk.
+
+    On an accelerator it always is, as the host waits once. A CPU pays for nodes that the walk would not reach: there a
+    batch is faster where a walk through half of the depths takes longer and no exponentials have to be sampled.
     """
     if logits_BNV.device.type != "cpu":
         return True
@@ -72,9 +72,9 @@ def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
 
 
 def is_possible(request: Request, rows: Sequence[Row]) -> bool:
-    """Nothing is to be kept of each token, and the processors take nodes as rows.
+    """Whether no scores are returned, and the processors take nodes as rows.
 
-    A repetition penalty that leaves out more than the text so far would count a node's columns, which are no places.
+    A repetition penalty must not ignore more than the text so far: what follows it is in the order of the nodes.
     """
     keeps = request.keep_scores or request.keep_logits
     penalised = request.penalised_from < min(len(row.tokens) for row in rows)
@@ -83,7 +83,7 @@ def is_possible(request: Request, rows: Sequence[Row]) -> bool:
 
 @dataclass
 class ReplayableNoise:
-    """Exponentials for one walk, and the way back for those that it did not use.
+    """Exponentials for all depths of a walk. `rewind` takes back those of depths that it did not reach.
 
     Attributes:
         generator: None is torch's global one for the device.
@@ -92,17 +92,17 @@ class ReplayableNoise:
     generator: torch.Generator | None
     states: list[Tensor] = field(default_factory=list)
 
-    def draw(self, like_V: Tensor, depths: int) -> Tensor:
-        """(D, V), a depth at a time."""
+    def sample(self, like_V: Tensor, depths: int) -> Tensor:
+        """(D, V), sampled depth by depth."""
         self.source = self.generator or global_generator(like_V.device)
-        self.states, drawn = [self.source.get_state()], []
+        self.states, sampled = [self.source.get_state()], []
         for _ in range(depths):
-            drawn.append(torch.empty_like(like_V).exponential_(generator=self.generator))
+            sampled.append(torch.empty_like(like_V).exponential_(generator=self.generator))
             self.states.append(self.source.get_state())
-        return torch.stack(drawn)
+        return torch.stack(sampled)
 
     def rewind(self, used: int) -> None:
-        """Of the depths drawn last, only the first `used` count."""
+        """Set the generator back to where it was after the first `used` depths of the last sample."""
         self.source.set_state(self.states[used])
 
 
@@ -121,11 +121,11 @@ def choose_at_nodes(
     depths: int,
     noise: ReplayableNoise,
 ) -> Tensor:
-    """(B, N): the token after each node, on the rows' device; nothing is read from it.
+    """(B, N): the token after each node, on the rows' device; the host does not wait for it.
 
     Args:
-        depths: how many a walk may pass, the root's included.
-        noise: asked where the request samples.
+        depths: how many a walk may reach, the root's included.
+        noise: is used where the request samples.
     """
     batch, nodes, vocabulary = logits_BNV.shape
     group = max(1, MAX_NUMBERS // (nodes * vocabulary))
@@ -152,7 +152,7 @@ def choose_for_group(
     chosen = []
     for depth_N, scores_NV in zip(depth_BN.to(scores_BNV.device), scores_BNV, strict=True):
         p_NV = torch.softmax(scores_NV, dim=-1)
-        noise_DV = noise.draw(p_NV[0], depths)
+        noise_DV = noise.sample(p_NV[0], depths)
         chosen.append((p_NV / noise_DV[depth_N]).argmax(dim=-1))
     return torch.stack(chosen)
 
@@ -160,7 +160,7 @@ def choose_for_group(
 def score_nodes(rows: Sequence[Row], tokens_BN: Tensor, sees_BNN: Tensor, logits_BNV: Tensor) -> Tensor:
     """(B, N, V): float32 logits after the rows' processors, each node's with its own prefix.
 
-    They lie where plain generation has them, on the rows' device, which may be another than a spread backbone's last.
+    They are on the rows' device, as plain generation's are; the last device of a spread backbone may be another.
     """
     scores_BNV = logits_BNV.to(rows[0].device, torch.float32)
     if not rows[0].processors:
@@ -178,14 +178,14 @@ def score_nodes(rows: Sequence[Row], tokens_BN: Tensor, sees_BNN: Tensor, logits
 
 
 def texts_of(rows: Sequence[Row]) -> Tensor:
-    """(B, L): the rows' texts, shorter ones filled up with their last token."""
+    """(B, L): the rows' texts, shorter ones padded with their last token."""
     longest = max(len(row.tokens) for row in rows)
     texts = [row.prefix() for row in rows]
     return torch.cat([torch.cat([x_1L, x_1L[:, -1:].expand(1, longest - x_1L.shape[1])], dim=1) for x_1L in texts])
 
 
 def for_all_nodes(own: Sequence[Any], nodes: int) -> Any:
-    """One processor for the nodes of all rows, of each row's own: a repetition penalty holds the padding of its row."""
+    """One processor for the nodes of all rows: a repetition penalty gets the padding of each node's row."""
     paddings: list[Any] = [getattr(processor, "prompt_ignore_length", None) for processor in own]
     if not isinstance(paddings[0], Tensor):
         return own[0]

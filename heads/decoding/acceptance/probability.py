@@ -1,27 +1,27 @@
-"""Which drafted tokens stay. The rules, stated before the code.
+"""Which drafted tokens are accepted. The rules, stated before the code.
 
 p is the backbone's distribution at a node after all logits processors, with that node's own prefix (the paper's P_T); q
 is the distribution that a draft was sampled from (P_D); f₊ is max(0, f) / Σ max(0, f).
 
 Exact rule: at the root, and then at each node reached, one token is chosen from p exactly as plain generation chooses
-it (argmax for greedy, one multinomial draw for sampling). If a child holds that token, the child is accepted and the
+it (argmax for greedy, one multinomial sample otherwise). If a child holds that token, the child is accepted and the
 walk goes on from it; if not, the walk ends there and the token is the next root. So every emitted token was chosen from
 p given the tokens before it, and the drafts only decide how many are chosen in one pass: the output is p's, exactly.
 
-Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for sampled drafts: a draft t
-from q is the token with probability min{1, p(t) / q(t)}; if it is rejected, the token is drawn from (p - q)₊. Either
-way it is a draw from p: t comes out with probability min(q(t), p(t)) + Σ max(0, q - p) · (p - q)₊(t) = p(t). A draft t
-with q(t) > p(t) may be rejected, one with q(t) ≤ p(t) never is; the sentence below figure 10 has the two the wrong way
-round ("t₁ and t₃ have the property P_D(t) ≤ P_T(t)"), its cases have them right.
-Several drafts x₁, x₂, … of one node, drawn from q without replacement, are tried in the order in which they were
-drawn. With r = p and q₁ = q, for each i: x_i is the token with probability min{1, r(x_i) / q_i(x_i)}; if it is
-rejected, r ← (r - q_i)₊, and q_{i+1} is q_i without x_i, made to sum to 1. Where all are rejected, the token is drawn
-from r. Seen from the last draft to the first, each step's output is a draw from its own r, so the first step's is one
-from p. A draft that was not drawn at all (it was looked up) is one whose q is 1 at that token.
+Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for sampled drafts: a draft t from q is the
+token with probability min{1, p(t) / q(t)}; if it is rejected, the token is sampled from (p - q)₊. Either way it is a
+sample of p: t comes out with probability min(q(t), p(t)) + Σ max(0, q - p) · (p - q)₊(t) = p(t). A draft t with
+q(t) > p(t) may be rejected, one with q(t) ≤ p(t) never is. The sentence below figure 10 has the two the wrong way round
+("t₁ and t₃ have the property P_D(t) ≤ P_T(t)"); its cases have them right.
+Several drafts x₁, x₂, … of one node, sampled from q without replacement, are tried in the order in which they were
+sampled. With r = p and q₁ = q, for each i: x_i is the token with probability min{1, r(x_i) / q_i(x_i)}; if it is
+rejected, r ← (r - q_i)₊, and q_{i+1} is q_i without x_i, made to sum to 1. If all are rejected, the token is sampled
+from r. By induction from the last draft to the first, the output of each try is a sample of its own r, so that of the
+first is a sample of p. A looked-up draft, which was not sampled, is one whose q is 1 at that token.
 
-Typical acceptance (Cai et al., 2024, section 2.3), lossy: a draft x stays where p(x) > min(ε, δ · exp(-H(p))), H the
-entropy; of the paths that stay whole, the longest is taken, of equally long ones the likeliest, and the token behind it
-is p's best. The text is plausible, not distributed as p.
+Typical acceptance (Cai et al., 2024, section 2.3), lossy: a draft x is accepted where p(x) > min(ε, δ · exp(-H(p))), H
+the entropy. Of the paths of such drafts the longest is taken, of equally long ones the likeliest, and the token after
+it is p's best. The text is plausible, and is not distributed as p.
 """
 # N tree node, C draft of one node, V vocabulary
 
@@ -38,13 +38,13 @@ from heads.decoding.trees.static import Shape
 def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
     """The accepted nodes, root first.
 
-    Several branches may begin with the same tokens (a chain that was looked up, beside the heads' tree); they are one
-    text so far, so all are followed, and the path is that of a branch which goes on longest.
+    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). They are one text so far, so
+    both are followed, and the path is the one that goes on longest.
 
     Args:
         tokens: the token of each node.
         choose_at: chooses and emits the token after a node.
-        ended: has the row ended with the token just emitted?
+        ended: whether the token just emitted ended the row.
 
     >>> shape = Shape((-1, 0, 1, 0))                     # root 7, its children 3 and 5, and 4 below 3
     >>> chosen = {0: 3, 1: 4, 2: 9}                      # what the backbone says after each node
@@ -61,9 +61,9 @@ def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], e
 
 
 def best_at_nodes(logits_BNV: Tensor) -> Tensor:
-    """(B, N): the greedy choice at every node at once, for requests without processors.
+    """(B, N): the greedy choice after every node, for requests without processors.
 
-    Logits are judged in float32 at most, as `generate` judges them; float16 and bfloat16 keep their order.
+    Logits are compared in float32 at most, as `generate` does; float16 and bfloat16 keep their order.
     """
     if logits_BNV.dtype == torch.float64:
         logits_BNV = logits_BNV.float()
@@ -71,11 +71,10 @@ def best_at_nodes(logits_BNV: Tensor) -> Tensor:
 
 
 def residual(r_V: Tensor, q_V: Tensor) -> Tensor:
-    """(r - q)₊: what is left to draw from once a draft from q was rejected.
+    """(r - q)₊: what is left to sample from once a draft from q was rejected.
 
-    Where no r(x) exceeds q(x), r and q are the same distribution within rounding, and the rejection itself was an
-    accident of rounding; dividing by that zero would give NaN. r is returned: it is the distribution wanted, it allows
-    nothing that p forbids, and it is taken as rarely as sums differ from 1.
+    Where no r(x) exceeds q(x), the two are the same distribution within rounding, rounding alone caused the rejection,
+    and the division by zero would give NaN. r is returned then: it is the distribution wanted, and forbids what p does.
 
     >>> p_V, q_V = torch.tensor([0.30, 0.45, 0.10, 0.15]), torch.tensor([0.4, 0.3, 0.2, 0.1])
     >>> residual(p_V, q_V)
@@ -92,10 +91,10 @@ def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Ten
     """Each draft's probability of being the token once those before it were rejected (C,), and what then remains (V,).
 
     Args:
-        p_V: the backbone's distribution, in float64: differences of nearly equal probabilities are drawn from.
-        q_V: what the drafts were drawn from without replacement, in any dtype and up to a factor. A draft that q, or
-            what earlier drafts left of it, could not have given was not drawn: its q is 1 at that token.
-        drafts: tokens in the order in which they were drawn.
+        p_V: the backbone's distribution, in float64: differences of nearly equal probabilities are sampled from.
+        q_V: what the drafts were sampled from without replacement, in any dtype and up to a factor. A draft of
+            probability 0 in what earlier drafts left of q was not sampled: its q is 1 at that token.
+        drafts: tokens in the order in which they were sampled.
 
     >>> p_V = torch.tensor([0.30, 0.45, 0.10, 0.15], dtype=torch.float64)
     >>> accept_C, rest_V = reject_in_turn(p_V, torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64), [0])
@@ -115,21 +114,21 @@ def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Ten
 
 
 def choose_by_rejection(p_V: Tensor, q_V: Tensor, drafts: Sequence[int], generator: torch.Generator | None) -> int:
-    """One draw from p, the first draft that is not rejected where there is one; arguments as in `reject_in_turn`."""
+    """One sample of p, the first draft that is not rejected where there is one; arguments as in `reject_in_turn`."""
     accept_C, rest_V = reject_in_turn(p_V, q_V, drafts)
     return settle(drafts, accept_C, rest_V, generator)
 
 
 def settle(drafts: Sequence[int], accept_C: Tensor, rest_V: Tensor, generator: torch.Generator | None) -> int:
-    """Toss a coin for each draft and draw what remains; all on the device, so that it is waited for once."""
+    """The first draft whose coin accepts it, else a sample of what remains; the host waits for the device once."""
     coins_C = torch.rand(accept_C.shape, dtype=accept_C.dtype, device=accept_C.device, generator=generator)
     other_1 = torch.multinomial(rest_V, num_samples=1, generator=generator)
-    *taken, other = torch.cat([coins_C < accept_C, other_1]).tolist()  # < : a draft with probability 0 never stays
-    return next((x for x, stays in zip(drafts, taken, strict=True) if stays), int(other))
+    *accepted, other = torch.cat([coins_C < accept_C, other_1]).tolist()  # < : probability 0 is never accepted
+    return next((x for x, is_accepted in zip(drafts, accepted, strict=True) if is_accepted), int(other))
 
 
 def typical_threshold(p_V: Tensor, epsilon: float, delta: float) -> Tensor:
-    """min(ε, δ · exp(-H(p))): lossy typical acceptance keeps drafts whose probability is greater.
+    """min(ε, δ · exp(-H(p))): lossy typical acceptance accepts drafts of a greater probability.
 
     >>> float(typical_threshold(torch.tensor([0.5, 0.5]), epsilon=0.09, delta=0.1))     # exp(-H) is 1/2
     0.05000000074505806
@@ -138,10 +137,10 @@ def typical_threshold(p_V: Tensor, epsilon: float, delta: float) -> Tensor:
 
 
 def walk_typical(typical: Callable[[list[int]], list[tuple[int, float]]]) -> list[int]:
-    """The longest path that lossy typical acceptance keeps, root first; of equally long ones the likeliest.
+    """The longest path that lossy typical acceptance accepts, root first; of equally long ones the likeliest.
 
     Args:
-        typical: for a path, its last node's children that stay, each with its probability.
+        typical: for a path, the accepted children of its last node, each with its probability.
 
     >>> children = {0: [(1, 0.6), (3, 0.4)], 1: [(2, 0.5)], 2: [], 3: [(4, 0.9)], 4: []}
     >>> walk_typical(lambda path: children[path[-1]])                   # 0.4 · 0.9 beats 0.6 · 0.5

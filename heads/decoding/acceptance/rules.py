@@ -1,7 +1,7 @@
-"""The rules of acceptance as the loop uses them: they walk a row's nodes, emit its tokens and say which nodes stay.
+"""The rules of acceptance as the loop uses them: each walks a row's nodes, emits its tokens and says what is accepted.
 
-heads/decoding/acceptance/probability.py states and proves the arithmetic; here it meets a row with its processors and
-its end. All of them are plain greedy decoding where a request is greedy.
+heads/decoding/acceptance/probability.py states and proves the arithmetic; here it is applied to a row with processors
+and an end. Where a request is greedy, all of them are plain greedy decoding.
 """
 # N node, V vocabulary
 
@@ -32,9 +32,9 @@ class VerifiedNodes:
 
     Attributes:
         logits_NV: the backbone's raw logits after each node.
-        chosen: the token after each node, as plain generation chooses it, where all nodes were judged at once.
-        q_NV: what drafts were drawn from, where they were drawn by lot; see `Proposal`.
-        sampled_from: the row of `q_NV` that each node was drawn from, -1 where it was not; None: its parent's.
+        chosen: the token after each node, as plain generation chooses it; None: not chosen yet.
+        q_NV: what drafts were sampled from, where they were sampled; see `Proposal`.
+        sampled_from: the row of `q_NV` that each node was sampled from, -1 where it was not; None: its parent's.
     """
 
     shape: Shape
@@ -45,28 +45,28 @@ class VerifiedNodes:
     sampled_from: Sequence[int] | None = None
 
     def sampled_children(self, node: int) -> tuple[list[int], int]:
-        """The tokens of a node's children that were drawn by lot, in order, and the row of `q_NV` they came from."""
+        """The sampled tokens among a node's children, in order, and the row of `q_NV` that they came from."""
         rows = self.shape.parents if self.sampled_from is None else self.sampled_from
-        drawn = [child for child in self.shape.children[node] if rows[child] >= 0]
-        return [self.tokens[child] for child in drawn], rows[drawn[0]] if drawn else -1
+        sampled = [child for child in self.shape.children[node] if rows[child] >= 0]
+        return [self.tokens[child] for child in sampled], rows[sampled[0]] if sampled else -1
 
 
 class Rule(Protocol):
-    """Which drafted tokens stay."""
+    """Decides which drafted tokens are accepted."""
 
     @property
     def argmax_suffices(self) -> bool:
-        """A greedy request needs no more than the argmax of the processed scores at each node."""
+        """Where a request is greedy, the argmax of the processed scores at each node is all that is needed."""
         ...
 
     @property
     def sample_suffices(self) -> bool:
-        """Where a request samples, one draw from the processed distribution at each node is all that is needed."""
+        """Where a request samples, one sample of the processed distribution at each node is all that is needed."""
         ...
 
     @property
     def samples_drafts(self) -> bool:
-        """Where a request samples, drafts are to be drawn by lot too, and `q_BNV` is to say from what."""
+        """Where a request samples, drafts are to be sampled too, and `Proposal.q_BNV` is to say from what."""
         ...
 
     def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
@@ -91,11 +91,11 @@ class ExactRule:
 
 
 class RejectionRule(ExactRule):
-    """Lossless: modified rejection sampling, for drafts that were drawn by lot.
+    """Lossless: modified rejection sampling, for sampled drafts.
 
-    At a node whose children were drawn, they are tried in turn; elsewhere the token is chosen as plain generation
-    chooses it. Either way it is one draw from the backbone's distribution, and the walk follows every node that holds
-    it, so that a looked-up chain beside drawn drafts is followed as well.
+    The sampled children of a node are tried in turn; at a node without any, the token is chosen as plain generation
+    chooses it. Either way it is one sample of the backbone's distribution, and the walk follows every node that holds
+    it, those of a looked-up chain too.
 
     Args:
         generator: source of randomness; None is torch's global one.
@@ -131,26 +131,26 @@ def check_processors(row: Row) -> None:
     for processor in row.processors:
         if not type(processor).__module__.startswith("transformers."):
             raise ValueError(
-                f"{type(processor).__name__} was given with rule='typical', which asks processors about drafts that "
-                f"may not stay; leave it out, or decode with rule='exact' or 'rejection'."
+                f"{type(processor).__name__} was given with rule='typical', which calls processors for drafts "
+                f"that may not be emitted; leave it out, or decode with rule='exact' or 'rejection'."
             )
 
 
 class TypicalRule:
-    """LOSSY typical acceptance (Cai et al., 2024): the longest path of drafts that are likely enough.
+    """LOSSY typical acceptance (Cai et al., 2024): accepts the longest path of drafts that are likely enough.
 
-    A draft x stays where p(x) > min(epsilon, delta · exp(-H(p))), and the token behind the path is p's best. Where a
-    request is greedy only the best token has probability, and the text is plain greedy decoding's.
+    A draft x is likely enough where p(x) > min(epsilon, delta · exp(-H(p))), and the token after the path is p's best.
+    Where a request is greedy, only the best token has probability, and the text is plain greedy decoding's.
 
     Args:
-        epsilon: drafts of a greater probability always stay.
+        epsilon: drafts of a greater probability are always likely enough.
         delta: how far below the distribution's own spread a draft may lie.
 
     >>> TypicalRule(epsilon=0.09, delta=0.3)
     TypicalRule(epsilon=0.09, delta=0.3)
 
-    Drafts are judged before it is known whether they stay, so processors may be asked about tokens that are never
-    emitted: those of transformers do not mind, others may keep state and are refused where a request samples.
+    Processors are called for drafts that may not be emitted. Those of transformers keep no state between calls; others
+    may, and raise where a request samples.
 
     Raises:
         ValueError: a number outside 0 to 1; while decoding, a processor that is not one of transformers'.
@@ -173,32 +173,32 @@ class TypicalRule:
         if row.request.greedy:
             return ExactRule().accept(row, nodes)
         check_processors(row)
-        judged: dict[int, tuple[Tensor, Tensor]] = {}  # each node's own prefix is its path: judged once, then emitted
+        processed: dict[int, tuple[Tensor, Tensor]] = {}  # by node, whose prefix is its path: once, then emitted
 
         def typical(path: list[int]) -> list[tuple[int, float]]:
             ahead = [nodes.tokens[node] for node in path[1:]]
             if ahead and ahead[-1] in row.request.eos_tokens:
                 return []
-            judged[path[-1]] = row.process(nodes.logits_NV[path[-1]], ahead)
-            return self.likely_children(nodes, path[-1], judged[path[-1]][1])
+            processed[path[-1]] = row.process(nodes.logits_NV[path[-1]], ahead)
+            return self.likely_children(nodes, path[-1], processed[path[-1]][1])
 
         path = walk_typical(typical)
         for i, (node, child) in enumerate(itertools.pairwise(path)):
-            row.store(*judged[node])
+            row.store(*processed[node])
             row.emit(nodes.tokens[child])
             if row.done:
                 return path[: i + 2]
-        row.store(*judged[path[-1]])
-        row.emit(choose_best(judged[path[-1]][1]))
+        row.store(*processed[path[-1]])
+        row.emit(choose_best(processed[path[-1]][1]))
         return path
 
     def likely_children(self, nodes: VerifiedNodes, node: int, scores_1V: Tensor) -> list[tuple[int, float]]:
-        """A node's children that are typical, with their probabilities."""
+        """A node's children that are likely enough, with their probabilities."""
         children = nodes.shape.children[node]
         p_V = torch.softmax(scores_1V[0], dim=-1)
-        held_C = p_V[[nodes.tokens[child] for child in children]]
-        threshold, *held = torch.cat([typical_threshold(p_V, self.epsilon, self.delta)[None], held_C]).tolist()
-        return [(child, p) for child, p in zip(children, held, strict=True) if p > threshold]
+        probs_C = p_V[[nodes.tokens[child] for child in children]]
+        threshold, *probs = torch.cat([typical_threshold(p_V, self.epsilon, self.delta)[None], probs_C]).tolist()
+        return [(child, p) for child, p in zip(children, probs, strict=True) if p > threshold]
 
 
 RULES = ("exact", "rejection", "typical")

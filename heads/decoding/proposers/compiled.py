@@ -3,7 +3,7 @@
 A level of a tree is a few small products, so fast devices spend their time on starting them. Here all levels of a tree
 are one graph, on CUDA a CUDA graph. A graph has as many rows as the batch began with: where rows have ended, the last
 running row is repeated in their places. What is compiled is the code of `static_tree.draft`, the plain reference;
-tests/heads/decoding/proposers/test_compiled.py compares the tokens.
+tests/heads/decoding/proposers/test_compiled_drafting.py compares the tokens.
 """
 # B batch, X row of a graph, repeated ones among them, N tree node
 

@@ -30,9 +30,9 @@ class DecodingStats:
         row_passes: passes counted for each row that was still running.
         tokens: tokens emitted, over all rows.
         accepted_per_depth: how often a drafted token of depth 1, 2, … was accepted and emitted.
-        prompt_tokens: tokens of the prompt that were read; those found in kept caches are not among them.
-        seconds: wall-clock seconds by phase; on an accelerator these are seconds of the host.
-        drafted: for each row and emitted token: was it drafted (and accepted) rather than the pass's own token.
+        prompt_tokens: tokens of the prompt that were read; those found in reused caches are not counted.
+        seconds: wall-clock seconds by phase, measured on the host.
+        drafted: for each row and emitted token whether it was drafted (and accepted) or is the backbone's own.
     """
 
     passes: int = 0
@@ -79,7 +79,7 @@ class DecodingOutput(GenerateDecoderOnlyOutput):
         object.__setattr__(self, "stats", stats)  # an attribute, not an entry: it is no tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How copies and pickles make it again: the library's own way gives its fields by place and knows no stats."""
+        """Copies and pickles keep the stats; the library's own way passes fields by position and has none."""
         return rebuild_output, (self.stats, {field.name: getattr(self, field.name) for field in fields(self)})
 
 

@@ -53,7 +53,7 @@ class Request:
         keep_logits: return the raw logits of each emitted token.
         as_dict: return an output object with statistics.
         generator: source of randomness for sampling; None is torch's global one.
-        penalised_from: how many of a row's first tokens some repetition penalty leaves out, padding included.
+        penalised_from: how many of a row's first tokens a repetition penalty ignores, padding included.
     """
 
     processors: LogitsProcessorList
@@ -75,9 +75,9 @@ class Request:
         return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
 
     def processors_of(self, row: int) -> LogitsProcessorList:
-        """The processors for one row alone. A repetition penalty holds the padding of all rows: it gets this row's.
+        """The processors for one row. A repetition penalty that holds the padding of all rows gets this row's.
 
-        A processor that has something of its own for each row gives a row's part by a method `of_row(row)`.
+        A processor that differs from row to row has a method `of_row(row)`, which gives the one for a row.
         """
         own = LogitsProcessorList()
         for processor in (of_row(processor, row) for processor in self.processors):
@@ -89,13 +89,13 @@ class Request:
         return own
 
     def criteria_of(self, row: int) -> StoppingCriteriaList:
-        """The further stopping criteria for one row alone, which `of_row(row)` gives here too."""
+        """The further stopping criteria for one row, by `of_row(row)` too."""
         return StoppingCriteriaList(of_row(criterion, row) for criterion in self.criteria)
 
 
-def of_row(judge: Any, row: int) -> Any:
-    """What judges one row alone: the row's part, where a processor or criterion has one, else itself."""
-    return judge.of_row(row) if hasattr(judge, "of_row") else judge
+def of_row(processor: Any, row: int) -> Any:
+    """The processor or criterion for one row; itself where it does not differ from row to row."""
+    return processor.of_row(row) if hasattr(processor, "of_row") else processor
 
 
 def read_request(
@@ -167,7 +167,7 @@ class Row:
         self.criteria = self.request.criteria_of(self.index)
 
     def prefix(self) -> Tensor:
-        """(1, L): the tokens so far on the device; grown by what was emitted since it was last asked for."""
+        """(1, L): the tokens so far, on the device; only what was emitted since the last call is copied."""
         length = len(self.tokens)
         if self._buffer_1L is None or self._buffer_1L.shape[1] < length:
             self._buffer_1L = self.grown_buffer(length)
@@ -177,7 +177,7 @@ class Row:
         return self._buffer_1L[:, :length]
 
     def grown_buffer(self, length: int) -> Tensor:
-        """(1, up to twice `length`) with what was written; never more than `max_length`, which may be beyond memory."""
+        """(1, up to twice `length`) with what was written; `max_length` alone could be more than memory holds."""
         room = max(length, min(2 * length, self.request.max_length))
         buffer_1L = torch.zeros(1, room, dtype=torch.long, device=self.device)
         if self._buffer_1L is not None:
@@ -185,39 +185,39 @@ class Row:
         return buffer_1L
 
     def choose(self, logits_V: Tensor) -> int:
-        """The token that plain generation would choose here: processors on float32 logits, then the rule."""
+        """The token that plain generation would choose: processors on float32 logits, then argmax or a sample."""
         return self.request.choose(self.score(logits_V))
 
     def score(self, logits_V: Tensor) -> Tensor:
-        """(1, V): the processed scores that the next emitted token is chosen by; once for each emitted token."""
+        """(1, V): the processed scores by which the next emitted token is chosen; to be called once a token."""
         raw_1V, scores_1V = self.process(logits_V)
         self.store(raw_1V, scores_1V)
         return scores_1V
 
     def process(self, logits_V: Tensor, ahead: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """(1, V) twice: the logits in float32 as they came and after all processors.
+        """(1, V) twice: the float32 logits before and after all processors.
 
         Args:
-            ahead: tokens of a path behind the text so far, for nodes that may not be emitted.
+            ahead: drafted tokens after the text so far, where these may not be emitted.
         """
         raw_1V = logits_V[None].to(self.device, torch.float32, copy=True)
         prefix_1L = self.prefix()
         if ahead:
             prefix_1L = torch.cat([prefix_1L, torch.tensor([ahead], device=self.device)], dim=1)
         scores_1V = raw_1V.clone() if self.request.keep_logits else raw_1V
-        for processor in self.processors:  # the list's own call inspects each one's signature for every token
+        for processor in self.processors:  # the list's own call would inspect each one's signature for every token
             scores_1V = processor(prefix_1L, scores_1V)
         return raw_1V, scores_1V
 
     def store(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
-        """Keep what was asked for of the next emitted token's logits."""
+        """Store the next emitted token's logits and scores where the request returns them."""
         if self.request.keep_logits:
             self.logits.append(raw_1V)
         if self.request.keep_scores:
             self.scores.append(scores_1V)
 
     def emit(self, token: int) -> None:
-        """Append a token and see whether it ends the row."""
+        """Append a token, and set `done` where it ends the row."""
         self.tokens.append(token)
         request = self.request
         self.done = token in request.eos_tokens or len(self.tokens) >= request.max_length

@@ -1,6 +1,6 @@
-"""What a `generate` call may ask for and decoding has no equal of: refused in a sentence, or said in a warning.
+"""What a `generate` call may ask for and decoding cannot do: an error says so, or a warning where the text is the same.
 
-Settings at their defaults pass, and so do those that a model's own generation_config carries without effect on plain
+Settings at their defaults are fine, and so are those of a model's generation_config that have no effect on plain
 generation (Gemma's `cache_implementation="hybrid"`).
 """
 # B batch, T prompt position, L length so far
@@ -34,7 +34,7 @@ UNSUPPORTED_SETTINGS = {
     "use_mtp": "drafts come from the decoding object; leave it out or decode with plain generate",
 }
 HARMLESS_CACHES = (None, "dynamic", "hybrid")
-"""Values of cache_implementation that ask for what is done anyway; "hybrid" is what generate itself drops."""
+"""Values of cache_implementation that change nothing; generate itself drops "hybrid"."""
 KNOWN_INPUTS = {
     "attention_mask",
     "position_ids",  # check_positions
@@ -61,12 +61,12 @@ def check_supported(
     """
     Raises:
         ValueError: beam search, guidance, another way to decode than greedy or sampling, processors and criteria that
-            judge a batch, embeddings in place of tokens, a cache of the caller's, or outputs without an equal.
+            need the whole batch, embeddings in place of tokens, a cache of the caller's, or outputs that do not exist.
     """
     rows = input_ids_BL.shape[0]
     check_settings(config)
     check_processors(processors)
-    check_batch_of_callers_own([*processors, *criteria], rows)
+    check_callers_own([*processors, *criteria], rows)
     if model_kwargs.get("inputs_embeds") is not None or input_ids_BL.shape[1] == 0:
         raise ValueError(
             "Multi-token decoding starts from input_ids of at least one token; "
@@ -102,22 +102,22 @@ def check_processors(processors: LogitsProcessorList) -> None:
                 )
 
 
-def check_batch_of_callers_own(judges: Iterable[Any], rows: int) -> None:
-    """Processors and criteria of the caller's: what they know of a batch would meet one row at a time."""
+def check_callers_own(processors: Iterable[Any], rows: int) -> None:
+    """The caller's own processors and criteria may tell the rows of a batch apart, but are called for single rows."""
     if rows == 1:
         return
-    for judge in judges:
-        if not type(judge).__module__.startswith("transformers.") and not hasattr(judge, "of_row"):
+    for processor in processors:
+        if not type(processor).__module__.startswith("transformers.") and not hasattr(processor, "of_row"):
             raise ValueError(
-                f"{type(judge).__name__} was given for {rows} rows, which multi-token decoding judges one by one, "
+                f"{type(processor).__name__} was given for {rows} rows, which multi-token decoding processes singly, "
                 f"while a class that is not of transformers may tell rows apart; give rows one at a time, or add a "
-                f"method `of_row(row)` that returns what judges that row alone (`return self` where rows do not "
+                f"method `of_row(row)` that returns the object for that row alone (`return self` where rows do not "
                 f"depend on each other)."
             )
 
 
 def check_cache(cache: Any, config: GenerationConfig) -> None:
-    """A cache that holds tokens, or one of another kind than generate makes where nothing is asked for."""
+    """Raise for a cache that holds tokens, or one of another kind than generate makes by default."""
     if cache is None:
         return
     if cache.get_seq_length() > 0:
@@ -144,7 +144,7 @@ def check_outputs(config: GenerationConfig, rows: int) -> None:
 
 
 def warn_of_settings(config: GenerationConfig) -> None:
-    """What changes memory or time and never the text: said, and once, since Python shows a sentence of a place once."""
+    """Warn of settings that have no effect here, and none on the text anywhere; Python shows each warning once."""
     if config.cache_implementation not in HARMLESS_CACHES:
         warnings.warn(
             f"cache_implementation={config.cache_implementation!r} has no effect: multi-token decoding keeps a cache "
@@ -160,10 +160,10 @@ def warn_of_settings(config: GenerationConfig) -> None:
 
 
 def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
-    """Inputs that plain generation would hand to the backbone and a tree pass would not."""
+    """Raise for inputs that plain generation would hand to the backbone and a tree pass would not."""
     unknown = {name for name, value in model_kwargs.items() if value is not None} - KNOWN_INPUTS
     types = model_kwargs.get("token_type_ids")
-    # GPT-2 and its kin add an embedding for type 0 too; others use types for images, and a text of type 0 has none.
+    # GPT-2 and similar models add an embedding for type 0 too; others use types for images, and text has type 0.
     if types is not None and (
         bool(types.any()) or "token_type_ids" in inspect.signature(model.get_decoder().forward).parameters
     ):
@@ -176,7 +176,11 @@ def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which prompt tokens are real. Padding lies on the left; elsewhere a row could not go on from its last token."""
+    """Which prompt tokens are real. Padding must be on the left: a row goes on from its last token.
+
+    Raises:
+        ValueError: a mask of another shape, or with zeros elsewhere.
+    """
     if attention_mask is None:
         return torch.ones_like(input_ids_BT, dtype=torch.bool)
     valid_BT = attention_mask.to(input_ids_BT.device).bool()
@@ -191,9 +195,7 @@ def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
-    """`generate` always prepares positions; others than those of the mask were given by the caller.
-
-    Positions of padding do not matter: nothing attends to it.
+    """`generate` prepares positions by the mask; others were given by the caller. Those of padding do not matter.
 
     Raises:
         ValueError: positions that do not count each row's tokens from 0.

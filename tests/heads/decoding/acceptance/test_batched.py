@@ -214,13 +214,13 @@ def test_scores_lie_on_the_device_of_the_row(processors):
     assert (found_NV.device.type, found_NV.shape) == ("meta", (2, 10))
 
 
-def test_randomness_goes_back_to_where_the_walk_stands():
+def test_the_generator_is_rewound_to_where_the_walk_ended():
     generator = torch.Generator().manual_seed(1)
     plain = copy.copy(generator.get_state())
-    randomness = ReplayableNoise(generator)
-    drawn_DV = randomness.draw(torch.zeros(5), depths=4)
-    randomness.rewind(used=2)
+    noise = ReplayableNoise(generator)
+    sampled_DV = noise.sample(torch.zeros(5), depths=4)
+    noise.rewind(used=2)
     again = torch.Generator().manual_seed(1)
     again.set_state(plain)
-    assert torch.equal(drawn_DV[1], [torch.zeros(5).exponential_(generator=again) for _ in range(2)][1])
+    assert torch.equal(sampled_DV[1], [torch.zeros(5).exponential_(generator=again) for _ in range(2)][1])
     assert torch.equal(generator.get_state(), again.get_state())
