@@ -29,8 +29,9 @@ from heads.checkpoint.backbone import LoraSettings
 from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
 from train.data.packing import build_datasets
+from train.loop.building import build_model, build_trainer, training_arguments
 from train.objective.weights import SelfDistillationConfig, WarmInConfig
-from train.run import build_model, build_trainer, explain_errors, training_arguments
+from train.run import explain_errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from train.config import TrainConfig
+from train.loop.building import build_model
 from train.loop.optimizer_groups import optimizer_groups
 from train.objective.model import TrainedModel
-from train.run import build_model
 
 
 def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -> dict[str, float]:

@@ -26,10 +26,10 @@ from train.config import TrainConfig, read_config
 from train.data.blocks import PackedData
 from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
+from train.loop.building import build_model, build_trainer, store_hidden_states, training_arguments
 from train.loop.provenance import commit
 from train.loop.trainer import HeadsTrainer
 from train.objective.model import TrainedModel
-from train.run import build_model, build_trainer, store_hidden_states, training_arguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,8 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not on_cpu(trainer_fields):
         return {}
+    if not torch.accelerator.is_available():  # libraries import DeepSpeed where it is installed, and it would warn
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     engine = asked_engine()
     if engine is None or not engine.is_deepspeed:
         return {"use_cpu": True}
@@ -91,7 +93,6 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
             "trainer.bf16 or fp16 was given with DeepSpeed on CPUs, where it trains in float32; leave it out, or use "
             "launch/ddp.yaml or launch/fsdp2.yaml."
         )
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     return {"use_cpu": False, "ddp_backend": "gloo"}
 
 

@@ -1,117 +1,122 @@
-"""What an evaluation measures: each head on held-out blocks, and tokens per pass of the heads alone."""
-# B batch, T position, R supervised row of one head, K head
+"""What an evaluation measures on held-out blocks: each head, tokens per pass, and what training does to the backbone.
+
+    PPL_1 = exp(mean of -log p(x_{t+1} | x_≤t))      KL = mean of Σ_v p(v) log(p(v) / q(v)), p the teacher's, q trained
+
+PPL_1 "before" is the evaluation at step 0 (`trainer.eval_on_start`); where there is none, a pass over the held-out
+blocks measures the backbone alone. KL is measured where there is a teacher (train/objective/teacher.py).
+"""
+# B batch, T position, R supervised row of one head, C rows of one chunk, K head, D model width, V vocabulary
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
+from heads.backbone.projection import Projection
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.accuracy import HeadAccuracy, backbone_choices
+from heads.evaluation.accuracy import CHUNK_ELEMENTS, HeadAccuracy, backbone_choices
 from heads.interface.token_heads import TokenHeads
 from train.config import EvaluationConfig
-from train.loop.backbone_quality import Drift
+from train.loop.batches import collate
 from train.objective.model import TrainedModel
 
 Inside = Callable[[Callable[[], Any]], Any]
 
 
-@torch.no_grad()
-def evaluate(
-    model: TrainedModel,
-    blocks: Any,
-    collate: Callable[[list[Any]], dict[str, Tensor]],
-    batch_size: int,
-    config: EvaluationConfig,
-    accelerator: Any,
-    *,
-    inside: Inside | None = None,
-    decoding_heads: Callable[[], TokenHeads | None] | None = None,
-) -> dict[str, float]:
-    """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Held-out blocks, and the run that is measured on them. Every process measures its share.
 
-    `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6). Heads with a
-    draft vocabulary have none: their `_loss` is over the labels that they score, whose share is `head1_coverage`, ….
-
-    Every block is measured by exactly one process, and every prompt too where processes need not keep step. The heads'
-    measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
-
-    Args:
+    Attributes:
         inside: runs a function with all weights gathered, where an engine shards them; every process then makes the
-            same number of passes.
-        decoding_heads: gives the heads to decode with; the model's own in the backbone's dtype where it is not given.
+            same number of passes. None where they always are.
+        decoding_heads: gives the heads to decode with, in the backbone's dtype; every process calls it.
     """
-    was_training = model.training
-    model.eval()
-    meters, drift = measure_blocks(model, blocks, collate, batch_size, accelerator, inside)
-    found = {f"backbone_{name}": getattr(meters[0], name) for name in ("loss", "top1", "top5")}
-    if model.trains_backbone:
-        found["backbone_tokens"] = meters[0].count
-    if model.teacher is not None:
-        found["backbone_kl"] = drift.mean
-    for k, meter in enumerate(meters[1:], start=1):
-        found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
-    if model.token_heads is not None:
-        if model.token_heads.draft_tokens_S is None:
+
+    model: TrainedModel
+    blocks: Any
+    batch_size: int
+    config: EvaluationConfig
+    accelerator: Any
+    inside: Inside | None
+    decoding_heads: Callable[[], TokenHeads | None]
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
+
+        `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6). Heads with a
+        draft vocabulary have none: their `_loss` is over the labels that they score, a share of `head1_coverage`, ….
+
+        The heads' measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
+        """
+        with self.evaluating():
+            meters, drift = self.measure_blocks(self.model.num_heads)
+            found = {f"backbone_{name}": getattr(meters[0], name) for name in ("loss", "top1", "top5")}
+            if self.model.trains_backbone:
+                found["backbone_tokens"] = meters[0].count
+            if self.model.teacher is not None:
+                found["backbone_kl"] = drift.mean
+            return found | self.of_heads(meters)
+
+    def of_heads(self, meters: list[HeadAccuracy]) -> dict[str, float]:
+        """The heads' own metrics, with tokens per pass; empty where there are none."""
+        token_heads, found = self.model.token_heads, dict[str, float]()
+        for k, meter in enumerate(meters[1:], start=1):
+            found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
+        if token_heads is None:
+            return found
+        if token_heads.draft_tokens_S is None:
             found["multi_token_loss"] = sum(meter.loss for meter in meters) / len(meters)
         else:
             found |= {f"head{k}_coverage": meter.coverage for k, meter in enumerate(meters[1:], start=1)}
-        model.token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
-        decoder = decoding_heads() if decoding_heads else model.token_heads.in_dtype(model.backbone.dtype)
+        token_heads.measured_accuracy = [meter.accuracy_by_rank for meter in meters[1:]]
+        decoder = self.decoding_heads()
         assert decoder is not None
-        decoder.measured_accuracy = model.token_heads.measured_accuracy
-        found["tokens_per_pass"] = measure_decoding(decoder, blocks, config, accelerator, inside)
-    model.train(was_training)
-    return found
+        decoder.measured_accuracy = token_heads.measured_accuracy
+        found["tokens_per_pass"] = measure_decoding(decoder, self.blocks, self.config, self.accelerator, self.inside)
+        return found
+
+    @torch.no_grad()
+    def backbone_loss(self) -> float:
+        """The backbone's own mean loss; the heads are not run."""
+        with self.evaluating():
+            return self.measure_blocks(0)[0][0].loss
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode and no compiled layers: decoding changes its shapes with every pass."""
+        was_training = self.model.training
+        self.model.eval()
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        self.model.train(was_training)
+
+    def measure_blocks(self, num_heads: int) -> tuple[list[HeadAccuracy], Drift]:
+        """The backbone (index 0) and its first heads over all blocks, each measured by exactly one process."""
+        run = self.inside or (lambda function: function())
+        meters, drift = [HeadAccuracy() for _ in range(num_heads + 1)], Drift()
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        for mine in shares(len(self.blocks), self.batch_size, process, processes):
+            counted = (meters, drift) if mine else ([HeadAccuracy() for _ in meters], Drift())
+            batch = collate([self.blocks[i] for i in mine or [0]])
+            batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+            run(lambda batch=batch, counted=counted: measure_batch(self.model, batch, *counted))  # type: ignore[misc]
+        sums = torch.tensor([drift.count, drift.total], dtype=torch.float64, device=self.accelerator.device)
+        count, total = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return [add_over_processes(meter, self.accelerator) for meter in meters], Drift(count=int(count), total=total)
 
 
-@torch.no_grad()
-def evaluate_backbone(
-    model: TrainedModel,
-    blocks: Any,
-    collate: Callable[[list[Any]], dict[str, Tensor]],
-    batch_size: int,
-    accelerator: Any,
-    *,
-    inside: Inside | None = None,
-) -> float:
-    """The backbone's own mean loss on the same blocks; the heads are not run."""
-    was_training = model.training
-    model.eval()
-    meters, _ = measure_blocks(model, blocks, collate, batch_size, accelerator, inside, with_heads=False)
-    model.train(was_training)
-    return meters[0].loss
-
-
-def measure_blocks(
-    model: TrainedModel,
-    blocks: Any,
-    collate: Callable[[list[Any]], dict[str, Tensor]],
-    batch_size: int,
-    accelerator: Any,
-    inside: Inside | None,
-    *,
-    with_heads: bool = True,
-) -> tuple[list[HeadAccuracy], Drift]:
-    """Over all blocks and processes: the backbone (index 0) and each head, and the backbone's way from the original."""
-    run = inside or (lambda function: function())
-    meters, drift = [HeadAccuracy() for _ in range(model.num_heads * with_heads + 1)], Drift()
-    for mine in shares(len(blocks), batch_size, accelerator.process_index, accelerator.num_processes):
-        counted = (meters, drift) if mine else ([HeadAccuracy() for _ in meters], Drift())
-        batch = collate([blocks[i] for i in mine or [0]])
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        run(lambda batch=batch, counted=counted: measure(model, batch, *counted))  # type: ignore[misc]
-    sums = torch.tensor([drift.count, drift.total], dtype=torch.float64, device=accelerator.device)
-    count, total = accelerator.reduce(sums, reduction="sum").tolist()
-    return [add_over_processes(meter, accelerator) for meter in meters], Drift(count=int(count), total=total)
-
-
-def measure(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccuracy], drift: Drift) -> None:
+def measure_batch(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccuracy], drift: Drift) -> None:
     """Add one batch: the backbone (index 0) and as many heads as there are meters, on their own supervised rows."""
     with torch.autocast(batch["input_ids"].device.type, enabled=False):
         states = model.backbone_states(batch["input_ids"], batch["loss_mask"], batch["document_ids"], lookahead=0.0)
@@ -189,3 +194,60 @@ def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: Evalu
         tokens += output.stats.tokens
         passes += output.stats.row_passes
     return tokens, passes
+
+
+@dataclass(kw_only=True)
+class Drift:
+    """Running sum of the KL divergence from the teacher.
+
+    >>> drift, p = Drift(), Projection(weight=torch.tensor([[0.0], [1.0]]))
+    >>> drift.update(p, torch.zeros(1, 1), p, torch.full((1, 1), 2.0))   # (½, ½) against softmax(0, 2)
+    >>> round(drift.mean, 4)                                               # ½ log(½ / 0.1192) + ½ log(½ / 0.8808)
+    0.4338
+    """
+
+    count: int = 0
+    total: float = 0.0
+
+    @torch.no_grad()
+    def update(self, teacher: Projection, teacher_RD: Tensor, trained: Projection, hidden_RD: Tensor) -> None:
+        """Add rows: hidden states of the teacher and of the trained backbone at the same positions."""
+        chunk_rows = max(1, CHUNK_ELEMENTS // len(trained.weight))
+        for start in range(0, len(hidden_RD), chunk_rows):
+            rows = slice(start, start + chunk_rows)
+            log_p_CV = log_probabilities(teacher, teacher_RD[rows])
+            log_q_CV = log_probabilities(trained, hidden_RD[rows])
+            self.total += float(F.kl_div(log_q_CV, log_p_CV, reduction="sum", log_target=True))
+        self.count += len(hidden_RD)
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.count)
+
+
+def log_probabilities(projection: Projection, hidden_CD: Tensor) -> Tensor:
+    """(C, V), in float32 at least."""
+    logits_CV = projection(hidden_CD.to(projection.weight.dtype))
+    return torch.log_softmax(logits_CV if logits_CV.dtype == torch.float64 else logits_CV.float(), dim=-1)
+
+
+def quality(before: float, found: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """PPL_1 before and after from mean losses, over how many tokens, and the KL divergence where it was measured.
+
+    >>> quality(0.0, {"backbone_loss": math.log(2.0), "backbone_tokens": 1200})
+    {'before': 1.0, 'after': 2.0, 'tokens': 1200}
+    """
+    after, tokens = found[f"{prefix}backbone_loss"], int(found[f"{prefix}backbone_tokens"])
+    result = {"before": perplexity(before), "after": perplexity(after), "tokens": tokens}
+    if (drift := found.get(f"{prefix}backbone_kl")) is not None:
+        result["kl_to_original"] = drift
+    return result
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is more than a float holds.
+
+    >>> round(perplexity(2.0), 3), perplexity(1e9)
+    (7.389, inf)
+    """
+    return math.exp(loss) if loss < math.log(1e300) else math.inf

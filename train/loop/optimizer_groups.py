@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+
+from train.config import TrainConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    settings = config.optimizer
+    groups = optimizer_groups(
+        model, heads_rate=config.rates.heads, base_rate=config.rates.base, weight_decay=settings.weight_decay
+    )
+    return torch.optim.AdamW(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
 
 
 def optimizer_groups(

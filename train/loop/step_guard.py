@@ -19,7 +19,7 @@ from transformers import TrainingArguments
 from train.checkpoint.whole import newest_whole
 from train.engine.engine import Engine
 from train.loop.batches import BLOCK
-from train.loop.running_losses import RunningLosses
+from train.loop.metrics import RunningLosses
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class GuardedRun(Protocol):
 
     Attributes:
         summed_loss: () the Trainer's own sum of losses since the last log.
-        running_losses: each distribution's losses since the last log.
+        running_losses: each head's losses since the last log.
     """
 
     args: TrainingArguments

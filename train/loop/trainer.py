@@ -7,38 +7,33 @@ train/engine/gathering.py and `inside`, so that nothing depends on which engine 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from heads.checkpoint import save_load as checkpoint
-from heads.checkpoint.backbone import read_model, write_model
 from heads.interface.token_heads import TokenHeads
 from train.checkpoint.interruption import Interruption, shield_workers
 from train.checkpoint.optimizer_state import load_optimizer, load_schedule, save_optimizer
 from train.checkpoint.progress import Place, Progress, blocks_per_batch, read_place, read_progress
 from train.checkpoint.save import save_whole
+from train.checkpoint.trained import explained_damage, measured_tokens_per_pass, read_trained, write_trained
 from train.config import TrainConfig
 from train.engine.engine import Engine, check_active
 from train.engine.gathering import copy_for_decoding, filled, whole_weights
 from train.engine.sharding import keep_gathered, shard
-from train.loop.backbone_quality import quality
 from train.loop.batches import collate, numbered
 from train.loop.errors import explained_reading
-from train.loop.evaluation import evaluate, evaluate_backbone
-from train.loop.optimizer_groups import optimizer_groups
-from train.loop.running_losses import RunningLosses
+from train.loop.evaluation import HeldOut, quality
+from train.loop.metrics import RunningLosses
+from train.loop.optimizer_groups import build_optimizer
 from train.loop.step_guard import StepGuard, all_finite, read_together
 from train.objective.model import TrainedModel
-from train.objective.weights import WarmInConfig
+from train.objective.weights import WarmInConfig, warn_of_a_long_warm_in
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +60,8 @@ class HeadsTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_collator=collate, **kwargs)
+        for printer in (PrinterCallback, ProgressCallback):  # train/loop/console.py says it on aligned lines
+            self.remove_callback(printer)
         check_active(engine, self.accelerator)
         self.config = config
         self.engine = engine
@@ -76,7 +73,8 @@ class HeadsTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
         self.loss_before: float | None = None  # the backbone's own, held out, before the first step of the run
-        self.best_tokens_per_pass = 0.0 if resumed_from is None else best_so_far(config)
+        best = Path(config.output_dir) / "best"
+        self.best_tokens_per_pass = 0.0 if resumed_from is None else measured_tokens_per_pass(best)
         self.heads_overhead: float | None = None  # told with the first log
         self.running_losses = RunningLosses()
         self.guard = StepGuard(self, config.max_skipped_steps)
@@ -196,7 +194,7 @@ class HeadsTrainer(Trainer):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         """Weights come from a checkpoint before an engine takes them, the optimizer's state afterwards."""
-        self.tell_of_a_long_warm_in(max_steps)
+        warn_of_a_long_warm_in(self.config.warm_in, max_steps)
         if resume_from_checkpoint is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             self._load_from_checkpoint(resume_from_checkpoint)
         if self.engine.shards_weights:
@@ -211,27 +209,9 @@ class HeadsTrainer(Trainer):
             self._load_scaler(resume_from_checkpoint)
         return prepared
 
-    def tell_of_a_long_warm_in(self, all_steps: int) -> None:
-        """A run may be cut short on purpose; then its heads have not come to count what the config says."""
-        warm_in = self.config.warm_in
-        if warm_in.length(all_steps) > all_steps:
-            logger.warning(
-                "warm_in.steps=%g is longer than the run of %d steps, whose last counts the heads' loss %.0f %% of "
-                "warm_in.coefficient; give fewer steps, or a share of all steps below 1.",
-                warm_in.steps,
-                all_steps,
-                100 * warm_in.reached(all_steps),
-            )
-
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            c = self.config
-            groups = optimizer_groups(
-                self.model, heads_rate=c.rates.heads, base_rate=c.rates.base, weight_decay=c.optimizer.weight_decay
-            )
-            self.optimizer = torch.optim.AdamW(
-                groups, betas=(c.optimizer.beta1, c.optimizer.beta2), eps=c.optimizer.eps, fused=True
-            )
+            self.optimizer = build_optimizer(self.model, self.config)
         return self.optimizer
 
     # ---- evaluation
@@ -240,19 +220,7 @@ class HeadsTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
-        blocks = self.eval_dataset if eval_dataset is None else eval_dataset
-        batch_size = self.args.per_device_eval_batch_size
-        with torch.compiler.set_stance("force_eager"):  # decoding changes its shapes with every pass
-            found = evaluate(
-                self.model,
-                blocks,
-                collate,
-                batch_size,
-                self.config.evaluation,
-                self.accelerator,
-                inside=self.inside,
-                decoding_heads=self.decoding_heads,
-            )
+        found = self.held_out(eval_dataset).measure()
         if self.state.global_step == 0:
             self.loss_before = found["backbone_loss"]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
@@ -271,15 +239,18 @@ class HeadsTrainer(Trainer):
 
     def backbone_loss(self) -> float:
         """The backbone's own mean loss on the held-out blocks, as it is now."""
-        with torch.compiler.set_stance("force_eager"):
-            return evaluate_backbone(
-                self.model,
-                self.eval_dataset,
-                collate,
-                self.args.per_device_eval_batch_size,
-                self.accelerator,
-                inside=self.inside,
-            )
+        return self.held_out().backbone_loss()
+
+    def held_out(self, blocks: Any = None) -> HeldOut:
+        return HeldOut(
+            model=self.model,
+            blocks=self.eval_dataset if blocks is None else blocks,
+            batch_size=self.args.per_device_eval_batch_size,
+            config=self.config.evaluation,
+            accelerator=self.accelerator,
+            inside=self.inside,
+            decoding_heads=self.decoding_heads,
+        )
 
     @property
     def measures_quality(self) -> bool:
@@ -361,16 +332,8 @@ class HeadsTrainer(Trainer):
                     logger.warning("The best heads so far were not saved: %s Training goes on.", error)
 
     def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
-        if self.token_heads is None:
-            write_model(self.model.model, folder, dtype=dtype, tokenizer=self.processing_class)
-        else:
-            checkpoint.save(
-                self.token_heads,
-                folder,
-                dtype=dtype,
-                recipe=self.recipe | {"measured": measured},
-                tokenizer=self.processing_class,
-            )
+        made_by = self.recipe | {"measured": measured}
+        write_trained(self.model, folder, dtype=dtype, recipe=made_by, tokenizer=self.processing_class)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         with whole_weights(self.model) as writes:
@@ -388,18 +351,7 @@ class HeadsTrainer(Trainer):
         save_whole(self, lambda: super(HeadsTrainer, self)._save_checkpoint(*args, **kwargs), writers=WRITERS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder = Path(resume_from_checkpoint)
-        with explained_damage(folder):
-            if self.token_heads is None:
-                read_model(self.model.model, folder)
-                return
-            tensors = load_file(folder / checkpoint.TENSORS)
-            if (backbone := checkpoint.named_backbone(folder)) is not None:
-                read_model(self.model.model, backbone)
-            elif self.model.trains_backbone:
-                raise FileNotFoundError("the trained backbone")
-        checkpoint.check_tensors(tensors, self.token_heads.state_dict(), folder)
-        self.token_heads.load_state_dict(tensors)
+        read_trained(self.model, Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         folder = Path(checkpoint or "")
@@ -428,24 +380,3 @@ class Continuation(TrainerCallback):
         if self.trainer.interruption.agreed:
             self.trainer.evaluation_put_off, control.should_evaluate = control.should_evaluate, False
             control.should_save = control.should_training_stop = True
-
-
-@contextlib.contextmanager
-def explained_damage(folder: Path) -> Iterator[None]:
-    """What a file that was cut short raises, as a sentence."""
-    try:
-        yield
-    except (SafetensorError, RuntimeError, EOFError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{folder} cannot be resumed from, a file in it is missing or cut short ({error}); remove that folder and "
-            f"resume from the checkpoint before it."
-        ) from error
-
-
-def best_so_far(config: TrainConfig) -> float:
-    """Tokens per pass of the heads in best/, for a run that goes on."""
-    folder = Path(config.output_dir) / "best"
-    if not (folder / checkpoint.DESCRIPTION).is_file():
-        return 0.0
-    measured = checkpoint.read_description(folder)["recipe"].get("measured", {})
-    return float(measured.get("tokens_per_pass", 0.0))

@@ -17,12 +17,15 @@ The paper trains with weight 1, labels left out. Heads draft for the backbone as
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from train.objective.amounts import is_amount, is_positive
 from train.objective.soft_targets import Divergence
+
+logger = logging.getLogger(__name__)
 
 Schedule = Literal["constant", "linear", "sine"]
 
@@ -179,6 +182,18 @@ def warmth(schedule: Schedule, step: int, steps: int) -> float:
     if schedule == "constant" or step >= steps:
         return 1.0
     return step / steps if schedule == "linear" else math.sin(math.pi * step / (2 * steps))
+
+
+def warn_of_a_long_warm_in(warm_in: WarmInConfig, all_steps: int) -> None:
+    """A run may be cut short on purpose; then its heads have not come to count what the config says."""
+    if warm_in.length(all_steps) > all_steps:
+        logger.warning(
+            "warm_in.steps=%g is longer than the run of %d steps, whose last counts the heads' loss %.0f %% of "
+            "warm_in.coefficient; give fewer steps, or a share of all steps below 1.",
+            warm_in.steps,
+            all_steps,
+            100 * warm_in.reached(all_steps),
+        )
 
 
 @dataclass(kw_only=True)

@@ -180,7 +180,7 @@ def test_a_worker_that_is_killed_ends_in_a_sentence(folder):
 HANGING_WORKER = """
 import os, signal, time
 from torch.utils.data._utils import signal_handling
-from train import interruption
+from train.checkpoint import interruption
 from train.run import main
 
 def hang(self, worker):                       # as one does that was forked while a thread held a lock

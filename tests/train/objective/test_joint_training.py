@@ -24,10 +24,11 @@ from heads.cli.main import app
 from heads.families import create
 from heads.interface.token_heads import TeacherForcing
 from train.config import read_config
+from train.loop.building import load_trainable
 from train.loop.optimizer_groups import optimizer_groups
 from train.loop.overhead import measure_heads_overhead
 from train.objective.model import TrainedModel
-from train.run import load_trainable, run
+from train.run import run
 
 SCALE = 0.1
 COUNT = 16  # of labels, as far as the loss knows: its division, in float32, is exact

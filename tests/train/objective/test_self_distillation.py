@@ -20,9 +20,9 @@ from heads.cli.main import app
 from heads.families import create
 from train.config import read_config
 from train.engine.engine import Engine
+from train.loop.building import refuse_what_cannot_be_split
 from train.objective.model import TrainedModel
 from train.objective.weights import SelfDistillationConfig
-from train.run import refuse_what_cannot_be_split
 
 SETTINGS = {"rates": {"base": 1e-3, "heads": 1e-2, "heads_to_base": None}, "self_distillation": {"weight": 0.5}}
 

@@ -1,0 +1,68 @@
+"""The trained weights as a folder that `heads.load` reads: heads, with a trained backbone if any, or a backbone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint.backbone import read_model, write_model
+from train.objective.model import TrainedModel
+
+
+def write_trained(
+    model: TrainedModel, folder: Path, *, dtype: torch.dtype, recipe: dict[str, Any], tokenizer: Any
+) -> None:
+    """Call it where `whole_weights` says so.
+
+    Args:
+        recipe: stored with heads: what made them and what was measured.
+    """
+    if model.token_heads is None:
+        write_model(model.model, folder, dtype=dtype, tokenizer=tokenizer)
+    else:
+        checkpoint.save(model.token_heads, folder, dtype=dtype, recipe=recipe, tokenizer=tokenizer)
+
+
+def read_trained(model: TrainedModel, folder: Path) -> None:
+    """Put the weights of `write_trained` into the model.
+
+    Raises:
+        ValueError: a file is missing or cut short, or the weights are of another model.
+    """
+    with explained_damage(folder):
+        if model.token_heads is None:
+            read_model(model.model, folder)
+            return
+        tensors = load_file(folder / checkpoint.TENSORS)
+        if (backbone := checkpoint.named_backbone(folder)) is not None:
+            read_model(model.model, backbone)
+        elif model.trains_backbone:
+            raise FileNotFoundError("the trained backbone")
+    checkpoint.check_tensors(tensors, model.token_heads.state_dict(), folder)
+    model.token_heads.load_state_dict(tensors)
+
+
+@contextlib.contextmanager
+def explained_damage(folder: Path) -> Iterator[None]:
+    """What a file that was cut short raises, as a sentence."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError, EOFError, FileNotFoundError) as error:
+        raise ValueError(
+            f"{folder} cannot be resumed from, a file in it is missing or cut short ({error}); remove that folder and "
+            f"resume from the checkpoint before it."
+        ) from error
+
+
+def measured_tokens_per_pass(folder: Path) -> float:
+    """What was measured of the heads in a folder, such as best/; 0 where there are none."""
+    if not (folder / checkpoint.DESCRIPTION).is_file():
+        return 0.0
+    return float(checkpoint.read_description(folder)["recipe"].get("measured", {}).get("tokens_per_pass", 0.0))
