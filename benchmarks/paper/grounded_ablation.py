@@ -39,7 +39,8 @@ from benchmarks.training.training_rows import KeptRow, Trained, read_overridden,
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
-from train.config import TrainConfig, nearest
+from heads.validation import nearest
+from train.config import TrainConfig
 from train.data.hidden_states import checksum
 from train.regenerate.output import is_finished
 from train.run import explain_errors

@@ -44,9 +44,12 @@ def test_yaml_then_overrides(tmp_path):
         ({"trainer": {"learning_rate": 3}}, r"trainer.learning_rate has a field of its own"),
         ({"rates": {"heads": 0}}, r"rates.heads=0.*nothing would be learned"),
         ({"rates": {"heads": float("nan")}}, r"rates.heads=nan"),
-        ({"rates": {"base": 0.0}}, r"rates.base=0.0 was given; nothing would be learned"),
+        ({"rates": {"base": 0.0}}, r"rates.base=0.0 was given; .*nothing would be learned"),
         ({"rates": {"heads_to_base": 1e-6}}, r"rates.heads_to_base was given without heads on a trained backbone"),
-        ({"rates": {"base": 1e-5, "heads_to_base": -1e-6}}, r"rates.heads_to_base=-1e-06 was given; allowed are 0"),
+        (
+            {"rates": {"base": 1e-5, "heads_to_base": -1e-6}},
+            r"rates.heads_to_base=-1e-06 was given; allowed are numbers",
+        ),
         ({"lora": {"rank": 4}}, r"lora.rank was given but rates.base is null"),
         ({"lora": {"alpha": 4.0}}, r"lora.alpha, dropout or targets were given without lora.rank"),
         (
@@ -55,7 +58,10 @@ def test_yaml_then_overrides(tmp_path):
         ),
         ({"lora": {"rank": 4, "alpha": -4.0}, "rates": {"base": 1e-4}}, r"lora.alpha=-4.0"),
         ({"lora": {"rank": 4, "alpha": float("nan")}, "rates": {"base": 1e-4}}, r"lora.alpha=nan"),
-        ({"warm_in": {"schedule": "sine", "steps": float("nan")}}, r"warm_in.steps=nan was given; give whole steps"),
+        (
+            {"warm_in": {"schedule": "sine", "steps": float("nan")}},
+            r"warm_in.steps=nan was given; .*whole steps",
+        ),
         ({"label_shift": 2}, r"label_shift and lookahead are for family: null"),
         ({"family": None, "heads": ...}, r"rates.base=None"),
         (
@@ -64,9 +70,9 @@ def test_yaml_then_overrides(tmp_path):
         ),
         ({"heads": {"num_heads": 0}}, r"num_heads=0.*allowed are integers from 1 to"),
         ({"head_decay": 0}, r"head_decay=0"),
-        ({"head_decay": float("nan")}, r"head_decay=nan was given; it must be above 0"),
+        ({"head_decay": float("nan")}, r"head_decay=nan was given; allowed are numbers above 0"),
         ({"head_decay": float("inf")}, r"head_decay=inf"),
-        ({"optimizer": {"eps": float("nan")}}, r"optimizer.eps=nan was given; allowed are 0 and more"),
+        ({"optimizer": {"eps": float("nan")}}, r"optimizer.eps=nan was given; allowed are numbers of at least 0"),
         ({"optimizer": {"weight_decay": float("nan")}}, r"optimizer.weight_decay=nan"),
         ({"trainer": {"warmup_steps": float("nan")}}, r"trainer.warmup_steps takes a number; nan was given"),
         ({"heads": None}, r"heads was given with nothing below it; it takes names and values: give some, or leave it"),
@@ -83,9 +89,9 @@ def test_yaml_then_overrides(tmp_path):
         ({"optimizer": None}, r"optimizer was given with nothing below it"),
         ({"evaluation": None}, r"evaluation was given with nothing below it"),
         ({"loss": {"hard": 0}}, r"loss.hard, loss.soft and loss.regression are all 0"),
-        ({"loss": {"soft": -1}}, r"loss.soft=-1.0 was given; allowed are 0 and more"),
-        ({"loss": {"soft": 1, "temperature": 0}}, r"loss.temperature=0.0 was given; it must be above 0"),
-        ({"loss": {"soft": 1, "top_n": 0}}, r"loss.top_n=0 was given; allowed are 1 and more"),
+        ({"loss": {"soft": -1}}, r"loss.soft=-1.0 was given; allowed are numbers of at least 0"),
+        ({"loss": {"soft": 1, "temperature": 0}}, r"loss.temperature=0.0 was given; allowed are numbers above 0"),
+        ({"loss": {"soft": 1, "top_n": 0}}, r"loss.top_n=0 was given; allowed are integers of at least 1, or null"),
         ({"loss": {"temperature": 2}}, r"temperature or top_n were given with loss.soft 0"),
         ({"loss": {"head_weights": [1, 2]}}, r"head_weights=\[1.0, 2.0\] was given for 3 heads"),
         ({"loss": {"head_weights": [1, 1, 1]}, "head_decay": 0.8}, r"both weight the heads: give one of them"),
@@ -94,10 +100,9 @@ def test_yaml_then_overrides(tmp_path):
             {"family": None, "heads": ..., "rates": {"base": 1e-4}, "loss": {"soft": 1}},
             r"loss was given with family: null",
         ),
-        ({"max_skipped_steps": -1}, r"max_skipped_steps=-1 was given; allowed are 0"),
+        ({"max_skipped_steps": -1}, r"max_skipped_steps=-1 was given; allowed are integers of at least 0"),
         ({"trainer": {"enable_jit_checkpoint": True}}, r"SIGTERM or SIGUSR1 is saved in any case"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
-        ({"save_dtype": "int4"}, r"save_dtype='int4'"),
         ({"save_every_steps": -1}, r"save_every_steps=-1"),
         ({"trainer": {"max_steps": "abc"}}, r"trainer.max_steps takes a number; 'abc' was given"),
         ({"trainer": {"bf16": "yes please"}}, r"trainer.bf16 takes true or false"),
@@ -106,7 +111,7 @@ def test_yaml_then_overrides(tmp_path):
         ({"trainer": {"deepspeed": "x.json"}}, r"trainer.deepspeed has no effect here"),
         ({"trainer": {"gradient_checkpointing": True}}, r"set backbone.gradient_checkpointing"),
         ({"optimizer": {"beta1": 2}}, r"optimizer.beta1=2"),
-        ({"evaluation": {"tree_nodes": 1}}, r"evaluation.tree_nodes=1 was given; allowed are 2 and more"),
+        ({"evaluation": {"tree_nodes": 1}}, r"evaluation.tree_nodes=1 was given; allowed are integers from 2 to"),
         ({"evaluation": {"new_tokens": 0}}, r"evaluation.new_tokens=0"),
         ({"evaluation": {"every_steps": -5}}, r"evaluation.every_steps=-5"),
     ],
@@ -130,7 +135,7 @@ def test_null_stays_none_where_that_is_a_value(tmp_path):
 
 
 def test_a_tracker_that_is_not_installed_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("train.config.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="'wandb', which is not installed"):
         read_config(write(tmp_path, report_to=["wandb"]))
 
@@ -143,6 +148,13 @@ def test_unknown_flags_name_the_nearest(tmp_path, capsys):
     assert "rates.haeds" in error
     assert "'rates.heads'" in error
     assert "Traceback" not in error
+
+
+def test_a_choice_says_what_may_be_chosen(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read_config([*write(tmp_path), "--save_dtype", "int4"])
+    assert stop.value.code == 2
+    assert "save_dtype='int4' was given; allowed are 'float32', 'bfloat16', 'float16'." in capsys.readouterr().err
 
 
 def test_missing_and_malformed_files(tmp_path):

@@ -20,9 +20,9 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from train.objective.amounts import is_amount, is_positive
+from heads.validation import validated, within
 from train.objective.soft_targets import Divergence
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Schedule = Literal["constant", "linear", "sine"]
 
 
+@validated
 @dataclass(kw_only=True)
 class LossConfig:
     """Weights and kinds of the heads' losses; docs/losses.md has the formulas.
@@ -45,12 +46,12 @@ class LossConfig:
         head_weights: weight of each head's whole loss, one number a head; in place of head_decay.
     """
 
-    hard: float = 1.0
-    soft: float = 0.0
+    hard: float = within(0, default=1.0)
+    soft: float = within(0, default=0.0)
     divergence: Divergence = "cross_entropy"
-    temperature: float = 1.0
-    top_n: int | None = None
-    regression: float = 0.0
+    temperature: float = within(above=0, default=1.0)
+    top_n: int | None = within(1, default=None)
+    regression: float = within(0, default=0.0)
     head_weights: list[float] | None = None
 
     @property
@@ -68,15 +69,6 @@ class LossConfig:
 
     def check(self, *, num_heads: int, head_decay: float) -> None:
         """Raise ValueError on weights that train nothing, and on settings of a loss that weighs nothing."""
-        for name in ("hard", "soft", "regression"):
-            if not is_amount(getattr(self, name)):
-                raise ValueError(f"loss.{name}={getattr(self, name)} was given; allowed are 0 and more.")
-        if self.divergence not in ("cross_entropy", "kl"):
-            raise ValueError(f"loss.divergence={self.divergence!r} was given; allowed are 'cross_entropy' and 'kl'.")
-        if not is_positive(self.temperature):
-            raise ValueError(f"loss.temperature={self.temperature} was given; it must be above 0.")
-        if self.top_n is not None and self.top_n < 1:
-            raise ValueError(f"loss.top_n={self.top_n} was given; allowed are 1 and more, or null for all tokens.")
         if not num_heads:
             if self != LossConfig():
                 raise ValueError("loss was given with family: null; it is of heads: remove it or name a family.")
@@ -100,13 +92,14 @@ class LossConfig:
             raise ValueError(
                 f"loss.head_weights and head_decay={head_decay} were given; both weight the heads: give one of them."
             )
-        if len(self.head_weights) != num_heads or not all(map(is_positive, self.head_weights)):
+        if len(self.head_weights) != num_heads or not all(weight > 0 for weight in self.head_weights):
             raise ValueError(
                 f"loss.head_weights={self.head_weights} was given for {num_heads} heads; give {num_heads} numbers "
                 f"above 0."
             )
 
 
+@validated
 @dataclass(kw_only=True)
 class WarmInConfig:
     """How much the heads' loss counts beside the backbone's own, step by step.
@@ -118,14 +111,12 @@ class WarmInConfig:
     """
 
     schedule: Schedule = "constant"
-    steps: float = 0.0
-    coefficient: float = 1.0
+    steps: float = within(0, default=0.0, advice="give whole steps, or a share of all steps below 1")
+    coefficient: float = within(above=0, default=1.0)
 
     def check(self, *, heads_change_backbone: bool) -> None:
         """Raise ValueError on a value that is none, or where it would change nothing."""
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(f"warm_in.schedule={self.schedule!r} was given; allowed are constant, linear, sine.")
-        if not is_amount(self.steps) or (self.steps > 1 and self.steps != int(self.steps)):
+        if self.steps > 1 and self.steps != int(self.steps):
             raise ValueError(
                 f"warm_in.steps={self.steps} was given; give whole steps, or a share of all steps below 1."
             )
@@ -134,8 +125,6 @@ class WarmInConfig:
                 f"warm_in.schedule={self.schedule} was given with warm_in.steps={self.steps:g}; linear and sine take "
                 f"steps (or a share of all steps below 1), constant takes none."
             )
-        if not is_positive(self.coefficient):
-            raise ValueError(f"warm_in.coefficient={self.coefficient} was given; it must be above 0, such as 0.2.")
         if self != WarmInConfig() and not heads_change_backbone:
             raise ValueError(
                 "warm_in was given where heads change no backbone (rates.base is null, rates.heads_to_base is 0, or "
@@ -196,6 +185,7 @@ def warn_of_a_long_warm_in(warm_in: WarmInConfig, all_steps: int) -> None:
         )
 
 
+@validated
 @dataclass(kw_only=True)
 class SelfDistillationConfig:
     """The original as teacher of the backbone's own distribution.
@@ -205,18 +195,11 @@ class SelfDistillationConfig:
         temperature: T, which the logits of both are divided by.
     """
 
-    weight: float = 0.0
-    temperature: float = 1.0
+    weight: float = within(0, 1, default=0.0, advice="0 is off, 1 leaves labels out of the backbone's own loss")
+    temperature: float = within(above=0, default=1.0)
 
     def check(self, *, joint: bool) -> None:
         """Raise ValueError on a value that is none, or where no backbone is trained together with heads."""
-        if not 0 <= self.weight <= 1:
-            raise ValueError(
-                f"self_distillation.weight={self.weight} was given; it is a share: give 0 (off) up to 1 (labels left "
-                f"out of the backbone's own loss)."
-            )
-        if not is_positive(self.temperature):
-            raise ValueError(f"self_distillation.temperature={self.temperature} was given; it must be above 0.")
         if not self.weight and self.temperature != 1.0:
             raise ValueError("self_distillation.temperature was given without a weight; give both, or neither.")
         if self.weight and not joint:

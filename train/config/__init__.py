@@ -1,0 +1,24 @@
+"""One run as keyword-only dataclasses, read from YAML with command-line overrides; an unknown key is an error."""
+
+from train.config.parsing import (
+    Parser,
+    build_config_of,
+    build_parser,
+    check_config_files,
+    known_keys,
+    read_config,
+)
+from train.config.settings import EvaluationConfig, OptimizerConfig, RatesConfig, TrainConfig
+
+__all__ = [
+    "EvaluationConfig",
+    "OptimizerConfig",
+    "Parser",
+    "RatesConfig",
+    "TrainConfig",
+    "build_config_of",
+    "build_parser",
+    "check_config_files",
+    "known_keys",
+    "read_config",
+]

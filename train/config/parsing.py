@@ -1,0 +1,158 @@
+"""A run's config from YAML with overrides on the command line; an unknown key is an error that names the nearest."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from heads.validation import build, nearest
+from train.config.settings import TrainConfig
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose errors are one sentence that names the nearest real key."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+        text = re.sub(r"\s+", " ", str(message)).strip()
+        unknown = re.search(r"(?:[Uu]nrecognized arguments:|Key)\s*'?-*([\w.]+)", text)
+        hint = nearest(unknown.group(1), known_keys(TrainConfig)) if unknown else ""
+        if choice := re.search(r'Parser key "([\w.]+)": Expected a typing\.Literal\[(.*)\]\. Got value: (.*)', text):
+            name, allowed, value = choice.groups()
+            text = f"{name}={value!r} was given; allowed are {allowed}."
+        sys.stderr.write(f"{self.prog}: error: {text}{hint}\n")
+        sys.exit(2)
+
+
+def build_parser(**options: Any) -> Parser:
+    """A parser of a run's flags; `options` are those of argparse's, such as `prog` and `description`."""
+    parser = Parser(**options)
+    parser.add_argument("--config", action="config", help="YAML file of the run; later flags override its keys.")
+    parser.add_class_arguments(TrainConfig, fail_untyped=False)
+    return parser
+
+
+def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") -> TrainConfig:
+    """The run's config from `--config FILE` and overrides such as `--rates.heads 3e-4`, checked.
+
+    Raises:
+        SystemExit: on what cannot be parsed, after one sentence on stderr.
+        ValueError: on values that cannot train.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    check_config_files(arguments)
+    parser = build_parser(
+        prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file."
+    )
+    return build_config_of(parser.parse_args(arguments))
+
+
+def build_config_of(namespace: Namespace) -> TrainConfig:
+    """The run's config among what was parsed, checked.
+
+    Raises:
+        ValueError: on values that cannot train.
+    """
+    values = namespace.as_dict()
+    check_blocks(values, TrainConfig)
+    fields = {field.name: values[field.name] for field in dataclasses.fields(TrainConfig)}
+    config = build(TrainConfig, fields, of="a run's config")
+    config.check()
+    return config
+
+
+def check_config_files(arguments: Sequence[str]) -> None:
+    """Raise ValueError on a YAML file that does not exist, or that has an unknown key."""
+    for path in config_files(arguments):
+        check_yaml_keys(path)
+
+
+def config_files(arguments: Sequence[str]) -> list[Path]:
+    """The YAML files named on the command line.
+
+    Raises:
+        ValueError: one does not exist.
+    """
+    paths = [Path(after) for flag, after in pairwise(arguments) if flag == "--config"]
+    paths += [Path(argument.partition("=")[2]) for argument in arguments if argument.startswith("--config=")]
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"--config {path} does not exist; runs are described in configs/*.yaml.")
+    return paths
+
+
+def check_yaml_keys(path: Path) -> None:
+    """Every key of a YAML file must be a field; names the nearest real one.
+
+    Raises:
+        ValueError: an unknown key, or a file that is no YAML mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold keys and values at its top, such as `family: grounded`.")
+    known = known_keys(TrainConfig)
+    for key in yaml_keys(content):
+        if key not in known and not key.startswith(("heads.", "trainer.", "backbone.quantization.")):
+            raise ValueError(f"{path} has the unknown key {key!r}.{nearest(key, known)}")
+
+
+def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") -> None:
+    """A key that has fields below it holds names and values; null only where it stands for none.
+
+    Raises:
+        ValueError: nothing stands below such a key, or something else than names and values does.
+    """
+    for name, hint in get_type_hints(config_class).items():
+        value, key, kinds = values.get(name), f"{prefix}{name}", (hint, *get_args(hint))
+        is_block = dataclasses.is_dataclass(hint) or any(get_origin(kind) is dict for kind in kinds)
+        if not is_block or name not in values or (value is None and NoneType in kinds):
+            continue
+        if not isinstance(value, dict) or not all(isinstance(field, str) for field in value):
+            given = "nothing below it" if value is None else repr(value)
+            raise ValueError(
+                f"{key} was given with {given}; it takes names and values{such_as(hint)}: give some, or leave it out."
+            )
+        if dataclasses.is_dataclass(hint):
+            check_blocks(value, hint, f"{key}.")
+
+
+def such_as(hint: Any) -> str:
+    """
+    >>> such_as(RatesConfig)
+    ' (heads, base, heads_to_base)'
+    """
+    return f" ({', '.join(f.name for f in dataclasses.fields(hint))})" if dataclasses.is_dataclass(hint) else ""
+
+
+def known_keys(config_class: Any, prefix: str = "") -> list[str]:
+    """All dotted keys of a config dataclass; the entries of lists go without an index."""
+    keys: list[str] = []
+    for name, hint in get_type_hints(config_class).items():
+        keys.append(prefix + name)
+        for inner in (hint, *get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                keys += known_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def yaml_keys(content: Any, prefix: str = "") -> list[str]:
+    if isinstance(content, list):
+        return [key for item in content for key in yaml_keys(item, prefix)]
+    if not isinstance(content, dict):
+        return []
+    found: list[str] = []
+    for name, value in content.items():
+        found.append(f"{prefix}{name}")
+        found += yaml_keys(value, f"{prefix}{name}.")
+    return found
