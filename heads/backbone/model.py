@@ -10,9 +10,8 @@ architecture.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,9 +31,10 @@ from heads.backbone.state import (
     Tap,
     Taps,
     hidden_taps,
+    recording,
 )
 from heads.backbone.support import (
-    check_projection_record,
+    check_logits,
     find_final_norm,
     find_layers,
     read_layer_type,
@@ -77,7 +77,9 @@ class Backbone:
         self.gradient_scale = 1.0
         """LR_MB / LR_B: what gradients of heads are multiplied with where they enter a backbone that is trained."""
         if check_projection:
-            check_projection_record(self)
+            check_logits(
+                model, lambda tokens_BT: self.projection(self.forward(tokens_BT, taps=[0], use_cache=False)[1][0])
+            )
 
     hidden_size = property(lambda self: int(self.config.hidden_size))
     vocab_size = property(lambda self: int(self._embeddings.weight.shape[0]))
@@ -104,9 +106,14 @@ class Backbone:
         """Logits from hidden states after the final norm."""
         return self.projection.without_norm()(final_ND)
 
+    def _project(self, tokens_BT: Tensor) -> Tensor:
+        """Logits through the projection record, final norm included."""
+        _, taps = self.forward(tokens_BT, taps=[0], use_cache=False)
+        return self.projection(taps[0])
+
     def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
         """The decoder's own forward: the hidden states after the final norm, and those asked for."""
-        with self._recording(taps) as recorded:
+        with recording(self.layers, taps, self.heads_device) as recorded:
             output = self.decoder(input_ids=tokens_BT.to(self.device), **inputs)
         final_BTD = output.last_hidden_state.to(self.heads_device)
         if "final" in taps:
@@ -273,36 +280,6 @@ class Backbone:
         rotary = self.decoder.rotary_emb
         by_type = (layer_type,) if self._rotary_by_type else ()
         return tuple(x.to(hidden_BTD.device) for x in rotary(hidden_BTD, positions_BT, *by_type))
-
-    @contextlib.contextmanager
-    def _recording(self, taps: Sequence[HiddenTap]) -> Iterator[HiddenTaps]:
-        recorded: HiddenTaps = {}
-        handles: list[Any] = []
-        try:
-            for tap in taps:
-                if tap != "final":
-                    handles.append(self._hook(tap, recorded))
-            yield recorded
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hook(self, tap: int, recorded: HiddenTaps) -> Any:
-        if not 0 <= tap <= self.num_layers:
-            raise ValueError(
-                f"A tap of {tap} layers before the end was asked of a backbone with {self.num_layers} layers."
-            )
-        if tap == self.num_layers:  # the input of the first layer: the embeddings as the model scales them
-
-            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                recorded[tap] = (args[0] if args else kwargs["hidden_states"]).to(self.heads_device)
-
-            return self.layers[0].register_forward_pre_hook(before, with_kwargs=True)
-
-        def after(_: nn.Module, __: Any, output: Any) -> None:
-            recorded[tap] = (output[0] if isinstance(output, tuple) else output).to(self.heads_device)
-
-        return self.layers[self.num_layers - 1 - tap].register_forward_hook(after)
 
 
 def in_dtype_of(hidden_BTD: Tensor, mask: Any) -> Any:

@@ -7,12 +7,14 @@ out of step. Rows of a batch keep different numbers of slots: what fills up a ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from heads.backbone.cache import TreeCache
 
@@ -57,6 +59,45 @@ def hidden_taps(taps: Iterable[Tap]) -> tuple[HiddenTap, ...]:
     ('final', 1)
     """
     return tuple(dict.fromkeys(tap.reads if isinstance(tap, StackTap) else tap for tap in taps))
+
+
+@contextlib.contextmanager
+def recording(layers: nn.ModuleList, taps: Sequence[HiddenTap], device: torch.device) -> Iterator[HiddenTaps]:
+    """Hooks on decoder layers that write hidden states to the dict; they are removed on exit.
+
+    Args:
+        taps: "final" has no hook: the decoder returns it.
+        device: where hidden states are handed over.
+
+    Raises:
+        ValueError: a tap deeper than the backbone.
+    """
+    recorded: HiddenTaps = {}
+    handles: list[RemovableHandle] = []
+    try:
+        for tap in taps:
+            if tap != "final":
+                handles.append(hook(layers, tap, recorded, device))
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def hook(layers: nn.ModuleList, tap: int, recorded: HiddenTaps, device: torch.device) -> RemovableHandle:
+    if not 0 <= tap <= len(layers):
+        raise ValueError(f"A tap of {tap} layers before the end was asked of a backbone with {len(layers)} layers.")
+    if tap == len(layers):  # the input of the first layer: the embeddings as the model scales them
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            recorded[tap] = (args[0] if args else kwargs["hidden_states"]).to(device)
+
+        return layers[0].register_forward_pre_hook(before, with_kwargs=True)
+
+    def after(_: nn.Module, __: Any, output: Any) -> None:
+        recorded[tap] = (output[0] if isinstance(output, tuple) else output).to(device)
+
+    return layers[len(layers) - 1 - tap].register_forward_hook(after)
 
 
 @dataclass(frozen=True, kw_only=True)

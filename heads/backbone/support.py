@@ -7,15 +7,13 @@ tests/heads/backbone/test_backbone.py asks the same of each architecture that wa
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heads.backbone.masks import FULL, SLIDING
-
-if TYPE_CHECKING:
-    from heads.backbone.model import Backbone  # which imports this file
 
 
 def refuse_what_cannot_roll_back(model: Any) -> None:
@@ -84,21 +82,28 @@ def find_final_norm(decoder: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def check_projection_record(backbone: Backbone) -> None:
-    """Compare `projection` on the last layer's output with the model's own logits; refuse where they differ."""
-    was_training = backbone.model.training
-    backbone.model.eval()
-    tokens_BT = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
+def check_logits(model: Any, project: Callable[[Tensor], Tensor]) -> None:
+    """Compare logits of four tokens through the projection record with the model's own.
+
+    Args:
+        project: token ids (B, T) to logits (B, T, V): the decoder, then the record on its last layer's output.
+
+    Raises:
+        ValueError: they differ.
+    """
+    embedding = model.get_input_embeddings().weight
+    tokens_BT = torch.arange(4, device=embedding.device)[None] % len(embedding)
+    was_training = model.training
+    model.eval()
     try:
-        expected = backbone.model(input_ids=tokens_BT, use_cache=False).logits.float()
-        _, taps = backbone.forward(tokens_BT, taps=[0], use_cache=False)
-        found = backbone.projection(taps[0]).float()
+        expected = model(input_ids=tokens_BT, use_cache=False).logits.float()
+        found = project(tokens_BT).float()
     finally:
-        backbone.model.train(was_training)
+        model.train(was_training)
     # The same operations in the same dtype: rounding differs only by kernel choice.
-    tolerance = 20 * torch.finfo(backbone.dtype).eps * expected.abs().max().clamp(min=1.0)
+    tolerance = 20 * torch.finfo(embedding.dtype).eps * expected.abs().max().clamp(min=1.0)
     if expected.shape != found.shape or not bool(((expected - found).abs() <= tolerance).all()):
         raise ValueError(
-            f"{type(backbone.model).__name__} computes its logits in a way that norm, weight, bias, scale and soft cap "
-            f"do not describe; heads on it would be trained against wrong logits, so it is refused."
+            f"{type(model).__name__} computes its logits in a way that norm, weight, bias, scale and soft cap do not "
+            f"describe; heads on it would be trained against wrong logits, so it is refused."
         )

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from heads.backbone.compiled import compile_apart, repeat_last
+from heads.backbone.compiled import repeat_last
+from heads.backbone.graph import compile_apart
 from heads.backbone.projection import Projection
 from heads.decoding.proposers.static_tree import TreeIndex, fill
 from heads.interface.token_heads import TokenHeads
