@@ -1,6 +1,5 @@
 """Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
 
-from heads.backbone.draft_vocabulary import most_frequent_tokens
 from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone, CommitPlan
 from heads.checkpoint.opening import load_with_backbone
@@ -15,6 +14,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.families import create, families
+from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
 
 __all__ = [

@@ -7,6 +7,7 @@ tests/heads/backbone/test_backbone.py asks the same of each architecture that wa
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,15 @@ def refuse_offloaded_weights(model: Any) -> None:
             f"The device_map of {type(model).__name__} offloads {', '.join(away)} to disk or host memory, where each "
             f"pass loads the weights anew; give a device_map that spreads the layers over accelerators, or one device."
         )
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """Layers that peft has put an adapter around, by name; peft is not imported where nobody has."""
+    if "peft" not in sys.modules:
+        return {}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
 def read_layer_type(layer: nn.Module) -> str:

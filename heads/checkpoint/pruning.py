@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from heads.backbone.draft_vocabulary import check_draft_tokens
+from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
 
 

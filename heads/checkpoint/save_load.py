@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from heads.backbone.draft_vocabulary import check_draft_tokens
 from heads.backbone.model import Backbone
 from heads.checkpoint.backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
 from heads.decoding.tuned_file import find_tuned_tree
 from heads.families import build_config, family_module
+from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
 
 FORMAT_VERSION = 1

@@ -9,11 +9,11 @@ from typing import Annotated
 import torch
 import typer
 
-from heads.backbone.draft_vocabulary import most_frequent_tokens
 from heads.checkpoint.opening import open_heads
 from heads.checkpoint.pruning import prune_vocabulary
 from heads.checkpoint.save_load import read_description, save
 from heads.cli.info import describe
+from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
 
 

@@ -6,7 +6,7 @@ stem ───────┼ layer(s) 1 ─ norm ─ unembedding   x_{t+2}    h
 
 DynaMo, section 3.1; the variants of figure 12 and table 9 are fields of `Config`. The stem is every layer up to the
 penultimate (tap 1). Heads read no drafted token but a node's own text, so their layers run inside each pass
-(heads/interface/context_layers.py), and the next draft is ready when the path is accepted.
+(heads/interface/layers.py), and the next draft is ready when the path is accepted.
 """
 # B batch, T position, N slot of a pass, R supervised row, M tree node, D model width
 
@@ -18,9 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
 from torch import Tensor, nn
 
 from heads.backbone.cache import TreeCache
@@ -28,7 +25,9 @@ from heads.backbone.gradient_gate import gate
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, StackTap
-from heads.interface.context_layers import in_slot, new_layer, refuse_quantised_layers
+from heads.backbone.support import adapted_layers
+from heads.extras import needs_extra
+from heads.interface.layers import in_slot, new_layer, refuse_quantised_layers
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
 
@@ -162,6 +161,8 @@ class SharedLayer(nn.Module):
 
     def __init__(self, backbone: Backbone, rank: int, targets: list[str] | None, slot: int) -> None:
         super().__init__()
+        with needs_extra("lora", f"heads.lora_rank={rank} was given"):
+            from peft import LoraConfig, inject_adapter_in_model
         refuse_unknown_targets(backbone, targets or [])
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets or lora_targets(backbone))
         template = in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot)
@@ -209,7 +210,7 @@ def check_layers(config: Config, backbone: Backbone) -> None:
             f"penultimate one: choose a deeper backbone, or set tap to 'last'."
         )
     refuse_quantised_layers(backbone, "dynamo heads are layers")
-    if config.lora_rank is not None and any(isinstance(m, BaseTunerLayer) for m in backbone.layers[-1].modules()):
+    if config.lora_rank is not None and adapted_layers(backbone.layers[-1]):
         raise ValueError(
             f"lora_rank={config.lora_rank} was given on a backbone with a LoRA adapter; such heads add their own to "
             "its last layer as it is: train the whole backbone or none of it, or leave lora_rank out."
@@ -229,6 +230,8 @@ def lora_targets(backbone: Backbone) -> list[str]:
     Raises:
         ValueError: peft knows none.
     """
+    with needs_extra("lora", "heads.lora_rank was given"):
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as LORA_TARGETS
     kind = backbone.config.model_type
     if kind not in LORA_TARGETS:
         raise ValueError(

@@ -25,7 +25,7 @@ from heads.backbone.cache import TreeCache
 from heads.backbone.gradient_gate import gate
 from heads.backbone.model import Backbone, Tap
 from heads.backbone.state import HiddenTap, StackTap
-from heads.interface.context_layers import identity_layer, refuse_quantised_layers
+from heads.interface.layers import identity_layer, refuse_quantised_layers
 from heads.interface.token_heads import HeadsConfig, PositionWiseHeads, TeacherForcing
 from heads.validation import validated, within
 

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.cache import TreeCache
-from heads.backbone.draft_vocabulary import DraftVocabulary, SharedRows, StartedRows, check_draft_tokens
+from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, HiddenTaps, hidden_taps
+from heads.interface.draft_vocabulary import SharedRows, StartedRows, check_draft_tokens
 from heads.validation import validated, within
 
 MAX_HEADS = 32

@@ -16,7 +16,7 @@ import torch
 from datasets import IterableDataset
 from torch import Tensor
 
-from heads.backbone.draft_vocabulary import most_frequent_tokens
+from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.interface.token_heads import TokenHeads
 from train.objective.model import TrainedModel
 

@@ -15,7 +15,7 @@ from tiny import CONFIGS, PAD, left_padded, random_tokens, shared_model, tiny_mo
 import heads
 from heads.backbone.model import Backbone
 from heads.families import build_config
-from heads.interface import context_layers
+from heads.interface import layers
 from train.objective.model import TrainedModel
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -35,7 +35,7 @@ def test_a_prefix_layer_starts_as_the_identity(name, offset):
 
 
 def test_a_layer_that_does_not_become_the_identity_is_refused(monkeypatch):
-    monkeypatch.setattr(context_layers, "RESIDUAL_WRITERS", frozenset(["o_proj"]))
+    monkeypatch.setattr(layers, "RESIDUAL_WRITERS", frozenset(["o_proj"]))
     with pytest.raises(ValueError, match=r"LlamaDecoderLayer does not become the identity by zeroing o_proj"):
         heads.create("grounded", backbone_of("llama"), prefix_layers=1)
 

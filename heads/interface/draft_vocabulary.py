@@ -1,0 +1,116 @@
+"""Which tokens heads score: choosing them, checking their ids, and the rows of an unembedding that belong to them.
+
+The record that heads and losses read is heads/backbone/draft_vocabulary.py, with the picture.
+"""
+# V vocabulary, S scored token, D model width
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.model import Backbone
+
+
+class StartedRows(nn.Module):
+    """A module of a family whose rows start as rows of the backbone's unembedding."""
+
+    @abstractmethod
+    def start_from(self, tokens_S: Tensor, backbone: Backbone) -> None:
+        """Fill the rows."""
+
+
+class SharedRows:
+    """The scored rows of a weight that the heads do not own, gathered once for as long as the weight is the same.
+
+    Where a gradient has to reach the weight, rows are gathered at each call. Copies of heads gather their own.
+    """
+
+    def __init__(self) -> None:
+        self._gathered: tuple[Any, ...] | None = None
+
+    def of(self, weight: Tensor, bias: Tensor | None, tokens_S: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows (S, D) of the weight (V, D) and entries (S,) of the bias."""
+        sources = [weight, tokens_S, *([] if bias is None else [bias])]
+        at_S = tokens_S.to(weight.device)
+        if weight.requires_grad and torch.is_grad_enabled():
+            return weight[at_S], None if bias is None else bias[at_S]
+        if self._gathered is None or not all(is_same(*pair) for pair in zip(self._gathered[0], sources, strict=True)):
+            with torch.inference_mode(False), torch.no_grad():  # training may read them later, outside inference mode
+                rows = weight.detach()[at_S], None if bias is None else bias.detach()[at_S]
+            self._gathered = ([remember(source) for source in sources], *rows)
+        return self._gathered[1], self._gathered[2]
+
+    def __deepcopy__(self, _: dict[int, Any]) -> SharedRows:
+        return SharedRows()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedRows, ()
+
+
+Mark = tuple[Any, ...]
+"""A tensor, not kept alive, and what changes when its content does."""
+
+
+def remember(tensor: Tensor) -> Mark:
+    version = None if tensor.is_inference() else tensor._version
+    return weakref.ref(tensor), version, tensor.dtype, tensor.device
+
+
+def is_same(mark: Mark, tensor: Tensor) -> bool:
+    reference, *rest = mark
+    return reference() is tensor and rest == list(remember(tensor)[1:])
+
+
+def check_draft_tokens(tokens: Tensor | Sequence[int], count: int | None, size: int) -> Tensor:
+    """The ids (S,), ascending, as `long`.
+
+    >>> check_draft_tokens([6, 1, 4], 3, size=8)
+    tensor([1, 4, 6])
+
+    Args:
+        count: how many there have to be; any number where it is not given.
+        size: V, of the whole vocabulary.
+
+    Raises:
+        ValueError: no ids, some twice, some outside the vocabulary, or another number of them.
+    """
+    ids_S = torch.as_tensor(tokens)
+    if ids_S.ndim != 1 or not len(ids_S) or ids_S.is_floating_point() or ids_S.dtype == torch.bool:
+        raise ValueError(
+            f"draft_tokens of shape {tuple(ids_S.shape)} and type {ids_S.dtype} were given; allowed is a list of token "
+            f"ids, such as heads.most_frequent_tokens gives."
+        )
+    ids_S = ids_S.long().sort().values
+    if count is not None and len(ids_S) != count:
+        raise ValueError(f"{len(ids_S)} draft_tokens were given and draft_vocabulary={count}; make them agree.")
+    if ids_S[0] < 0 or ids_S[-1] >= size:
+        raise ValueError(
+            f"draft_tokens from {int(ids_S[0])} to {int(ids_S[-1])} were given; the backbone's ids are 0 to {size - 1}."
+        )
+    if bool((ids_S[1:] == ids_S[:-1]).any()):
+        raise ValueError("draft_tokens holds some token twice; give each id once.")
+    return ids_S
+
+
+def most_frequent_tokens(counts_V: Tensor | Sequence[int], count: int) -> Tensor:
+    """Ids (S,) of the `count` most frequent tokens, ascending; of equally frequent ones those of lower id.
+
+    >>> most_frequent_tokens([5, 0, 9, 5], 2)
+    tensor([0, 2])
+
+    Args:
+        counts_V: how often each token stands in a text like those to come.
+
+    Raises:
+        ValueError: fewer than one are asked for, or more than there are counts.
+    """
+    counts_V = torch.as_tensor(counts_V)
+    if not 1 <= count <= len(counts_V):
+        raise ValueError(f"{count} tokens were asked for; allowed are 1 to {len(counts_V)}, the number of counts.")
+    return counts_V.sort(descending=True, stable=True).indices[:count].sort().values
