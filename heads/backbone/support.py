@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.masks import FULL, SLIDING
+from heads.extras import needs_extra
 
 
 def refuse_what_cannot_roll_back(model: Any) -> None:
@@ -54,8 +55,8 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Layers that peft has put an adapter around, by name; peft is not imported where nobody has."""
     if "peft" not in sys.modules:
         return {}
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
+    with needs_extra("lora", "This model has a LoRA adapter"):
+        from peft.tuners.tuners_utils import BaseTunerLayer
     return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
