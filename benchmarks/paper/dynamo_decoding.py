@@ -22,7 +22,7 @@ from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_heads
-from heads.cli.count_ngrams import count_ngrams_command
+from heads.cli.folders import count_ngrams_command
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.evaluation.methods import end_tokens
 from heads.evaluation.prompts import default_prompts

@@ -1,4 +1,4 @@
-"""A conversation over several turns: the whole of it is rendered by the chat template before each answer."""
+"""Hold a conversation over several turns: before each answer the chat template renders the whole of it."""
 
 from __future__ import annotations
 
@@ -9,83 +9,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.cli.speaker import Speaker, Spoken
+from heads.cli.streaming import StreamedText, TextGenerator
 from heads.data.chat import choose_template, encode_chat
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.methods import end_tokens
 
 PROMPT = "> "
 
 
 class Conversation:
-    """Messages so far, and a speaker that answers them.
+    """The messages so far, and what generates the answers.
 
     A tokenizer without a chat template gets the built-in vicuna template, which is said once.
     """
 
-    def __init__(self, speaker: Speaker) -> None:
-        self.speaker = speaker
-        self.template = choose_template(speaker.tokenizer, None)
+    def __init__(self, text_generator: TextGenerator) -> None:
+        self.text_generator = text_generator
+        self.template = choose_template(text_generator.tokenizer, None)
         self.messages: list[dict[str, Any]] = []
-        speaker.end_tokens = end_tokens(speaker)
+        text_generator.end_tokens = answer_ends(text_generator)
 
-    def answer(self, question: str) -> Spoken:
-        """Stream an answer; a stopped one stays in the conversation as far as it went."""
+    def answer(self, question: str) -> StreamedText:
+        """Stream an answer; if it is stopped, the part so far stays in the conversation."""
         asked = [*self.messages, {"role": "user", "content": question}]
-        spoken = self.speaker.speak(self.encode(asked))
-        self.messages = [*asked, {"role": "assistant", "content": spoken.text.strip()}]
-        return spoken
+        answer = self.text_generator.stream(self.encode(asked))
+        self.messages = [*asked, {"role": "assistant", "content": answer.text.strip()}]
+        return answer
 
     def reset(self) -> None:
-        """Begin anew, and let go of what the decoder keeps of the text so far."""
+        """Begin anew, and drop the decoder's caches of the text so far."""
         self.messages = []
-        if isinstance(self.speaker.decoding, TreeDecoding):
-            self.speaker.decoding.forget()
+        if isinstance(self.text_generator.decoding, TreeDecoding):
+            self.text_generator.decoding.forget()
 
     def encode(self, messages: list[dict[str, Any]]) -> Tensor:
-        tokens = encode_chat(self.speaker.tokenizer, self.template, messages)
-        return torch.tensor([tokens], dtype=torch.long, device=self.speaker.model.device)
+        tokens = encode_chat(self.text_generator.tokenizer, self.template, messages)
+        return torch.tensor([tokens], dtype=torch.long, device=self.text_generator.model.device)
 
 
-def end_tokens(speaker: Speaker) -> list[int] | None:
-    """What ends an answer: the backbone's own end tokens and the tokenizer's, which chat models often set apart."""
-    named = speaker.model.generation_config.eos_token_id
-    tokens = set() if named is None else set(named) if isinstance(named, list) else {named}
-    if speaker.tokenizer.eos_token_id is not None:
-        tokens.add(speaker.tokenizer.eos_token_id)
+def answer_ends(text_generator: TextGenerator) -> list[int] | None:
+    """The tokens that end an answer: the backbone's own and the tokenizer's, which differ for many chat models."""
+    tokens = set(end_tokens(text_generator.model))
+    if text_generator.tokenizer.eos_token_id is not None:
+        tokens.add(text_generator.tokenizer.eos_token_id)
     return sorted(tokens) or None
 
 
-def converse(conversation: Conversation, say: Callable[[str], None]) -> None:
+def converse(conversation: Conversation, print_aside: Callable[[str], None]) -> None:
     """Read questions from stdin until it ends or /exit.
 
     Args:
-        say: writes a line about the conversation, beside it.
+        print_aside: prints a line about the conversation.
     """
     while (question := read_question()) is not None:
         if question == "/reset":
             conversation.reset()
-            say("The conversation begins anew.")
+            print_aside("The conversation begins anew.")
         elif question.startswith("/"):
-            say(f"There is no command {question.split()[0]}; there are /reset and /exit.")
+            print_aside(f"There is no command {question.split()[0]}; there are /reset and /exit.")
         elif question:
-            try_to_answer(conversation, question, say)
+            try_to_answer(conversation, question, print_aside)
 
 
-def try_to_answer(conversation: Conversation, question: str, say: Callable[[str], None]) -> None:
-    """Answer, or say why not: a conversation that has grown too long can go on after /reset."""
+def try_to_answer(conversation: Conversation, question: str, print_aside: Callable[[str], None]) -> None:
+    """Answer, or print why not: a conversation that has grown too long can continue after /reset."""
     try:
-        spoken = conversation.answer(question)
+        answer = conversation.answer(question)
     except ValueError as error:
         if not conversation.messages:
             raise
-        say(f"{error} Or begin anew with /reset.")
+        print_aside(f"{error} Or begin anew with /reset.")
         return
     sys.stdout.write("\n")
-    say(spoken.summary())
+    print_aside(answer.summary())
 
 
 def read_question() -> str | None:
-    """A line from the user; None at the end of input, on Ctrl-C and on /exit."""
+    """Read a line from the user; None at the end of input, on Ctrl-C and on /exit."""
     try:
         question = input(PROMPT if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):

@@ -1,33 +1,43 @@
-"""The command `headway generate | chat | benchmark | info`: parse, call, print.
+"""The command `headway`: all of its commands, and how their errors look.
 
-What a user can cause ends in one sentence on stderr and exit code 1; HEADWAY_TRACEBACK=1 shows where it came from.
-Text goes to stdout; what is said about it goes to stderr, so that a pipe gets the text alone.
+An error that a user can cause ends in one sentence on stderr and exit code 1; HEADWAY_TRACEBACK=1 shows the traceback.
+Results go to stdout and remarks about them to stderr, so that a pipe gets the results alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import transformers
-import typer
-from rich.console import Console
-from typer.core import TyperGroup
 
-from heads.cli.benchmark import benchmark_command
-from heads.cli.count_ngrams import count_ngrams_command
-from heads.cli.evaluate import evaluate_command
-from heads.cli.info import accuracy_table, describe, facts_table
-from heads.cli.merge import merge_command
-from heads.cli.options import read_tree_option, use_color
-from heads.cli.prune import prune_vocabulary_command
+from heads.extras import MissingExtraError, needs_extra
+
+try:
+    with needs_extra("cli", "The command headway was called"):
+        import rich  # noqa: F401 - tables and progress bars
+        import typer
+        from typer.core import TyperGroup
+except MissingExtraError as error:
+    sys.exit(f"error: {error}")
+
+from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
+from heads.cli.measure import benchmark_command, evaluate_command, tune_tree_command
 from heads.cli.text import chat_command, generate_command
-from heads.cli.tune_tree import tune_tree_command
-from heads.extras import MissingExtraError
 
-__all__ = ["OneSentence", "app", "main", "prepare", "read_tree_option", "use_color"]
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate_command,
+    "chat": chat_command,
+    "benchmark": benchmark_command,
+    "evaluate": evaluate_command,
+    "tune-tree": tune_tree_command,
+    "info": info_command,
+    "merge": merge_command,
+    "prune-vocabulary": prune_vocabulary_command,
+    "count-ngrams": count_ngrams_command,
+}
 
 
 class OneSentence(TyperGroup):
@@ -55,32 +65,13 @@ def prepare() -> None:
     transformers.logging.disable_progress_bar()
 
 
-app.command("generate")(generate_command)
-app.command("chat")(chat_command)
-app.command("benchmark")(benchmark_command)
+def unwrap(text: str) -> str:
+    """Join the lines of each paragraph, which typer would break where the source does."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-@app.command()
-def info(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that heads were saved to.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """What a folder of heads holds, what the heads can do, and how they were made."""
-    description = describe(folder)
-    if as_json:
-        typer.echo(json.dumps(description, indent=2))
-        return
-    console = Console()
-    console.print(facts_table(description))
-    if description["measured_accuracy"]:
-        console.print(accuracy_table(description["measured_accuracy"]))
-
-
-app.command("count-ngrams")(count_ngrams_command)
-app.command("evaluate")(evaluate_command)
-app.command("merge")(merge_command)
-app.command("tune-tree")(tune_tree_command)
-app.command("prune-vocabulary")(prune_vocabulary_command)
+for name, command in COMMANDS.items():
+    app.command(name, help=unwrap(command.__doc__ or ""))(command)
 
 
 def main() -> None:

@@ -1,73 +1,260 @@
-"""Options that several commands of `headway` share, and how their lines on stderr look."""
+"""Options that several commands of `headway` share, as groups, and how a command prints what is beside the point.
+
+A group is a dataclass whose fields are typer options. A command asks for a whole group as one parameter, and
+`with_groups` gives typer the signature in which the group's fields stand in its place:
+
+    @with_groups
+    def generate_command(heads: Heads, *, loading: LoadingOptions, sampling: SamplingOptions) -> None: ...
+
+so that `headway generate` has the options --backbone, --dtype, --temperature, …, one panel of the help for each group.
+"""
+# T prompt position
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
+from torch import Tensor
 
 from heads.backbone.loading import Dtype
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.dynamo.joint import JointConfig
+from heads.decoding.generate import check_temperature
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_LOOKUP
+from heads.evaluation.evaluate import THRESHOLDS, read_thresholds
+from heads.evaluation.lossy.dynamic_perplexity import DecisionSettings
+from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 
 Color = Literal["auto", "always", "never"]
-
+Command = Callable[..., None]
 Heads = Annotated[Path, typer.Argument(metavar="HEADS", help="Folder that heads were saved to.")]
 BackboneOption = Annotated[
-    str | None, typer.Option("--backbone", help="Folder or hub name of the backbone; by default the one in heads.json.")
-]
-DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Of backbone and heads; auto: float32 on a CPU, else the checkpoint's.")
-]
-TreeOption = Annotated[
     str | None,
-    typer.Option("--tree", help="JSON file of paths, or a number of nodes; by default tree.json beside the heads."),
+    typer.Option(metavar="MODEL", help="Folder or hub name of the backbone; by default the one in heads.json."),
 ]
-LookupOption = Annotated[
-    int | None,
-    typer.Option(
-        "--lookup",
-        min=0,
-        max=MAX_LOOKUP,
-        help=f"Tokens copied from earlier text, tried beside the tree; {DEFAULT_LOOKUP} by default, 0 turns it off.",
-    ),
-]
-CompileOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Run passes as compiled graphs, after seconds of compiling; by default what tree.json says, else not.",
-    ),
-]
-DraftModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-model", help="Folder or hub name of a small model with the backbone's tokenizer that drafts instead."
-    ),
-]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to generate at most.")]
-Temperature = Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", min=0, max=1, help="Sample from the likeliest tokens of this total probability."),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", min=0, help="Sample from this many likeliest tokens; 0: from all.")
-]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", min=0.01, help="Of tokens that came before; 1: none.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Use the backbone's plain generate, to compare.")]
-Highlight = Annotated[bool, typer.Option("--highlight", help="Colour the tokens that were drafted and accepted.")]
-ColorOption = Annotated[
-    Color, typer.Option("--color", help="Colours; auto: on a terminal, or where FORCE_COLOR is set.")
-]
-Seed = Annotated[int, typer.Option(help="Of sampling.")]
 
 
-def read_tree_option(tree: str | None) -> str | int | None:
-    """A file's name, or a number of nodes."""
-    return int(tree) if tree is not None and tree.isdecimal() else tree
+def with_groups(command: Command) -> Command:
+    """The same command for typer: each parameter that is a group of options is replaced by the group's fields."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if dataclasses.is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            parameters += expand(hints[name])
+        else:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def expand(group: type[Any]) -> list[inspect.Parameter]:
+    """One keyword parameter for each field; the first line of the group's docstring is the title of its help panel."""
+    hints = get_type_hints(group, include_extras=True)
+    title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
+    found = []
+    for field in dataclasses.fields(group):
+        (option,) = hints[field.name].__metadata__
+        option.rich_help_panel = title
+        found.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions:
+    """Backbone."""
+
+    backbone: BackboneOption = None
+    dtype: Annotated[
+        Dtype,
+        typer.Option(
+            metavar="DTYPE",
+            help=f"Of backbone and heads: {', '.join(get_args(Dtype))}; auto is float32 on a CPU, else the "
+            "checkpoint's.",
+        ),
+    ] = "auto"
+
+    def open(self, *folders: Path) -> Opened:
+        return open_heads(list(folders), self.backbone, self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions:
+    """Drafting."""
+
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TREE", help="JSON file of paths, or a number of nodes; by default tree.json beside the heads."
+        ),
+    ] = None
+    lookup: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=MAX_LOOKUP,
+            help="Tokens copied from earlier text and tried beside the tree; 0 turns it off; by default what tree.json "
+            f"says, else {DEFAULT_LOOKUP}.",
+        ),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Run passes as compiled graphs, after seconds of compiling; by default what tree.json says, else not.",
+        ),
+    ] = None
+
+    @property
+    def shape(self) -> str | int | None:
+        """A file's name, or a number of nodes."""
+        return int(self.tree) if self.tree is not None and self.tree.isdecimal() else self.tree
+
+    @property
+    def any_given(self) -> bool:
+        return any(option is not None for option in (self.tree, self.lookup, self.compile))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Sampling.
+
+    Raises:
+        ValueError: a temperature too small to divide by, or limits on sampling for greedy text.
+    """
+
+    temperature: Annotated[float, typer.Option(metavar="X", min=0, help="0 is greedy.")] = 0.0
+    top_p: Annotated[
+        float | None,
+        typer.Option(metavar="X", min=0, max=1, help="Sample from the likeliest tokens of this total probability."),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Sample from this many likeliest tokens; 0: from all of them."),
+    ] = None
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="X", min=0.01, help="Makes tokens that came before less likely; 1: no penalty.")
+    ] = 1.0
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed samples the same text.")] = 0
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.greedy and not (self.top_p is None and self.top_k is None):
+            raise ValueError("--top-p and --top-k choose what to sample from; give --temperature above 0 with them.")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def arguments(self) -> dict[str, Any]:
+        """As arguments of `generate`; what is None is left to the backbone's own settings."""
+        found: dict[str, Any] = {"do_sample": not self.greedy}
+        if not self.greedy:
+            found |= {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        if self.repetition_penalty != 1.0:
+            found["repetition_penalty"] = self.repetition_penalty
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColorOptions:
+    """Colours."""
+
+    highlight: Annotated[bool, typer.Option("--highlight", help="Colour tokens that were drafted and accepted.")] = (
+        False
+    )
+    color: Annotated[
+        Color,
+        typer.Option(metavar="WHEN", help="auto, always or never; auto: on a terminal, or where FORCE_COLOR is set."),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """Prompts to measure with."""
+
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A .txt or .jsonl file; by default text held out from the backbone."),
+    ] = None
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts are cut to this many tokens.")] = 64
+    new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to generate for each prompt at most.")] = (
+        128
+    )
+
+    def read(self, opened: Opened, num_prompts: int, least_new_tokens: int = 0) -> list[Tensor]:
+        """At most so many prompts (1, T), on the backbone's device; they leave room for the new tokens."""
+        found = (
+            default_prompts(opened.source, opened.tokenizer, num_prompts, self.prompt_tokens)
+            if self.prompts is None
+            else read_prompts(self.prompts, opened.tokenizer, num_prompts, self.prompt_tokens)
+        )
+        check_length(opened.model, found, max(self.new_tokens, least_new_tokens))
+        return [prompt_1T.to(opened.model.device) for prompt_1T in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicOptions:
+    """Dynamic decoding (PPL_d)."""
+
+    thresholds: Annotated[
+        str | None, typer.Option(metavar="X,X,…", help="ε_b to measure PPL_d at, with commas; by default 0, 0.1, …, 1.")
+    ] = None
+    cooccurrence: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Table of n-grams for co-occurrence masks; by default none.")
+    ] = None
+    temperature: Annotated[float, typer.Option(metavar="X", help="Of the distributions that decide PPL_d's n.")] = 0.7
+    top_k: Annotated[int, typer.Option(metavar="N", min=1, help="Candidates of each token that decide PPL_d's n.")] = 50
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="X", help="In the decisions of PPL_d's n; 1: no penalty.")
+    ] = 1.1
+
+    @property
+    def sweep(self) -> list[float]:
+        return read_thresholds(self.thresholds or THRESHOLDS)
+
+    def settings(self) -> DecisionSettings:
+        config = JointConfig(top_k=self.top_k)
+        return DecisionSettings(config=config, temperature=self.temperature, penalty=self.repetition_penalty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """Pictures."""
+
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG of PPL_d against tokens per pass, or of --training's loss.")
+    ] = None
+    training: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A run's metrics.jsonl: --picture shows its validation loss.")
+    ] = None
+    heatmaps: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG of the joint distribution after --prompt, six ways.")
+    ] = None
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Text for --heatmaps.")] = None
 
 
 def use_color(stream: Any, color: Color) -> bool:
@@ -76,7 +263,7 @@ def use_color(stream: Any, color: Color) -> bool:
     return not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or stream.isatty())
 
 
-def say_aside(text: str, color: Color) -> None:
-    """A dim line on stderr."""
+def print_aside(text: str, color: Color = "auto") -> None:
+    """Print a dim line on stderr, so that a pipe gets the results alone."""
     dim = use_color(sys.stderr, color)
     typer.echo(typer.style(text, dim=True) if dim else text, err=True, color=dim)

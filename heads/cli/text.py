@@ -3,107 +3,116 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 import typer
 
 from heads.backbone.loading import Dtype
-from heads.checkpoint.opening import Opened, open_draft_model, open_heads
+from heads.checkpoint.opening import Opened, open_draft_model
 from heads.cli.conversation import Conversation, converse
 from heads.cli.options import (
-    BackboneOption,
-    Color,
-    ColorOption,
-    CompileOption,
-    DraftModelOption,
-    DtypeOption,
+    ColorOptions,
     Heads,
-    Highlight,
-    LookupOption,
-    NewTokens,
-    Penalty,
-    Plain,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    TreeOption,
-    read_tree_option,
-    say_aside,
+    LoadingOptions,
+    SamplingOptions,
+    TreeOptions,
+    print_aside,
     use_color,
+    with_groups,
 )
-from heads.cli.speaker import Decoding, Sampling, Speaker
+from heads.cli.streaming import Decoding, TextGenerator
 from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.proposers.draft_length import DEFAULT_K
 from heads.decoding.tree_decoding import TreeDecoding
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(TreeOptions):
+    """Drafting."""
+
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Folder or hub name of a small model with the backbone's tokenizer that drafts instead of the heads.",
+        ),
+    ] = None
+    plain: Annotated[bool, typer.Option("--plain", help="Draft nothing: the backbone's plain generate.")] = False
+
+    def build(self, opened: Opened, dtype: Dtype, *, greedy: bool, keep_caches: bool = False) -> Decoding | None:
+        """The decoding method; None is plain generation."""
+        if self.plain:
+            return None
+        if self.draft_model is not None:
+            # Greedy text does not depend on the draft length; sampled text does, and --seed is to repeat it.
+            return DraftModelDecoding(open_draft_model(self.draft_model, dtype), "adaptive" if greedy else DEFAULT_K)
+        (token_heads,) = opened.token_heads.values()
+        return TreeDecoding(token_heads, self.shape, lookup=self.lookup, compile=self.compile, keep_caches=keep_caches)
+
+
+@with_groups
 def generate_command(
     heads: Heads,
-    prompt: Annotated[str | None, typer.Option(help="Text to go on from; by default what comes in by a pipe.")] = None,
-    backbone: BackboneOption = None,
-    max_new_tokens: NewTokens = 128,
-    temperature: Temperature = 0.0,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    repetition_penalty: Penalty = 1.0,
-    tree: TreeOption = None,
-    lookup: LookupOption = None,
-    compile: CompileOption = None,
-    draft_model: DraftModelOption = None,
-    plain: Plain = False,
-    highlight: Highlight = False,
-    color: ColorOption = "auto",
-    seed: Seed = 0,
-    dtype: DtypeOption = "auto",
+    *,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text to continue; by default what comes through a pipe.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to generate at most.")] = 128,
+    sampling: SamplingOptions,
+    decoding: DecodingOptions,
+    colors: ColorOptions,
+    loading: LoadingOptions,
 ) -> None:
     """Stream the text that follows a prompt; the last line, on stderr, says how fast."""
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
+    check_options(decoding, colors)
     text = read_prompt(prompt)
-    opened = open_heads([heads], backbone, dtype)
-    decoding = build_decoding(
-        opened, tree, lookup, compile, draft_model, plain, highlight, dtype, greedy=temperature == 0
-    )
-    speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
-    torch.manual_seed(seed)
-    stream = speaker.speak(speaker.encode(text))
+    opened = loading.open(heads)
+    method = decoding.build(opened, loading.dtype, greedy=sampling.greedy)
+    text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
+    torch.manual_seed(sampling.seed)
+    streamed = text_generator.stream(text_generator.encode(text))
     typer.echo()
-    say_aside(stream.summary(), color)
+    print_aside(streamed.summary(), colors.color)
 
 
+@with_groups
 def chat_command(
     heads: Heads,
-    backbone: BackboneOption = None,
-    max_new_tokens: NewTokens = 512,
-    temperature: Temperature = 0.0,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    repetition_penalty: Penalty = 1.0,
-    tree: TreeOption = None,
-    lookup: LookupOption = None,
-    compile: CompileOption = None,
-    draft_model: DraftModelOption = None,
-    plain: Plain = False,
-    highlight: Highlight = False,
-    color: ColorOption = "auto",
-    seed: Seed = 0,
-    dtype: DtypeOption = "auto",
+    *,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of an answer at most.")] = 512,
+    sampling: SamplingOptions,
+    decoding: DecodingOptions,
+    colors: ColorOptions,
+    loading: LoadingOptions,
 ) -> None:
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=repetition_penalty)
-    opened = open_heads([heads], backbone, dtype)
-    greedy = temperature == 0
-    decoding = build_decoding(
-        opened, tree, lookup, compile, draft_model, plain, highlight, dtype, greedy=greedy, keep_caches=True
-    )
-    speaker = build_speaker(opened, decoding, sampling, max_new_tokens, highlight, color)
-    torch.manual_seed(seed)
-    converse(Conversation(speaker), say=lambda text: say_aside(text, color))
+    check_options(decoding, colors)
+    opened = loading.open(heads)
+    method = decoding.build(opened, loading.dtype, greedy=sampling.greedy, keep_caches=True)
+    text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
+    torch.manual_seed(sampling.seed)
+    converse(Conversation(text_generator), print_aside=lambda line: print_aside(line, colors.color))
+
+
+def check_options(decoding: DecodingOptions, colors: ColorOptions) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        ValueError: --plain with options about drafting, or --draft-model with options of the heads.
+    """
+    if decoding.plain and (colors.highlight or decoding.draft_model is not None or decoding.any_given):
+        raise ValueError(
+            "--plain drafts nothing, so --highlight, --tree, --lookup, --compile and --draft-model have no meaning "
+            "with it; leave out --plain."
+        )
+    if decoding.draft_model is not None and decoding.any_given:
+        raise ValueError("--draft-model drafts in place of the heads; leave out --tree, --lookup, --compile with it.")
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The prompt, or what a pipe brings, without its last line break."""
+    """The prompt, or the text from a pipe without its last line break."""
     if prompt is None:
         if sys.stdin.isatty():
             raise ValueError("No prompt was given; give --prompt TEXT, or send the text through a pipe.")
@@ -113,52 +122,14 @@ def read_prompt(prompt: str | None) -> str:
     return prompt
 
 
-def build_decoding(
-    opened: Opened,
-    tree: str | None,
-    lookup: int | None,
-    compile: bool | None,
-    draft_model: str | None,
-    plain: bool,
-    highlight: bool,
-    dtype: Dtype,
-    *,
-    greedy: bool,
-    keep_caches: bool = False,
-) -> Decoding | None:
-    """How to decode; None is plain generation.
-
-    Raises:
-        ValueError: options that have no meaning together.
-    """
-    of_heads = any(option is not None for option in (tree, lookup, compile))
-    drafts = highlight or draft_model is not None or of_heads
-    if plain and drafts:
-        raise ValueError(
-            "--plain drafts nothing, so --highlight, --tree, --lookup, --compile and --draft-model have no meaning "
-            "with it; "
-            "leave out --plain."
-        )
-    if plain:
-        return None
-    if draft_model is None:
-        (token_heads,) = opened.token_heads.values()
-        shape = read_tree_option(tree)
-        return TreeDecoding(token_heads, shape, lookup=lookup, compile=compile, keep_caches=keep_caches)
-    if of_heads:
-        raise ValueError("--draft-model drafts in place of the heads; leave out --tree, --lookup, --compile with it.")
-    # Greedy text does not depend on the length; sampled text does, and --seed is to repeat it.
-    return DraftModelDecoding(open_draft_model(draft_model, dtype), "adaptive" if greedy else DEFAULT_K)
-
-
-def build_speaker(
-    opened: Opened, decoding: Decoding | None, sampling: Sampling, new_tokens: int, highlight: bool, color: Color
-) -> Speaker:
-    return Speaker(
+def build_generator(
+    opened: Opened, method: Decoding | None, sampling: SamplingOptions, new_tokens: int, colors: ColorOptions
+) -> TextGenerator:
+    return TextGenerator(
         model=opened.model,
         tokenizer=opened.tokenizer,
-        decoding=decoding,
+        decoding=method,
         sampling=sampling,
         new_tokens=new_tokens,
-        highlight=highlight and use_color(sys.stdout, color),
+        highlight=colors.highlight and use_color(sys.stdout, colors.color),
     )

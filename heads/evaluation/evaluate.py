@@ -8,6 +8,7 @@ as JSON with everything that is needed to measure them again. `headway evaluate`
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from heads.interface.token_heads import TokenHeads
 from heads.ngrams.table import NgramTable
 
 METRICS = ("perplexity", "accuracy")
+THRESHOLDS = ",".join(f"{i / 10:g}" for i in range(11))
+"""ε_b at which PPL_d is measured by default."""
 
 
 @dataclass(kw_only=True)
@@ -166,3 +169,35 @@ def measure_accuracy(
             meters[n - 1].update(prediction.projection, prediction.hidden_RD, labels_R, chosen_R)
         report()
     return meters
+
+
+def read_metrics(metrics: str | None, *, with_heatmaps: bool) -> list[str]:
+    """The names in --metrics, with commas between them; without it perplexity, unless heat maps are asked for.
+
+    >>> read_metrics(None, with_heatmaps=False), read_metrics("accuracy, perplexity", with_heatmaps=True)
+    (['perplexity'], ['accuracy', 'perplexity'])
+    """
+    if metrics is None:
+        return [] if with_heatmaps else ["perplexity"]
+    names = [name.strip() for name in metrics.split(",")]
+    for name in names:
+        if name not in METRICS:
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"--metrics has {name!r}; allowed are {', '.join(METRICS)}.{hint}")
+    return names
+
+
+def read_thresholds(text: str) -> list[float]:
+    """The numbers from 0 to 1 in --thresholds, with commas between them.
+
+    >>> read_thresholds("0, 0.5,1")
+    [0.0, 0.5, 1.0]
+    """
+    try:
+        found = [float(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--thresholds has {text!r}; give numbers from 0 to 1 with commas, as 0,0.5,1.") from None
+    if not all(0 <= threshold <= 1 for threshold in found):
+        raise ValueError(f"--thresholds has {text!r}; all must lie from 0 (all tokens) to 1 (one token).")
+    return found

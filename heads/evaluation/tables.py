@@ -47,6 +47,19 @@ def speed_table(results: Sequence[MethodResult], title: str) -> Table:
     return table
 
 
+def describe_rulings(results: Sequence[MethodResult], tokenizer: Any) -> str:
+    """A line for each place where a text differs from plain generate's, and how many of them are within rounding."""
+    rulings = [(result.name, ruling) for result in results for ruling in result.rulings]
+    lines = [f"{name}, {ruling.describe(tokenizer)}" for name, ruling in rulings]
+    excused = sum(ruling.within_rounding for _, ruling in rulings)
+    plain = sum(ruling.preferred == "plain" for _, ruling in rulings)
+    total = (
+        f"Texts differ from plain generate's at {len(rulings)} places, {excused} of them within rounding; float32 "
+        f"prefers plain's token {plain} times."
+    )
+    return "\n".join([*lines, total])
+
+
 @contextmanager
 def progress_bar(console: Console, what: str, total: int) -> Iterator[Any]:
     """Show a bar on a terminal and nothing elsewhere; yields the function that advances it by one."""

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from heads.cli.info import describe_quality
+from heads.checkpoint.summary import describe_quality
 from train.checkpoint.interruption import EXIT_CODE, set_marker
 from train.checkpoint.whole import newest_whole
 from train.engine.engine import end_together

@@ -15,10 +15,10 @@ from tiny import tiny_model
 from typer.testing import CliRunner
 
 from heads.checkpoint import save_load as checkpoint
-from heads.cli.main import app, read_tree_option, use_color
+from heads.cli.main import COMMANDS, app
+from heads.cli.options import TreeOptions, use_color
 from heads.families import create
 
-COMMANDS = ("generate", "chat", "benchmark", "evaluate", "count-ngrams", "tune-tree", "info")
 PROMPT = "def main"
 NEW_TOKENS = 24
 SUMMARY = re.compile(
@@ -303,9 +303,9 @@ def test_benchmark_says_which_row_has_the_heads_alone(folder: Path, tmp_path: Pa
 
 
 def test_a_tree_is_a_number_of_nodes_or_a_file() -> None:
-    assert read_tree_option("12") == 12
-    assert read_tree_option("configs/trees/a.json") == "configs/trees/a.json"
-    assert read_tree_option(None) is None
+    assert TreeOptions(tree="12").shape == 12
+    assert TreeOptions(tree="configs/trees/a.json").shape == "configs/trees/a.json"
+    assert TreeOptions().shape is None
 
 
 def test_colours_follow_the_terminal_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from tiny import tiny_model
 
 from heads.backbone.model import Backbone
 from heads.cli.conversation import Conversation
-from heads.cli.speaker import Sampling, Speaker
+from heads.cli.options import SamplingOptions
+from heads.cli.streaming import TextGenerator
 from heads.decoding.tree_decoding import TreeDecoding
 
 
@@ -26,31 +27,31 @@ class Interrupted:
 
 
 def test_a_stopped_answer_stays_as_far_as_it_went(capsys: pytest.CaptureFixture[str]) -> None:
-    speaker = Speaker(
+    text_generator = TextGenerator(
         model=tiny_model("llama", vocab_size=NUM_TOKENS),
         tokenizer=byte_tokenizer(),
         decoding=Interrupted(),  # type: ignore[arg-type]
-        sampling=Sampling(),
+        sampling=SamplingOptions(),
         new_tokens=20,
     )
-    conversation = Conversation(speaker)
-    spoken = conversation.answer("Hi")
-    assert spoken.stopped
-    assert spoken.summary().endswith(" s, stopped")
+    conversation = Conversation(text_generator)
+    answer = conversation.answer("Hi")
+    assert answer.stopped
+    assert answer.summary().endswith(" s, stopped")
     assert conversation.messages[-1] == {"role": "assistant", "content": "Well, \ufffd"}
     assert capsys.readouterr().out == "Well, \ufffd"
-    assert EOS in (speaker.end_tokens or [])
+    assert EOS in (text_generator.end_tokens or [])
 
 
 def test_turns_that_the_template_refuses_are_one_sentence() -> None:
-    speaker = Speaker(
+    text_generator = TextGenerator(
         model=tiny_model("llama", vocab_size=NUM_TOKENS),
         tokenizer=byte_tokenizer(),
         decoding=None,
-        sampling=Sampling(),
+        sampling=SamplingOptions(),
         new_tokens=2,
     )
-    conversation = Conversation(speaker)
+    conversation = Conversation(text_generator)
     conversation.template = "{{ raise_exception('only system turns') }}"
     with pytest.raises(ValueError, match=r"template refuses turns of user \(only system turns\)"):
         conversation.answer("Hi")
@@ -61,10 +62,10 @@ def test_a_second_turn_reads_what_is_new_and_answers_the_same(capsys: pytest.Cap
     token_heads = make_heads("dynamo", Backbone(model))
     said = []
     for decoding in (TreeDecoding(token_heads, keep_caches=True), TreeDecoding(token_heads), None):
-        speaker = Speaker(
-            model=model, tokenizer=byte_tokenizer(), decoding=decoding, sampling=Sampling(), new_tokens=12
+        text_generator = TextGenerator(
+            model=model, tokenizer=byte_tokenizer(), decoding=decoding, sampling=SamplingOptions(), new_tokens=12
         )
-        conversation = Conversation(speaker)
+        conversation = Conversation(text_generator)
         conversation.answer("What is the longest word?")
         with reads(token_heads.backbone) as seen:
             second = conversation.answer("More")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from matplotlib.figure import Figure
 from throwaway_families import FAMILIES, make_heads
@@ -19,8 +18,7 @@ from typer.testing import CliRunner
 
 from heads.backbone.model import Backbone, CommitPlan
 from heads.checkpoint import save_load as checkpoint
-from heads.cli.evaluate import evaluate_command
-from heads.cli.main import OneSentence, prepare
+from heads.cli.main import app
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.dynamo.joint import JointConfig
 from heads.evaluation.lossy.dynamic_perplexity import (
@@ -279,11 +277,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "short.txt").write_text("a\n", encoding="utf-8")
     write_metrics(folder / "metrics.jsonl")
     return folder
-
-
-app = typer.Typer(cls=OneSentence)
-app.callback()(prepare)
-app.command("evaluate")(evaluate_command)
 
 
 def run(*arguments: Any) -> Any:

@@ -19,7 +19,7 @@ from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from repository import DEMO
 from typer.testing import CliRunner
 
-from heads.cli.count_ngrams import count_ngrams_command
+from heads.cli.folders import count_ngrams_command
 from heads.cli.main import OneSentence
 from heads.data.documents import DataConfig, SourceConfig, load_documents
 from heads.ngrams import counting as ngram_counting

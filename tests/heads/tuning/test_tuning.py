@@ -25,7 +25,7 @@ import heads
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
 from heads.checkpoint import save_load as checkpoint
-from heads.cli import tune_tree as tune_command
+from heads.cli import measure as tune_command
 from heads.cli.main import app
 from heads.decoding import tree_decoding
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP

@@ -1,19 +1,13 @@
-"""What a folder of heads holds, read from its files without loading the backbone."""
+"""Summarize what a folder of heads holds, from its files alone: the backbone is not loaded."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from heads.checkpoint.opening import find_backbone
 from heads.checkpoint.save_load import DESCRIPTION, TENSORS, read_description, read_tensors
-
-RANKS_SHOWN = 5
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
@@ -37,10 +31,10 @@ def describe(folder: str | Path) -> dict[str, Any]:
     }
 
 
-def facts_table(description: dict[str, Any]) -> Table:
-    """Two columns: what, and how much of it or which."""
+def list_facts(description: dict[str, Any]) -> dict[str, str]:
+    """The description in words: what, and how much of it or which."""
     backbone, recipe = description["backbone"], description["recipe"]
-    facts = {
+    return {
         "family": description["family"],
         "config": ", ".join(f"{name} {value}" for name, value in description["config"].items()),
         "parameters": f"{description['num_parameters']:,} in {', '.join(description['dtypes'])}",
@@ -51,18 +45,10 @@ def facts_table(description: dict[str, Any]) -> Table:
         **trained_facts(description.get("trained_backbone")),
         **recipe_facts(recipe),
     }
-    table = Table(
-        title=description["folder"], title_justify="left", box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0)
-    )
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, str(value))
-    return table
 
 
 def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
-    """How many tokens the heads score, where these are not all, and how much of the training data they are."""
+    """How many tokens the heads score, if not all, and which share of the training data these are."""
     scored = description["config"].get("draft_vocabulary")
     if scored is None:
         return {}
@@ -72,7 +58,7 @@ def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
 
 
 def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
-    """The backbone that was trained with the heads, if it was."""
+    """The backbone that was trained with the heads, if one was."""
     if trained is None:
         return {}
     what = "LoRA adapter on the backbone" if trained.get("adapter") else "changed backbone"
@@ -80,7 +66,7 @@ def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
 
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
-    """How the heads were made, as far as it was recorded."""
+    """How the heads were trained, as far as it was recorded."""
     if not recipe:
         return {"made by": "not recorded"}
     facts: dict[str, str] = {}
@@ -102,7 +88,7 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
 
 
 def describe_quality(found: dict[str, Any]) -> str:
-    """What training with heads did to the backbone's own prediction.
+    """What training with heads did to the backbone's own predictions.
 
     >>> describe_quality({"before": 9.2166, "after": 9.15, "tokens": 12240, "kl_to_original": 0.0123})
     '9.22 before, 9.15 after (held-out, 12,240 tokens; KL from the original 0.0123)'
@@ -113,7 +99,7 @@ def describe_quality(found: dict[str, Any]) -> str:
 
 
 def describe_loss(config: dict[str, Any]) -> str:
-    """What a run's config trains heads on, in words.
+    """What a run's config trains heads on.
 
     >>> describe_loss({"loss": {"hard": 0.0, "soft": 1.0, "temperature": 2.0}, "head_decay": 0.8})
     "1 × the backbone's distribution (cross-entropy, T 2); head k weighted 0.8^(k - 1)"
@@ -132,17 +118,3 @@ def describe_loss(config: dict[str, Any]) -> str:
     elif config.get("head_decay", 1.0) != 1.0:
         text += f"; head k weighted {config['head_decay']:g}^(k - 1)"
     return text
-
-
-def accuracy_table(accuracy: Sequence[Sequence[float]]) -> Table:
-    """How often each head's candidate of each rank was the backbone's own choice."""
-    ranks = min(RANKS_SHOWN, max(map(len, accuracy)))
-    title = "measured agreement with the backbone's choice, by rank of the candidate"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("head")
-    for rank in range(1, ranks + 1):
-        table.add_column(f"rank {rank}", justify="right")
-    table.add_column(f"ranks 1–{ranks}", justify="right")
-    for k, shares in enumerate(accuracy, start=1):
-        table.add_row(str(k), *(f"{share:.1%}" for share in shares[:ranks]), f"{sum(shares[:ranks]):.1%}")
-    return table
