@@ -186,7 +186,7 @@ def test_what_a_user_can_cause_is_one_sentence(folder: Path, arguments: list[str
     [
         ({"backbone": "base"}, "as backbone"),
         ({"backbone": {}}, "backbone.name"),
-        ({"config": {"num_heads": "2"}}, "num_heads; '2' was given"),
+        ({"config": {"num_heads": "2"}}, "num_heads='2' was given"),
         ({"config": None}, "as config"),
         ({"family": 1}, "as family"),
         ({"format_version": "1"}, "as format_version"),
