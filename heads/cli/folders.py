@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.backbone.loading import BackboneConfig, Dtype, load_tokenizer
 from heads.checkpoint.convert import merge
 from heads.checkpoint.opening import open_heads
@@ -27,6 +26,7 @@ from heads.checkpoint.save_load import read_description, save
 from heads.checkpoint.summary import describe, list_facts
 from heads.cli.options import BackboneOption, Heads
 from heads.data.documents import DataConfig, Documents, SourceConfig, load_documents
+from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.files import MAX_ORDER
 from heads.ngrams.table import NgramTable
