@@ -33,12 +33,13 @@ from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
 from heads.interface.token_heads import TokenHeads
-from heads.tuning.beside_lookup import Beside
 from heads.tuning.config import TuneConfig
+from heads.tuning.decoding_speed import Speed, measure_speeds
 from heads.tuning.report import describe, verdict
 from heads.tuning.search import Choice, choice_of
-from heads.tuning.speeds import Speed, measure_speeds
-from heads.tuning.tune import Tuning, tune
+from heads.tuning.tree_with_lookup import TreeWithLookup
+from heads.tuning.tune import tune
+from heads.tuning.tuned_tree import Tuning
 
 ALLOWED = 0.10
 BESIDE = "tuned beside lookup"
@@ -189,13 +190,13 @@ def compare(
     name: str, opened: Opened, token_heads: TokenHeads, tuning: Tuning, prompts: Sequence[Tensor], rounds: int
 ) -> list[Line]:
     """Decode prompts that tuning never saw; a line for each tree."""
-    trees: dict[str, Choice | Beside] = {"default tree": default_choice(token_heads, tuning)}
+    trees: dict[str, Choice | TreeWithLookup] = {"default tree": default_choice(token_heads, tuning)}
     trees |= {f"tuned {kind}": choice for kind, choice in tuning.finalists.items()}
-    if tuning.beside is not None:
-        trees[BESIDE] = tuning.beside
+    if tuning.with_lookup is not None:
+        trees[BESIDE] = tuning.with_lookup
     decodings: dict[str, TreeDecoding | None] = {"plain": None}
     for what, choice in trees.items():
-        tree, lookup = (choice.choice.tree, DEFAULT_LOOKUP) if isinstance(choice, Beside) else (choice.tree, 0)
+        tree, lookup = (choice.choice.tree, DEFAULT_LOOKUP) if isinstance(choice, TreeWithLookup) else (choice.tree, 0)
         decodings[what] = TreeDecoding(token_heads, tree, lookup=lookup)
     clock = clock_of(opened.model.device)
     found = [measure_speeds(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
@@ -204,7 +205,7 @@ def compare(
         Line(
             heads=name,
             decoding=what,
-            tree=describe(choice.choice.tree if isinstance(choice, Beside) else choice.tree),
+            tree=describe(choice.choice.tree if isinstance(choice, TreeWithLookup) else choice.tree),
             predicted=Speed(tokens_per_pass=choice.tokens_per_pass, tokens_per_second=choice.tokens_per_second),
             measured=measured[what],
             plain_predicted=tuning.plain,

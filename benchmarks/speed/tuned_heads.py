@@ -16,9 +16,9 @@ from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig
-from heads.tuning.outcome import tuned_tree
 from heads.tuning.report import verdict
 from heads.tuning.tune import tune
+from heads.tuning.tuned_tree import build_tuned_tree
 
 
 def fit_trees(
@@ -33,7 +33,7 @@ def fit_trees(
     for name, token_heads in opened.token_heads.items():
         tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
         console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
-        token_heads.tuned_tree = tuned_tree(token_heads, tuning, num_prompts=len(prompts))
+        token_heads.tuned_tree = build_tuned_tree(token_heads, tuning, num_prompts=len(prompts))
         if tuning.finalists:
             alone[name] = max(tuning.finalists.values(), key=lambda choice: choice.tokens_per_second).tree
     return alone

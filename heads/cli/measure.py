@@ -39,10 +39,10 @@ from heads.evaluation.predictions import read_blocks
 from heads.evaluation.tables import describe_rulings, measure, speed_table, write_content, write_json
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig
-from heads.tuning.outcome import tuned_tree
 from heads.tuning.report import draw_tuning, show
 from heads.tuning.timing import TIMED_TOKENS
 from heads.tuning.tune import tune
+from heads.tuning.tuned_tree import build_tuned_tree
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
@@ -297,7 +297,7 @@ def tune_tree_command(
         print_aside(f"interrupted: nothing was written, {heads / TUNED_TREE} is as it was")
         raise typer.Exit(130) from None
     show(Console(), tuning)
-    text = tuned_tree(token_heads, tuning, num_prompts=len(found)).as_json()
+    text = build_tuned_tree(token_heads, tuning, num_prompts=len(found)).as_json()
     write_whole(heads, {TUNED_TREE: text.encode()})
     print_aside(f"written: {heads / TUNED_TREE}")
     if picture is not None:

@@ -1,4 +1,4 @@
-"""Options that several commands of `headway` share, as groups, and how a command prints what is beside the point.
+"""Options that several commands of `headway` share, as groups, and how a command prints remarks.
 
 A group is a dataclass whose fields are typer options. A command asks for a whole group as one parameter, and
 `with_groups` gives typer the signature in which the group's fields stand in its place:

@@ -122,7 +122,7 @@ def evaluate(
 
     Args:
         metrics: of METRICS.
-        thresholds: ε_b at which PPL_d is measured beside the perplexity; may be empty.
+        thresholds: ε_b at which PPL_d is measured as well; may be empty.
         settings: how PPL_d decides n, without a co-occurrence table.
         table_folder: the table that `headway count-ngrams` made for the co-occurrence masks.
 

@@ -150,7 +150,7 @@ def predict(token_heads: TokenHeads, tokens_BT: Tensor, rows: Sequence[Tensor]) 
     """
     backbone = token_heads.backbone
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
-    may_attend = causal(torch.ones_like(tokens_BT, dtype=torch.bool))  # padding lies behind every row that is read
+    may_attend = causal(torch.ones_like(tokens_BT, dtype=torch.bool))  # every row that is read precedes the padding
     mask = backbone.mask_style.finish(may_attend, positions_BT, positions_BT, backbone.dtype)
     final_BTD, taps = backbone.forward(
         tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False

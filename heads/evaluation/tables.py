@@ -31,7 +31,14 @@ def speed_table(results: Sequence[MethodResult], title: str) -> Table:
     """One line for each method; the ratio's range is over single repeats."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
-    for column in ("tokens\nper pass", "tokens\nper s", "ratio\nto plain", "its range\n", "repeated\n4-grams"):
+    columns = (
+        "tokens\nper\npass",
+        "tokens\nper\nsecond",
+        "ratio\nto\nplain",
+        "range\nof the\nratio",
+        "4-grams\nthat\nrepeat",
+    )
+    for column in columns:  # narrow enough for 60 columns
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("same text")
     for result in results:

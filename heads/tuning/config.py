@@ -1,4 +1,4 @@
-"""What a tree is fitted for: how tokens are chosen, how many rows run at once, and how long is measured."""
+"""The settings of tuning: how tokens are chosen, how many rows are decoded together, and how long is measured."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class TuneConfig:
     """What a tree is fitted for.
 
     Attributes:
-        new_tokens: written behind each prompt.
-        batch: rows decoded at once.
+        new_tokens: tokens to generate after each prompt.
+        batch: rows decoded together.
         repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
         repeats: rounds of timing, of which medians are taken.
-        checked_prompts: prompts that the winner is decoded on, at least one batch.
-        compile: decode them with compiled passes as well; tree.json says so where that was faster.
+        checked_prompts: prompts that the winner decodes, at least one batch.
+        compile: decode them with compiled passes as well; tree.json says so if that was faster.
 
     Raises:
         ValueError: a number outside of what is allowed.
@@ -37,12 +37,12 @@ class TuneConfig:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What is asked of `generate`."""
+        """Arguments of `generate`."""
         return {**self.settings, "max_new_tokens": self.new_tokens}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How tokens are chosen, for `generate`."""
+        """Arguments of `generate` that say how tokens are chosen."""
         settings: dict[str, Any] = {"do_sample": self.temperature > 0}
         if self.temperature > 0:
             settings["temperature"] = self.temperature

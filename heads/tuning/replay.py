@@ -1,9 +1,9 @@
-"""The backbone's own text, and what its heads would have drafted at every place of it.
+"""Replay the backbone's own text: find what its heads would have drafted at every place of it.
 
-A tree accepts, from a place in the text, the longest path that the text itself goes on with. So one walk along the
-text, committing its tokens one by one and drafting at each place, tells for every tree at once how far it would have
-come: no tree has to be decoded with. Only the contract of a family is used, so that what is replayed is what decoding
-drafts, whatever state the family keeps.
+At a place of the text a tree accepts its longest path that agrees with the text. So one walk along the text, which
+commits its tokens one by one and drafts at each place, tells for every tree how many tokens it would have accepted; no
+tree has to be decoded. Only the contract of a family is used, so that the replayed drafts are those of decoding,
+whatever state the family keeps.
 """
 # B row of a batch, T prompt position, L position, P place of one row's text, K depth, E candidate, V vocabulary
 
@@ -25,14 +25,14 @@ from heads.evaluation.methods import end_tokens
 from heads.interface.token_heads import TokenHeads
 
 RANKS = 10
-"""Candidates of a node that are told apart; a token behind them counts as not drafted."""
+"""Candidates of a node that are distinguished; a token of a lower rank counts as not drafted."""
 NEVER = 2**30
-"""Place of a node that is no candidate."""
+"""The place of a node that is no candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """A batch of texts, prompts first, padded on the left; row b has `lengths[b]` tokens behind its prompt."""
+    """A batch of texts with prompts padded on the left; row b has `lengths[b]` tokens after its prompt."""
 
     tokens_BL: Tensor
     valid_BT: Tensor
@@ -41,15 +41,15 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One row's text: from each place, whose root is the token there, what the heads made of the tokens behind it.
+    """What the heads drafted at each place of one row's text; the token at a place is the root of its tree.
 
     Attributes:
-        ranks_PK: the rank of the text's token among head k's candidates, given the text up to it; RANKS where it is not
-            among them or the text has ended.
+        ranks_PK: the rank of the text's token among head k's candidates, given the text before it; RANKS if it is
+            not among them or the text has ended.
         dynamic: for each beam width (P, K, K): entry [place, D - 1, d - 1] is how many candidates of a dynamic tree of
             depth D come before the text's own node of depth d, the root included. A budget of n nodes keeps that node
             where the entry is below n.
-        text: prompt and what was written, without padding.
+        text: prompt and new tokens, without padding.
         prompt: tokens of the prompt; the place p has its root at `text[prompt + p]`.
     """
 
@@ -63,7 +63,7 @@ class Replay:
 def write_texts(
     model: Any, prompts: Sequence[Tensor], request: dict[str, Any], *, rows: int, advance: Callable[[], Any]
 ) -> list[Texts]:
-    """What plain `generate` with the settings of `request` writes behind each prompt (1, T), `rows` prompts at once."""
+    """Let plain `generate` with the settings of `request` continue each prompt (1, T), `rows` prompts in a batch."""
     check_temperature(request.get("temperature", 0.0))
     found = []
     for start in range(0, len(prompts), rows):
@@ -77,7 +77,7 @@ def write_texts(
 
 
 def pad_left(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) and which of them are real, of prompts (1, T) of any length.
+    """Tokens (B, T) and which of them are no padding, from prompts (1, T) of any length.
 
     >>> tokens_BT, valid_BT = pad_left([torch.tensor([[5, 6]]), torch.tensor([[7]])])
     >>> tokens_BT.tolist(), valid_BT.int().tolist()
@@ -93,7 +93,7 @@ def pad_left(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def length_of(tokens: Sequence[int], ends: Sequence[int]) -> int:
-    """Tokens up to the first that ends a text, itself included; what follows is padding.
+    """Number of tokens up to and including the first end token; padding follows it.
 
     >>> length_of([4, 5, 1, 0, 0], [1]), length_of([4, 5], [1])
     (3, 2)
@@ -105,7 +105,7 @@ def length_of(tokens: Sequence[int], ends: Sequence[int]) -> int:
 def replay(
     token_heads: TokenHeads, texts: Texts, *, widths: Sequence[int], nodes: int, advance: Callable[[], Any]
 ) -> list[Replay]:
-    """Walk along a batch of texts; a `Replay` for each row that has tokens behind its first one.
+    """Walk along a batch of texts; returns a `Replay` for each row with at least two new tokens.
 
     Args:
         widths: beam widths of dynamic trees.
@@ -136,13 +136,13 @@ def replay(
 
 
 def commit_slots(token_heads: TokenHeads, state: Any, output: Pass, slots: slice, plan: CommitPlan) -> Any:
-    """The family's state after some slots of a pass over a whole text."""
+    """The family's state after committing some slots of a pass over a whole text."""
     taps = {tap: hidden_BND[:, slots] for tap, hidden_BND in output.taps.items()}
     return token_heads.commit(state, output.tokens_BN[:, slots], taps, output.positions_BN[:, slots], plan)
 
 
 def tokens_ahead(texts: Texts, depth: int) -> Tensor:
-    """(B, P, K): the tokens behind each place's root, -1 behind the row's end."""
+    """(B, P, K): the tokens after each place's root; -1 after the row's end."""
     prompt = texts.valid_BT.shape[1]
     new_BN = texts.tokens_BL[:, prompt:].clone()
     for b, length in enumerate(texts.lengths):
@@ -154,7 +154,7 @@ def tokens_ahead(texts: Texts, depth: int) -> Tensor:
 def ranks_along(
     token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, ahead_BK: Tensor
 ) -> Tensor:
-    """(B, K): the rank of each token ahead among its head's candidates, behind the true tokens before it."""
+    """(B, K): the rank of each token ahead among its head's candidates, given the true tokens before it."""
     rows_B, level, tokens_B = torch.arange(len(root_B), device=root_B.device), token_heads.first_level(state), root_B
     ranks = []
     for k in range(1, token_heads.num_heads + 1):
@@ -167,7 +167,7 @@ def ranks_along(
 
 
 def places_along(found: TreeCandidates, ahead_BK: Tensor) -> Tensor:
-    """(B, K, K) as `Replay.dynamic` has them; NEVER where the text's node is no candidate, or for d > D."""
+    """(B, K, K) as in `Replay.dynamic`; NEVER where the text's node is no candidate, and for d > D."""
     batch, depth = ahead_BK.shape
     places_BKK = torch.full((batch, depth, depth), NEVER, device=ahead_BK.device)
     index_E = torch.arange(found.count, device=ahead_BK.device)
@@ -185,7 +185,7 @@ def places_along(found: TreeCandidates, ahead_BK: Tensor) -> Tensor:
 
 
 def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Sequence[Tensor]]) -> list[Replay]:
-    """Each row's own places: one for each of its tokens that has another behind it."""
+    """Each row's own places: one for each of its tokens that another one follows."""
     if not ranks:
         return []
     ranks_BPK = torch.stack(list(ranks), dim=1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""What tuning found, as tables for people and as a picture."""
+"""Show what tuning found: tables, a sentence about the choice, and a picture."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import Kind
 from heads.evaluation.pictures import GREY, MARKERS, PALETTE, new_figure, save_figure, tidy
-from heads.tuning.acceptance import RankCounts
+from heads.tuning.acceptance_rates import RankCounts
+from heads.tuning.pass_times import PassTimes
 from heads.tuning.search import Choice, best_by_size
-from heads.tuning.timing import PassTimes
-from heads.tuning.tune import COMPILED, Tuning
+from heads.tuning.tuned_tree import COMPILED, Tuning
 
 RANKS_SHOWN = 4
 
 
 def show(console: Console, tuning: Tuning) -> None:
-    """All tables, then what was chosen in a sentence."""
+    """Print all tables, then a sentence about the choice."""
     tables: Sequence[Table] = (
         acceptance_table(tuning.counts),
         verify_table(tuning.times),
         draft_table(tuning.times),
         sizes_table(tuning),
-        checked_table(tuning),
+        decoded_table(tuning),
     )
     for table in tables:
         console.print(table)
@@ -36,7 +36,7 @@ def show(console: Console, tuning: Tuning) -> None:
 
 
 def acceptance_table(counts: RankCounts) -> Table:
-    table = new_table("\nconditional acceptance: the candidate of this rank was right, given that its path was")
+    table = new_table("\nacceptance: the candidate of this rank was right,\ngiven that its path was")
     for column in ("depth", "after rank", "places", *(f"rank {rank}" for rank in range(RANKS_SHOWN))):
         table.add_column(column, justify="right")
     depths = max(1, *counts.at_depth)
@@ -51,7 +51,7 @@ def acceptance_table(counts: RankCounts) -> Table:
 
 
 def verify_table(times: PassTimes) -> Table:
-    title = f"\nverifying, batch {times.batch} behind {times.context} tokens; a plain step {1000 * times.plain:.2f} ms"
+    title = f"\nverifying, batch {times.batch} after {times.context} tokens; a plain step {1000 * times.plain:.2f} ms"
     table = new_table(title)
     for column in ("nodes", "ms", "of a plain step"):
         table.add_column(column, justify="right")
@@ -62,9 +62,13 @@ def verify_table(times: PassTimes) -> Table:
 
 def draft_table(times: PassTimes) -> Table:
     rest = f"rest of a pass {1000 * times.rest_static:.2f} ms static, {1000 * times.rest_dynamic:.2f} ms dynamic"
-    table = new_table(f"\ndrafting in ms; {rest}")
+    table = new_table(
+        f"\ndrafting in ms: a static level by its expanding nodes, a whole dynamic tree by depth and width;\n{rest}"
+    )
     counts, widths = (sorted({at for _, at in found}) for found in (times.step, times.grow))
-    for column in ("depth", *(f"{n} expanding" for n in counts), *(f"dynamic, width {w}" for w in widths)):
+    headers = [f"{'static' if i == 0 else ''}\n{n}" for i, n in enumerate(counts)]
+    headers += [f"{'width' if i == 0 else ''}\n{n}" for i, n in enumerate(widths)]
+    for column in ("depth\n", *headers):
         table.add_column(column, justify="right")
     for depth in sorted({k for k, _ in times.step}):
         steps = [times.step.get((depth, count)) for count in counts]
@@ -74,8 +78,9 @@ def draft_table(times: PassTimes) -> Table:
 
 
 def sizes_table(tuning: Tuning) -> Table:
-    table = new_table("\nthe fastest tree of each size, by the model of times, heads alone")
-    for column in ("nodes", "static: depth", "tokens/pass", "tokens/s", "dynamic: depth", "tokens/pass", "tokens/s"):
+    table = new_table("\nthe fastest tree of each size, predicted, heads alone")
+    speed = ("tokens\n/pass", "tokens\n/s")
+    for column in ("nodes\n", "static\ndepth", *speed, "dynamic\ndepth, width", *speed):
         table.add_column(column, justify="right")
     static, dynamic = ({c.nodes: c for c in best_by_size(found)} for found in (tuning.static, tuning.dynamic))
     for nodes in sorted({*static, *dynamic}):
@@ -86,31 +91,31 @@ def sizes_table(tuning: Tuning) -> Table:
 def cells(choice: Choice | None) -> tuple[str, str, str]:
     if choice is None:
         return "", "", ""
-    wide = f", width {choice.tree.width}" if isinstance(choice.tree, DynamicTree) else ""
+    wide = f", {choice.tree.width}" if isinstance(choice.tree, DynamicTree) else ""
     return f"{choice.depth}{wide}", f"{choice.tokens_per_pass:.2f}", f"{choice.tokens_per_second:.1f}"
 
 
-def checked_table(tuning: Tuning) -> Table:
-    table = new_table("\ndecoded here, prompts' passes left out")
+def decoded_table(tuning: Tuning) -> Table:
+    table = new_table("\ndecoded here, without the prompts' passes")
     for column in ("", "tokens/pass", "tokens/s", "ratio to plain"):
         table.add_column(column, justify="right" if column else "left")
-    plain = tuning.checked["plain"].tokens_per_second
-    for name, speed in tuning.checked.items():
+    plain = tuning.decoded["plain"].tokens_per_second
+    for name, speed in tuning.decoded.items():
         ratio = f"{speed.tokens_per_second / plain:.2f}"
         table.add_row(name, f"{speed.tokens_per_pass:.2f}", f"{speed.tokens_per_second:.1f}", ratio)
     return table
 
 
 def verdict(tuning: Tuning) -> str:
-    """What is used from now on, and why."""
+    """Say what is used from now on, and why."""
     return say_tree(tuning) + (say_compiled(tuning) if tuning.config.compile else "")
 
 
 def say_compiled(tuning: Tuning) -> str:
-    """Predictions are for passes that are not compiled; what compiled ones give was decoded."""
+    """Say how fast compiled passes decoded; predictions are for passes that are not compiled."""
     fastest = {
         compiled: max(
-            (speed.tokens_per_second for name, speed in tuning.checked.items() if name.endswith(COMPILED) == compiled),
+            (speed.tokens_per_second for name, speed in tuning.decoded.items() if name.endswith(COMPILED) == compiled),
             default=0.0,
         )
         for compiled in (True, False)
@@ -127,31 +132,31 @@ def say_tree(tuning: Tuning) -> str:
     if tuning.kind == "plain":
         how, why = "with prompt lookup alone" if tuning.lookup else "plainly", why_plain(tuning, ratios)
         return f"No tree pays at batch {tuning.config.batch}: {why}. TreeDecoding decodes {how} here."
-    if tuning.lookup and tuning.beside is not None:
+    if tuning.lookup and tuning.with_lookup is not None:
         return (
-            f"Chosen: {describe(tuning.beside.choice.tree)} beside a looked-up chain (lookup={tuning.lookup}); "
-            f"predicted {tuning.beside.tokens_per_pass:.2f} tokens per pass, "
-            f"{tuning.beside.tokens_per_second:.1f} tokens/s, "
-            f"{tuning.beside.tokens_per_second / tuning.plain:.2f} × plain on these texts; heads alone at best "
+            f"Chosen: {describe(tuning.with_lookup.choice.tree)} with prompt lookup (lookup={tuning.lookup}); "
+            f"predicted {tuning.with_lookup.tokens_per_pass:.2f} tokens per pass, "
+            f"{tuning.with_lookup.tokens_per_second:.1f} tokens/s, "
+            f"{tuning.with_lookup.tokens_per_second / tuning.plain:.2f} × plain on these texts; heads alone at best "
             f"{max(ratios.values(), default=0):.2f} ×."
         )
     choice, others = tuning.finalists[tuning.kind], [kind for kind in ratios if kind != tuning.kind]
-    beside = f" (the best {others[0]} tree {ratios[others[0]]:.2f} ×)" if others else ""
-    chain = "faster" if tuning.lookup else "not faster"
+    other = f" (the best {others[0]} tree {ratios[others[0]]:.2f} ×)" if others else ""
+    faster = "faster" if tuning.lookup else "not faster"
     return (
         f"Chosen: {describe(choice.tree)}; predicted {choice.tokens_per_pass:.2f} tokens per pass, "
-        f"{choice.tokens_per_second:.1f} tokens/s, {ratios[tuning.kind]:.2f} × plain, heads alone{beside}; "
-        f"with a looked-up chain beside a tree {chain} here (lookup={tuning.lookup})."
+        f"{choice.tokens_per_second:.1f} tokens/s, {ratios[tuning.kind]:.2f} × plain, heads alone{other}; "
+        f"a tree with prompt lookup is {faster} here (lookup={tuning.lookup})."
     )
 
 
 def why_plain(tuning: Tuning, ratios: Mapping[Kind, float]) -> str:
-    """Nothing is accepted, or no tree is predicted to be faster, or the predicted one was not when it was decoded."""
+    """No draft is accepted, or no tree is predicted to be faster, or the predicted one decoded more slowly."""
     if not ratios:
         return "no drafted token is accepted on these prompts, so train the heads further or give other prompts"
     if tuning.predicted == "plain":
         return ", ".join(f"the best {kind} tree has {ratio:.2f} of plain's speed" for kind, ratio in ratios.items())
-    decoded = ", ".join(f"{name} {speed.tokens_per_second:.1f}" for name, speed in tuning.checked.items())
+    decoded = ", ".join(f"{name} {speed.tokens_per_second:.1f}" for name, speed in tuning.decoded.items())
     tree, ratio = tuning.finalists[tuning.predicted].tree, ratios[tuning.predicted]
     return f"{describe(tree)} was predicted {ratio:.2f} × plain, but decoding measured in tokens/s {decoded}"
 
@@ -167,7 +172,7 @@ def new_table(title: str) -> Table:
 
 
 def draw_tuning(tuning: Tuning, path: str | Path) -> None:
-    """Milliseconds of verifying, and predicted tokens a second, both against the number of nodes."""
+    """Draw milliseconds of verifying and predicted tokens a second, both against the number of nodes."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     nodes = sorted(tuning.times.verify)

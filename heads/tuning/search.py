@@ -1,11 +1,11 @@
-"""The tree that emits most tokens a second: 1 + E[accepted] over the seconds of a pass, for every tree that was timed.
+"""Search the tree that emits most tokens a second: 1 + E[accepted] over the seconds of a pass.
 
-Static trees: for each limit on depth and on expanding nodes the best trees of all sizes, which are the first nodes of
-one sequence (heads/tuning/acceptance.py). Without a limit on expanding nodes this is the optimum for each size and
-depth; the limits are searched besides because each level and each expanding node costs drafting time.
-Dynamic trees: each budget, depth and beam width, by replay of the very trees.
+Static trees: for each limit on depth and on expanding nodes, the best trees of all sizes are the first nodes of one
+sequence (heads/tuning/acceptance_rates.py). Without a limit on expanding nodes this is the optimum for each size and
+depth; limits are searched too because each level and each expanding node costs drafting time.
+Dynamic trees: every node budget, depth and beam width, by replay of the trees themselves.
 
-A static tree is fitted to counts, and its tokens per pass on the very texts that were counted flatter it: texts are
+A static tree is fitted to counts, so its tokens per pass on the counted texts would be too good. Texts are therefore
 split in two, and trees grown on either half are replayed on the other.
 """
 # P place, K depth
@@ -20,20 +20,20 @@ import numpy as np
 
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
-from heads.tuning.acceptance import RankCounts, best_nodes, places_of, tokens_per_pass
+from heads.tuning.acceptance_rates import RankCounts, best_nodes, places_of, tokens_per_pass
+from heads.tuning.pass_times import PassTimes
 from heads.tuning.replay import Replay
-from heads.tuning.timing import PassTimes
 
 EXPANDING_LIMITS = (1, 2, 4, 8, None)
 LEADERS = 3
-"""Trees of either kind that are timed whole: the best of many noisy figures is flattered, and whole passes tell."""
+"""Trees of either kind whose whole passes are timed: the best of many noisy predictions is too good."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A tree with what it promises, each row of a batch by itself for `tokens_per_pass`.
+    """A tree with its predicted speed; `tokens_per_pass` is for each row of a batch.
 
-    `places`, of static trees: for each text where its own nodes stand (P, K), of those grown here by halves.
+    `places`, for static trees alone: one array (P, K) for each text, as `places_of` gives it.
     """
 
     tree: Tree | DynamicTree
@@ -50,7 +50,7 @@ class Choice:
 
 
 def static_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
-    """The best tree for each depth, number of expanding nodes, and size that was timed."""
+    """The best tree for each depth, limit on expanding nodes, and size that was timed."""
     ranks = [replay.ranks_PK for replay in replays]
     halves = [(ranks[0::2], ranks[1::2]), (ranks[1::2], ranks[0::2])]
     counted, counts = [RankCounts(grown_on) for grown_on, _ in halves], RankCounts(ranks)
@@ -86,7 +86,7 @@ def static_sizes(
 
 
 def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Texts at odd places come first, those at even places behind them; now as they were counted.
+    """Sort texts, of which those at odd places come first and those at even places after them.
 
     >>> in_order([1, 3, 0, 2, 4])
     [0, 1, 2, 3, 4]
@@ -96,7 +96,7 @@ def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def choice_of(tree: Tree, replays: Sequence[Replay], times: PassTimes) -> Choice:
-    """What a tree promises that was not grown here; one of a size that was timed."""
+    """The predicted speed of any static tree of a size that was timed."""
     nodes = [(0.0, path) for path in tree.paths[1:]]
     places = [places_of(nodes, one.ranks_PK) for one in replays]
     return Choice(
@@ -129,12 +129,12 @@ def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Cho
 
 
 def fastest(choices: Sequence[Choice]) -> Choice:
-    """Most tokens a second; of equals the smallest tree."""
+    """The choice with most tokens a second; of equals the smallest tree."""
     return max(choices, key=lambda choice: (choice.tokens_per_second, -choice.nodes))
 
 
 def leaders(choices: Sequence[Choice]) -> list[Choice]:
-    """The `LEADERS` fastest trees, no tree twice; none of those that have no draft accepted."""
+    """The `LEADERS` fastest different trees, without those that have no draft accepted."""
     ordered = sorted(choices, key=lambda choice: (-choice.tokens_per_second, choice.nodes))
     found: dict[DynamicTree | tuple[tuple[int, ...], ...], Choice] = {}
     for choice in ordered:
@@ -144,6 +144,6 @@ def leaders(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def best_by_size(choices: Sequence[Choice]) -> list[Choice]:
-    """For each number of nodes the fastest choice."""
+    """The fastest choice for each number of nodes."""
     sizes = sorted({choice.nodes for choice in choices})
     return [fastest([choice for choice in choices if choice.nodes == size]) for size in sizes]

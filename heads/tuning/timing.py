@@ -1,11 +1,8 @@
-"""What a pass costs here: verifying against the number of nodes, drafting against depth and expanding nodes, the rest.
+"""Measure what a pass costs on this machine: verifying by nodes, drafting by depth and expanding nodes, and the rest.
 
-    seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + rest
-
-Verifying and drafting are timed alone, on the model itself at a stated batch size and context length. The rest (accept,
-commit, Python) is what whole passes of `generate` with a reference tree take beyond that, so that it holds whatever the
-first two miss. Everything is measured in turn, again and again, and medians count: a slow moment of the machine falls
-on all.
+Verifying and drafting are timed by themselves, at a given batch size and context length. The rest (acceptance, commit,
+Python) is what whole passes of `generate` with a reference tree take beyond them, so that it holds whatever they miss.
+All measurements are interleaved and repeated, and medians count: a slow moment of the machine falls on all of them.
 """
 # B row, S context position, N node, M expanding node of one level (over all rows)
 
@@ -13,10 +10,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +23,7 @@ from heads.decoding.trees.dynamic import DynamicTree, grow
 from heads.decoding.trees.static import Tree, grow_tree
 from heads.evaluation.throughput import rotated
 from heads.interface.token_heads import TokenHeads
+from heads.tuning.pass_times import PassTimes
 
 NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 EXPANDING = (1, 2, 4, 8, 16)
@@ -35,66 +31,6 @@ WIDTHS = (1, 2, 4, 8)
 REFERENCE_NODES, CANDIDATES, TIMED_TOKENS = 8, 4, 24
 Clock = Callable[[], float]
 Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassTimes:
-    """Seconds, for a batch of `batch` rows behind `context` tokens.
-
-    Attributes:
-        plain: one step of plain `generate`.
-        verify: by number of nodes, the root included.
-        step: by (head, expanding nodes of a row).
-        grow: by (depth, width) of a dynamic tree; independent heads have width 1 alone.
-        rest_static, rest_dynamic: of a pass beyond drafting and verifying.
-        grounded: expanding nodes of a level cost a row each; else one row serves all.
-    """
-
-    batch: int
-    context: int
-    plain: float
-    verify: Mapping[int, float]
-    step: Mapping[tuple[int, int], float]
-    grow: Mapping[tuple[int, int], float]
-    rest_static: float
-    rest_dynamic: float
-    grounded: bool
-
-    def scaled(self, factor: float) -> PassTimes:
-        """The same on a machine that is so much slower."""
-        return replace(
-            self,
-            plain=factor * self.plain,
-            verify={nodes: factor * seconds for nodes, seconds in self.verify.items()},
-            step={at: factor * seconds for at, seconds in self.step.items()},
-            grow={at: factor * seconds for at, seconds in self.grow.items()},
-            rest_static=factor * self.rest_static,
-            rest_dynamic=factor * self.rest_dynamic,
-        )
-
-    def draft(self, tree: Tree) -> float:
-        """Of a static tree: one step of a head for each level."""
-        expanding = [len(level.parents) if self.grounded and k else 1 for k, level in enumerate(tree.levels)]
-        return sum(self.step_at(k, count) for k, count in enumerate(expanding, start=1))
-
-    def step_at(self, head: int, expanding: int) -> float:
-        """Between measured numbers of expanding nodes by a line, above the largest in proportion."""
-        counts = sorted(count for k, count in self.step if k == head)
-        seconds = [self.step[head, count] for count in counts]
-        return float(np.interp(expanding, counts, seconds)) * max(1.0, expanding / counts[-1])
-
-    def verify_at(self, nodes: int) -> float:
-        """Between measured numbers of nodes by a line, above the largest in proportion."""
-        counts = sorted(self.verify)
-        seconds = float(np.interp(nodes, counts, [self.verify[count] for count in counts]))
-        return seconds * max(1.0, nodes / counts[-1])
-
-    def static(self, tree: Tree) -> float:
-        return self.draft(tree) + self.verify[tree.num_nodes] + self.rest_static
-
-    def dynamic(self, tree: DynamicTree) -> float:
-        assert tree.depth is not None
-        return self.grow[tree.depth, tree.width] + self.verify[tree.nodes] + self.rest_dynamic
 
 
 def measure_times(
@@ -106,19 +42,19 @@ def measure_times(
     clock: Clock,
     advance: Callable[[], Any] = lambda: None,
 ) -> PassTimes:
-    """Time the parts of a pass behind a context of `tokens_BS`.
+    """Measure each term of a pass after the context `tokens_BS`.
 
     Args:
-        settings: how `generate` chooses tokens in whole passes; processors are a part of what a pass costs.
-        clock: seconds; must wait for what an accelerator still computes (`clock_of`).
+        settings: how `generate` chooses tokens in whole passes, whose processors take time too.
+        clock: seconds; must wait for an accelerator to finish (`clock_of`).
         advance: called `repeats` + 1 times.
     """
-    bench = Bench(token_heads, tokens_BS, clock, settings)
-    medians = interleaved_medians(bench.tasks(), repeats, advance)
+    timer = PassTimer(token_heads, tokens_BS, clock, settings)
+    medians = interleaved_medians(timer.tasks(), repeats, advance)
     found: dict[str, dict[Any, float]] = {"verify": {}, "step": {}, "grow": {}, "pass": {}}
     for (kind, at), seconds in medians.items():
         found[kind][at] = seconds
-    parts = PassTimes(
+    modelled = PassTimes(
         batch=len(tokens_BS),
         context=tokens_BS.shape[1],
         plain=found["pass"]["plain"],
@@ -131,10 +67,10 @@ def measure_times(
     )
     static, dynamic = found["pass"]["static"], found["pass"]["dynamic"]
     rest = {
-        "rest_static": max(0.0, static - parts.static(bench.static)),
-        "rest_dynamic": max(0.0, dynamic - parts.dynamic(bench.dynamic)),
+        "rest_static": max(0.0, static - modelled.static(timer.static)),
+        "rest_dynamic": max(0.0, dynamic - modelled.dynamic(timer.dynamic)),
     }
-    return PassTimes(**{**vars(parts), **rest})
+    return PassTimes(**{**vars(modelled), **rest})
 
 
 def interleaved_medians(
@@ -156,8 +92,8 @@ def interleaved_medians(
     return {key: statistics.median(seconds) for key, seconds in found.items()}
 
 
-class Bench:
-    """A backbone and its heads behind a context, ready to have each part of a pass timed."""
+class PassTimer:
+    """A backbone and its heads after a context, ready to time each stage of a pass."""
 
     def __init__(self, token_heads: TokenHeads, tokens_BS: Tensor, clock: Clock, settings: dict[str, Any]) -> None:
         self.token_heads, self.backbone = token_heads, token_heads.backbone
@@ -174,7 +110,7 @@ class Bench:
             )
 
     def tasks(self) -> dict[tuple[str, Any], Callable[[], float]]:
-        """Each returns the seconds of what it is named for."""
+        """The measurements by name; each returns seconds."""
         heads_range = range(1, self.token_heads.num_heads + 1)
         grounded = self.token_heads.grounded
         found: dict[tuple[str, Any], Callable[[], float]] = {("verify", n): self.verify(n) for n in NODES}
@@ -238,8 +174,8 @@ class Bench:
         return lambda: self.seconds_per_pass(decoding)
 
     def seconds_per_pass(self, decoding: TreeDecoding | None) -> float:
-        """Of a pass in which all rows run, in `generate` itself; None is plain `generate`."""
-        stamps = Stamps(self.clock)
+        """Seconds of one pass in `generate` itself, while all rows run; None is plain `generate`."""
+        stamps = Timestamps(self.clock)
         output = generate(
             self.backbone.model,
             decoding,
@@ -258,26 +194,26 @@ class Bench:
         return stamps.mean(max(1, passes - 1), rows=len(self.tokens_BS))
 
 
-class Stamps:
-    """A streamer that notes when the tokens of each pass came."""
+class Timestamps:
+    """A streamer that records when the tokens of each pass arrive."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.seconds: list[float] = []
-        self.prompt_came = False
+        self.prompt_seen = False
 
     def put(self, _: Tensor) -> None:
-        if self.prompt_came:
+        if self.prompt_seen:
             self.seconds.append(self.clock())
-        self.prompt_came = True
+        self.prompt_seen = True
 
     def end(self) -> None:
-        """Nothing is left to note."""
+        """Nothing is left to record."""
 
     def mean(self, passes: int, rows: int) -> float:
-        """Seconds of each of the first `passes` passes behind the prompt's, each of which notes one time a row.
+        """Mean seconds of the first `passes` passes after the prompt's; each pass records one time for every row.
 
-        >>> stamps = Stamps(iter([1.0, 1.5, 3.0, 3.5, 5.0, 5.5]).__next__)
+        >>> stamps = Timestamps(iter([1.0, 1.5, 3.0, 3.5, 5.0, 5.5]).__next__)
         >>> for _ in range(7):
         ...     stamps.put(torch.zeros(1))
         >>> stamps.mean(2, rows=2)

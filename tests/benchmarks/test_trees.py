@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.consoles import wide_console
 from benchmarks.speed.trees import Line, lines_table, pool, say_worst
-from heads.tuning.speeds import Speed
+from heads.tuning.decoding_speed import Speed
 
 
 def line(decoding: str, predicted: float, measured: float, plain_measured: float = 100.0) -> Line:

@@ -19,9 +19,9 @@ from heads.decoding.proposers.sampled import SampledTreeIndex, sample_tree
 from heads.decoding.proposers.static_tree import best_tokens
 from heads.decoding.trees.dynamic import offer
 from heads.evaluation.lossy.joint_picture import predict_two
-from heads.tuning.acceptance import count_passes
+from heads.tuning.acceptance_rates import count_passes
 from heads.tuning.replay import NEVER, RANKS, pad_left, replay, write_texts
-from heads.tuning.timing import Bench
+from heads.tuning.timing import PassTimer
 
 FEW = tuple(range(1, 29, 2))
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD}
@@ -144,6 +144,6 @@ def test_replay_for_tuning_is_what_decoding_accepts(family):
 
 def test_the_parts_of_a_pass_are_timed():
     token_heads = make_heads("grounded", Backbone(shared_model("llama", "sdpa")), draft_tokens=FEW)
-    bench = Bench(token_heads, random_tokens(1, 9), lambda: 0.0, {"do_sample": False})
+    bench = PassTimer(token_heads, random_tokens(1, 9), lambda: 0.0, {"do_sample": False})
     assert bench.step(2, 4)() == 0.0
     assert bench.grow(2, 4)() == 0.0

@@ -1,17 +1,17 @@
-"""How likely each node of a tree is to be accepted, the best trees for that, and tokens per pass by replay.
+"""Estimate how likely each node of a tree is to be accepted, find the best trees, and count tokens per pass by replay.
 
-Conditional acceptance. A node is a path of ranks, and P(rank r | path) is the share of places at which the text went on
-with rank r, among those at which it had gone along that very path. A product of marginals would take the ranks of one
-path for independent, which they are not: a text that is hard to guess at one place is hard at the next. Long paths are
-seen rarely, so each count is backed off to a shorter condition, with the weight of `BACK_OFF` places:
+A node is a path of ranks. P(rank r | path) is the share of places at which the text continued with rank r, among the
+places at which it had followed that path. A product of marginals would take the ranks of a path for independent, which
+they are not: text that is hard to predict at one place is hard at the next. Long paths are rare, so counts back off to
+a shorter condition, with the weight of `BACK_OFF` places:
 
     P(r | path)         = (n(path, r)     + m · P(r | depth, last rank)) / (n(path)        + m)
     P(r | depth, last)  = (n(d, last, r)  + m · P(r | depth))            / (n(d, last)     + m)
     P(r | depth)        =  n(d, r) / n(d)          given that the path was among the first RANKS at every depth before
 
-A tree's expected accepted tokens are the sum of its nodes' probabilities, which only fall along a path; so the n most
-likely nodes are a tree and the best one of that size (Sequoia, Chen et al., 2024, whose acceptance depends on the rank
-alone), and with a limit on depth those of at most that depth.
+A tree's expected number of accepted tokens is the sum of its nodes' probabilities, which only fall along a path. So the
+n most likely nodes form a tree, and the best one of that size (Sequoia, Chen et al., 2024, where acceptance depends on
+the rank alone); with a limit on depth, the n most likely nodes within that depth.
 """
 # P place, K depth
 
@@ -30,7 +30,7 @@ Path = tuple[int, ...]
 
 
 class RankCounts:
-    """Counts over places (P, K) of ranks, from one or several texts.
+    """Counts of rank paths over the places (P, K) of one or several texts.
 
     >>> counts = RankCounts([np.array([[0, 1], [0, 0], [0, 1], [1, 0]])], back_off=0)
     >>> counts.conditional((), 0), counts.conditional((0,), 1), counts.conditional((1,), 1)
@@ -59,7 +59,7 @@ class RankCounts:
                 self.by_last[len(path) - 1, path[-2], path[-1]] += count
 
     def conditional(self, path: Path, rank: int) -> float:
-        """P(rank | path), backed off as the file's head says."""
+        """P(rank | path), backed off as above."""
         depth = len(path)
         marginal = self.by_depth[depth, rank] / max(1, self.at_depth[depth])
         if not path:
@@ -73,12 +73,12 @@ class RankCounts:
 
 
 def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None = None) -> list[tuple[float, Path]]:
-    """(probability, path) of the most likely nodes below the root, best first: the first n are the best tree of n + 1.
+    """(probability, path) of the most likely nodes below the root, best first; the first n are a best tree.
 
     Args:
-        nodes: how many are asked for; fewer where fewer can ever be accepted.
-        depth: of paths at most.
-        width: nodes of one level that may have children, the likeliest ones; None: any number.
+        nodes: how many to return; fewer if fewer can ever be accepted.
+        depth: the longest path.
+        width: how many nodes of a level, the likeliest ones, may have children; None: any number.
     """
     level: list[tuple[float, Path]] = [(1.0, ())]
     found: list[tuple[float, Path]] = []
@@ -95,15 +95,15 @@ def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None 
 
 
 def order(node: tuple[float, Path]) -> tuple[float, int, Path]:
-    """Most likely first; of equals the one nearer to the root, so that a parent comes before its child."""
+    """The most likely node first; of equals the one nearer to the root, so that a parent precedes its child."""
     probability, path = node
     return (-probability, len(path), path)
 
 
 def places_of(nodes: Sequence[tuple[float, Path]], ranks_PK: np.ndarray) -> np.ndarray:
-    """(P, K): the place of the text's own node of each depth among the root and `nodes`, NEVER where it is not there.
+    """(P, K): the index of the text's own node of each depth among the root and `nodes`; NEVER if it is not among them.
 
-    A tree of the root and the first n - 1 nodes keeps it where the entry is below n, as `Replay.dynamic` has it.
+    A tree of the root and the first n - 1 nodes holds that node if the entry is below n, as in `Replay.dynamic`.
 
     >>> places_of([(0.5, (0,)), (0.3, (0, 1))], np.array([[0, 1], [0, 0], [1, 1]])).tolist() == [
     ...     [1, 2], [1, NEVER], [NEVER, NEVER]]
@@ -116,13 +116,13 @@ def places_of(nodes: Sequence[tuple[float, Path]], ranks_PK: np.ndarray) -> np.n
 
 
 def accepted(places_PK: np.ndarray, nodes: int) -> np.ndarray:
-    """(P,): tokens that a tree of `nodes` nodes has accepted from each place."""
+    """(P,): the number of tokens that a tree of `nodes` nodes has accepted at each place."""
     lengths_P: np.ndarray = (places_PK < nodes).sum(axis=1)
     return lengths_P
 
 
 def count_passes(accepted_P: np.ndarray) -> int:
-    """Passes of decoding a text whose places accept so many tokens: each emits those and one token more.
+    """Passes of decoding a text, given the tokens accepted at each place; a pass emits one token more.
 
     >>> count_passes(np.array([2, 0, 0, 1, 0]))         # 3 tokens, then 2
     2
@@ -136,6 +136,6 @@ def count_passes(accepted_P: np.ndarray) -> int:
 
 
 def tokens_per_pass(places: Sequence[np.ndarray], nodes: int) -> float:
-    """Over several texts, the prompts' passes and their first tokens left out."""
+    """Tokens per pass over several texts, without the prompts' passes and first tokens."""
     tokens = sum(len(places_PK) for places_PK in places)
     return tokens / max(1, sum(count_passes(accepted(places_PK, nodes)) for places_PK in places))

@@ -1,9 +1,9 @@
-"""The tree that is best beside a looked-up chain: decoding played on the texts, with the decoder's own `Lookup`.
+"""Find the tree that is best together with prompt lookup, by simulating decoding with the decoder's own `Lookup`.
 
-Where a chain is copied, a tree's further nodes seldom matter, and where none is, they do as ever; so what is best
-beside lookup is often a smaller tree than what is best alone. The text is known, and so is what each tree has accepted
-at each place of it (heads/tuning/replay.py): whether a pass verifies the tree, tree and chain or the chain alone, and
-how far it comes, follows place by place. Only one row at a time: in a batch chains wait for each other.
+Where a chain of tokens is copied, a tree's further nodes seldom matter. So the best tree with lookup is often smaller
+than the best tree alone. The text is known, and so is how many tokens each tree has accepted at each place of it
+(heads/tuning/replay.py). It follows for each place whether a pass verifies the tree, tree and chain, or the chain
+alone, and how many tokens it accepts. This holds for a single row; in a batch rows wait for each other.
 """
 # P place, K depth
 
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from heads.decoding.proposers.prompt_lookup import Lookup
-from heads.tuning.acceptance import accepted
+from heads.tuning.acceptance_rates import accepted
+from heads.tuning.pass_times import PassTimes
 from heads.tuning.replay import Replay
 from heads.tuning.search import Choice
-from heads.tuning.timing import PassTimes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """A static tree with what it promises beside a looked-up chain."""
+class TreeWithLookup:
+    """A static tree and its predicted speed together with prompt lookup."""
 
     choice: Choice
     tokens_per_pass: float
     tokens_per_second: float
 
 
-def best_beside_lookup(
+def best_tree_with_lookup(
     choices: Sequence[Choice], replays: Sequence[Replay], times: PassTimes, lookup: int
-) -> Beside | None:
-    """The static tree with most tokens a second beside a chain of `lookup` tokens; None where no draft is accepted."""
+) -> TreeWithLookup | None:
+    """The static tree with most tokens a second with chains of `lookup` tokens; None if no draft is accepted."""
     best: dict[tuple[int, int], Choice] = {}
     for choice in choices:
         if choice.tokens_per_pass <= 1:
@@ -41,24 +41,24 @@ def best_beside_lookup(
         key = (choice.nodes, choice.depth)
         if key not in best or choice.tokens_per_second > best[key].tokens_per_second:
             best[key] = choice
-    found = [play(choice, replays, times, lookup) for choice in best.values()]
+    found = [simulate(choice, replays, times, lookup) for choice in best.values()]
     return max(found, key=lambda one: (one.tokens_per_second, -one.choice.nodes), default=None)
 
 
-def play(choice: Choice, replays: Sequence[Replay], times: PassTimes, lookup: int) -> Beside:
-    """Decode all texts in mind."""
+def simulate(choice: Choice, replays: Sequence[Replay], times: PassTimes, lookup: int) -> TreeWithLookup:
+    """Predict the speed of decoding all texts with this tree and lookup."""
     assert choice.places is not None
     tokens, passes, seconds = 0, 0, 0.0
     for one, places_PK in zip(replays, choice.places, strict=True):
-        for chain, emitted, beside_tree in walk(one, accepted(places_PK, choice.nodes), lookup, choice.depth):
+        for chain, emitted, tree_too in simulate_passes(one, accepted(places_PK, choice.nodes), lookup, choice.depth):
             tokens += emitted
             passes += 1
-            seconds += seconds_of(choice, times, chain, beside_tree)
-    return Beside(choice=choice, tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
+            seconds += seconds_of(choice, times, chain, tree_too)
+    return TreeWithLookup(choice=choice, tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
 
 
-def walk(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int) -> list[tuple[int, int, bool]]:
-    """For each pass over one text: the chain's length, tokens emitted, whether the tree stands beside the chain."""
+def simulate_passes(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int) -> list[tuple[int, int, bool]]:
+    """For each pass over one text: the chain's length, the tokens emitted, whether the tree is verified as well."""
     looking, found, place, last = Lookup(lookup), [], 0, len(accepted_P)
     while place < last:
         at = one.prompt + place + 1
@@ -73,16 +73,16 @@ def walk(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int) -> list[t
     return found
 
 
-def seconds_of(choice: Choice, times: PassTimes, chain: int, beside_tree: bool) -> float:
-    """Of a pass, by the model of times; `seconds_per_pass` of the choice is that of the tree alone."""
-    if not beside_tree:
+def seconds_of(choice: Choice, times: PassTimes, chain: int, tree_too: bool) -> float:
+    """Predicted seconds of a pass; `seconds_per_pass` of the choice is for the tree alone."""
+    if not tree_too:
         return times.verify_at(1 + chain) + times.rest_static
     longer = times.verify_at(choice.nodes + chain) - times.verify_at(choice.nodes) if chain else 0.0
     return choice.seconds_per_pass + longer
 
 
 def count_agreeing(chain: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens of a chain a text goes on with.
+    """How many tokens at the beginning of a chain are those of the text.
 
     >>> count_agreeing([4, 5, 6], [4, 5, 7]), count_agreeing([4], [])
     (2, 0)

@@ -1,4 +1,4 @@
-"""Tokens a second of whole `generate` calls behind each prompt's own pass: what predictions are held against."""
+"""Measure tokens a second of whole `generate` calls without the prompts' passes, to compare with predictions."""
 # B row, T prompt position
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import end_tokens
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import length_of, pad_left
-from heads.tuning.timing import Clock, Stamps
+from heads.tuning.timing import Clock, Timestamps
 
 Progress = Callable[[str, int], Callable[[], Any]]
-"""Begins a stage of so many steps; what it returns is called at each."""
+"""Begins a stage (name, total); the function that it returns advances it by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Measured on whole texts, the prompts' passes and first tokens left out."""
+    """Measured on whole texts, without the prompts' passes and the first tokens."""
 
     tokens_per_pass: float
     tokens_per_second: float
@@ -36,10 +36,10 @@ def measure_speeds(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> dict[str, Speed]:
-    """Each decoding (None: plain `generate`) on the first prompts, in batches, one decoding after the other.
+    """Run each decoding (None: plain `generate`) on the first prompts, in batches, one decoding after the other.
 
     Raises:
-        ValueError: all of their texts end at once, so that there is nothing to measure.
+        ValueError: all texts end at once, so that there is nothing to measure.
     """
     wanted = max(config.checked_prompts, config.batch)
     count = wanted - wanted % config.batch
@@ -54,7 +54,7 @@ def measure_speeds(
             ]
             advance()
     if any(tokens <= 0 for tokens, _, _ in totals.values()):
-        raise ValueError("The texts behind the prompts end at once; give prompts that the backbone goes on from.")
+        raise ValueError("The texts after the prompts end at once; give prompts that the backbone continues.")
     return {
         name: Speed(tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
         for name, (tokens, passes, seconds) in totals.items()
@@ -64,9 +64,9 @@ def measure_speeds(
 def decode(
     model: Any, decoding: TreeDecoding | None, prompts: Sequence[Tensor], config: TuneConfig, clock: Clock
 ) -> tuple[float, float, float]:
-    """Tokens, passes of a row and seconds of one `generate` call, without the prompt's pass and each first token."""
+    """Tokens, row passes and seconds of one `generate` call, without the prompt's pass and each row's first token."""
     tokens_BT, valid_BT = pad_left(prompts)
-    stamps = Stamps(clock)
+    stamps = Timestamps(clock)
     output = generate(
         model,
         decoding,

@@ -1,0 +1,77 @@
+"""The model of a pass's time, fitted to measurements: from a tree to the seconds of one pass with it.
+
+    seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + rest
+
+heads/tuning/timing.py measures the terms. Between measured numbers of nodes the model interpolates linearly; above the
+largest one time grows in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """Seconds, for a batch of `batch` rows after `context` tokens.
+
+    Attributes:
+        plain: one step of plain `generate`.
+        verify: by number of nodes, the root included.
+        step: of one head, by (head, expanding nodes of a row).
+        grow: of drafting a dynamic tree, by (depth, width); heads that read no drafted token have width 1 alone.
+        rest_static, rest_dynamic: what a pass takes beyond drafting and verifying.
+        grounded: each expanding node of a level costs a row; otherwise one row serves the level.
+    """
+
+    batch: int
+    context: int
+    plain: float
+    verify: Mapping[int, float]
+    step: Mapping[tuple[int, int], float]
+    grow: Mapping[tuple[int, int], float]
+    rest_static: float
+    rest_dynamic: float
+    grounded: bool
+
+    def scaled(self, factor: float) -> PassTimes:
+        """The times of a machine that is slower by this factor."""
+        return replace(
+            self,
+            plain=factor * self.plain,
+            verify={nodes: factor * seconds for nodes, seconds in self.verify.items()},
+            step={at: factor * seconds for at, seconds in self.step.items()},
+            grow={at: factor * seconds for at, seconds in self.grow.items()},
+            rest_static=factor * self.rest_static,
+            rest_dynamic=factor * self.rest_dynamic,
+        )
+
+    def draft(self, tree: Tree) -> float:
+        """Drafting a static tree: one step of a head for each level."""
+        expanding = [len(level.parents) if self.grounded and k else 1 for k, level in enumerate(tree.levels)]
+        return sum(self.step_at(k, count) for k, count in enumerate(expanding, start=1))
+
+    def step_at(self, head: int, expanding: int) -> float:
+        """Head `head` over so many expanding nodes."""
+        counts = sorted(count for k, count in self.step if k == head)
+        seconds = [self.step[head, count] for count in counts]
+        return float(np.interp(expanding, counts, seconds)) * max(1.0, expanding / counts[-1])
+
+    def verify_at(self, nodes: int) -> float:
+        """Verifying so many nodes."""
+        counts = sorted(self.verify)
+        seconds = float(np.interp(nodes, counts, [self.verify[count] for count in counts]))
+        return seconds * max(1.0, nodes / counts[-1])
+
+    def static(self, tree: Tree) -> float:
+        return self.draft(tree) + self.verify[tree.num_nodes] + self.rest_static
+
+    def dynamic(self, tree: DynamicTree) -> float:
+        assert tree.depth is not None
+        return self.grow[tree.depth, tree.width] + self.verify[tree.nodes] + self.rest_dynamic

@@ -1,0 +1,160 @@
+"""The result of tuning: everything that was measured, what was the fastest, and what is written to tree.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.decoding.tuned_file import Kind, TunedTree, name_dtype
+from heads.evaluation.tables import describe_machine, versions
+from heads.interface.token_heads import TokenHeads
+from heads.tuning.acceptance_rates import RankCounts
+from heads.tuning.config import TuneConfig
+from heads.tuning.decoding_speed import Speed
+from heads.tuning.pass_times import PassTimes
+from heads.tuning.replay import Replay
+from heads.tuning.search import Choice
+from heads.tuning.tree_with_lookup import TreeWithLookup
+
+PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tree with lookup"
+"""The methods that are decoded in the end."""
+COMPILED = ", compiled"
+"""Follows the name of a method whose passes are compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Everything that was measured, and what follows from it.
+
+    Attributes:
+        replays: the texts that acceptance was measured on.
+        static, dynamic: every tree that was considered, with its predicted times.
+        finalists: the fastest of either kind, with whole passes timed; none of a kind whose drafts are never accepted.
+        plain: tokens a second of plain `generate`, timed in the same rounds as the finalists.
+        with_lookup: the static tree that is predicted to be the fastest together with prompt lookup, for one row.
+        calibration: seconds of whole passes over the sum of their stages, which were timed earlier: a stage that is
+            timed alone finds warmer caches, and machines change their speed.
+        decoded: measured speeds by method, on prompts of the fit; of trees only the one predicted to be the fastest.
+    """
+
+    config: TuneConfig
+    replays: Sequence[Replay]
+    times: PassTimes
+    static: Sequence[Choice]
+    dynamic: Sequence[Choice]
+    finalists: dict[Kind, Choice]
+    plain: float
+    decoded: dict[str, Speed]
+    with_lookup: TreeWithLookup | None = None
+    calibration: float = 1.0
+
+    @property
+    def counts(self) -> RankCounts:
+        return RankCounts([replay.ranks_PK for replay in self.replays])
+
+    @property
+    def predicted(self) -> Kind:
+        """The faster finalist, or plain if no finalist beats it."""
+        return predict_kind(self.finalists, self.plain)
+
+    @property
+    def fastest(self) -> str:
+        """The fastest method that was decoded; of equals the simplest."""
+        return max(self.decoded, key=lambda name: self.decoded[name].tokens_per_second)
+
+    @property
+    def method(self) -> str:
+        """The fastest method without the remark that its passes are compiled."""
+        return self.fastest.removesuffix(COMPILED)
+
+    @property
+    def compile(self) -> bool:
+        return self.fastest.endswith(COMPILED)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the tree of the fastest method."""
+        if self.method == TREE_AND_LOOKUP:
+            return "static" if self.with_lookup is not None else self.predicted
+        return self.predicted if self.method == TREE else "plain"
+
+    @property
+    def lookup(self) -> int:
+        return DEFAULT_LOOKUP if self.method in (LOOKUP_ALONE, TREE_AND_LOOKUP) else 0
+
+    @property
+    def tree(self) -> Tree | DynamicTree:
+        if self.kind == "plain":
+            return Tree.root_only()
+        if self.method == TREE_AND_LOOKUP and self.with_lookup is not None:
+            return self.with_lookup.choice.tree
+        return self.finalists[self.kind].tree
+
+
+def predict_kind(finalists: dict[Kind, Choice], plain: float) -> Kind:
+    best = max(finalists, key=lambda kind: finalists[kind].tokens_per_second, default=None)
+    return "plain" if best is None or finalists[best].tokens_per_second <= plain else best
+
+
+def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: int) -> TunedTree:
+    """The content of tree.json."""
+    backbone, kind = token_heads.backbone, tuning.kind
+    trees = {name: choice.tree for name, choice in tuning.finalists.items()}
+    static, dynamic = trees.get("static"), trees.get("dynamic")
+    if kind == "static":
+        static = tuning.tree
+    return TunedTree(
+        kind=kind,
+        paths=static.paths[1:] if isinstance(static, Tree) and kind != "plain" else (),
+        dynamic=dynamic if isinstance(dynamic, DynamicTree) and kind == "dynamic" else None,
+        lookup=tuning.lookup,
+        compile=tuning.compile,
+        prediction=describe_prediction(tuning),
+        measured_on={
+            **describe_machine(backbone.device),
+            "device_type": backbone.device.type,
+            "dtype": name_dtype(backbone.dtype),
+            "batch": tuning.times.batch,
+            "context": tuning.times.context,
+            "prompts": num_prompts,
+            **dataclasses.asdict(tuning.config),
+            "versions": versions(),
+        },
+        heads_sha256=token_heads.checksum,
+    )
+
+
+def describe_prediction(tuning: Tuning) -> dict[str, Any]:
+    """Predictions for the passes after the prompt's, with lookup if it is used; then the measured tokens a second."""
+    decoded = {name: round(speed.tokens_per_second, 2) for name, speed in tuning.decoded.items()}
+    if tuning.kind == "plain":
+        best = max((choice.tokens_per_second for choice in tuning.finalists.values()), default=None)
+        return {
+            "tokens_per_pass": 1.0,
+            "tokens_per_second": round(tuning.plain, 2),
+            "ratio_to_plain": 1.0,
+            "best_tree_ratio_to_plain": None if best is None else round(best / tuning.plain, 3),
+            "decoded": decoded,
+        }
+    if tuning.lookup and tuning.with_lookup is not None:
+        return {
+            "tokens_per_pass": round(tuning.with_lookup.tokens_per_pass, 3),
+            "tokens_per_second": round(tuning.with_lookup.tokens_per_second, 2),
+            "ratio_to_plain": round(tuning.with_lookup.tokens_per_second / tuning.plain, 3),
+            "lookup": tuning.lookup,
+            "decoded": decoded,
+        }
+    choice = tuning.finalists[tuning.kind]
+    return {
+        "tokens_per_pass": round(choice.tokens_per_pass, 3),
+        "tokens_per_second": round(choice.tokens_per_second, 2),
+        "ratio_to_plain": round(choice.tokens_per_second / tuning.plain, 3),
+        "milliseconds_per_pass": round(1000 * choice.seconds_per_pass, 3),
+        "lookup": 0,
+        "decoded": decoded,
+    }
