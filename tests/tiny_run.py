@@ -84,8 +84,9 @@ def train(config, *flags):
 SLOW = """
 import os, time
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})  # one thread: it rounds as the tests do
-from train.run import main
+from train.checkpoint import save
 from train.loop.trainer import HeadsTrainer
+from train.run import main
 
 def slow(action, seconds):
     def slowed(*args, **kwargs):
@@ -94,7 +95,7 @@ def slow(action, seconds):
     return slowed
 
 HeadsTrainer.training_step = slow(HeadsTrainer.training_step, {step})
-HeadsTrainer._save_rng_state = slow(HeadsTrainer._save_rng_state, {save})
+save.write_progress = slow(save.write_progress, {save})
 main()
 """
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from learned_run import DEMO_BASE, ROOT, folder, metrics, own_cache, train, write_config  # noqa: F401 - fixtures
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heads
 from heads.checkpoint import save_load as checkpoint
@@ -22,73 +23,6 @@ from train.loop.evaluation import count_decoding, spread
 from train.loop.trainer import HeadsTrainer
 from train.run import main, run
 
-ROOT = Path(__file__).resolve().parents[2]
-DEMO_BASE = ROOT / "checkpoints/demo/base"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Text that repeats and a tiny Llama that has learned it, so that heads agree with it after a few steps."""
-    folder = tmp_path_factory.mktemp("run")
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_BASE)
-    lines = [f"def f{i % 7}(x):\n    return x + {i % 5}\n" * 12 for i in range(60)]
-    config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        max_position_embeddings=256,
-    )
-    model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(40):
-        tokens = tokenizer(lines[step % 60], return_tensors="pt").input_ids[:, :96]
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
-    (folder / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(folder, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
-    monkeypatch.setattr("train.run.use_all_cores", lambda: None)  # tests run side by side
-
-
-def write_config(folder, name, **changes):
-    content = {
-        "output_dir": str(folder / name),
-        "backbone": {"name_or_path": str(folder / "base")},
-        "data": {"train": [{"path": str(folder / "text.jsonl")}], "eval_fraction": 0.1, "block_size": 32},
-        "family": "grounded",
-        "heads": {"num_heads": 2},
-        "rates": {"heads": 1e-2},
-        "evaluation": {"every_steps": 0, "num_prompts": 2, "prompt_tokens": 8, "new_tokens": 8},
-        "trainer": {"max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "use_cpu": True},
-    }
-    for key, value in changes.items():
-        content[key] = {**content[key], **value} if isinstance(content.get(key), dict) else value
-    path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(content))  # JSON is YAML
-    return str(path)
-
-
-def train(folder, name, *flags, **changes):
-    return run(read_config(["--config", write_config(folder, name, **changes), *flags]))
-
-
-def metrics(run_folder):
-    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-
 
 def launch(*arguments, **environment):
     """As a user would: `accelerate launch train.py …`, from the repository root."""
@@ -98,13 +32,18 @@ def launch(*arguments, **environment):
     )
 
 
-def test_the_real_command_trains_saves_and_measures(folder):
+def test_the_real_command_trains_saves_and_measures(folder):  # noqa: F811
     path = write_config(folder, "real", trainer={"max_steps": 20}, evaluation={"every_steps": 10})
-    done = launch("--config", path, HF_DATASETS_CACHE=str(folder / "cache"))
+    done = launch("--config", path, HF_DATASETS_CACHE=str(folder / "cache"), COLUMNS="60")
     assert done.returncode == 0, done.stderr[-2000:]
-    output = done.stdout + done.stderr
-    assert "engine: one process, cpu" in output
-    assert "20/20" in output, "no progress bar"
+    assert "engine: one process, cpu" in done.stdout
+    lines = done.stdout.splitlines()
+    steps = lines[lines.index(next(line for line in lines if line.split()[:2] == ["step", "loss"])) :]
+    assert [line.split()[0] for line in steps[1:23]] == [*map(str, range(1, 11)), *map(str, range(10, 21)), "20"]
+    assert max(map(len, steps[:23])) <= 60
+    assert "{" not in done.stdout, "a dictionary was printed"
+    assert "%|" not in done.stdout + done.stderr, "a bar was drawn into a file"
+    assert "ccelerator" not in done.stdout, "a notice of DeepSpeed's"
     logged = metrics(folder / "real")
     losses = [line["head1_loss"] for line in logged if "head1_loss" in line]
     assert losses[-1] < 0.8 * losses[0]
@@ -120,7 +59,7 @@ def test_the_real_command_trains_saves_and_measures(folder):
     assert recipe["measured"]["step"] == 20
 
 
-def test_logged_loss_is_the_mean_over_labels(folder):
+def test_logged_loss_is_the_mean_over_labels(folder):  # noqa: F811
     """At a rate near 0 each step's logged head losses equal a forward of the first weights on that step's batch."""
     where = train(folder, "logged", rates={"heads": 1e-12}, trainer={"max_steps": 3, "gradient_accumulation_steps": 2})
     for line in metrics(where):
@@ -129,7 +68,7 @@ def test_logged_loss_is_the_mean_over_labels(folder):
             assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)
 
 
-def test_any_split_of_a_batch_trains_the_same_heads(folder):
+def test_any_split_of_a_batch_trains_the_same_heads(folder):  # noqa: F811
     weights = []
     for name, batch, accumulation in (("split8", 8, 1), ("split2", 2, 4)):
         trainer = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation, "max_steps": 3}
@@ -140,7 +79,7 @@ def test_any_split_of_a_batch_trains_the_same_heads(folder):
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=5e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_resume_ends_with_the_same_weights(folder):
+def test_resume_ends_with_the_same_weights(folder):  # noqa: F811
     whole = train(folder, "whole", trainer={"max_steps": 6})
     with pytest.raises(ValueError, match="holds no checkpoint-"):
         train(folder, "parts", "--resume", "true")
@@ -154,7 +93,7 @@ def test_resume_ends_with_the_same_weights(folder):
         assert torch.equal(load_file(parts / "last/heads.safetensors")[name], tensor), name
 
 
-def test_init_from_continues_where_the_heads_were(folder):
+def test_init_from_continues_where_the_heads_were(folder):  # noqa: F811
     first = train(folder, "first", trainer={"max_steps": 20})
     trained = metrics(first)[-1]
     again = train(folder, "again", init_from=str(first / "last"), trainer={"max_steps": 1, "eval_on_start": True})
@@ -165,7 +104,7 @@ def test_init_from_continues_where_the_heads_were(folder):
         train(folder, "wrong", init_from=str(first / "last"), heads={"num_heads": 1})
 
 
-def test_the_backbone_alone_learns_and_can_be_loaded(folder):
+def test_the_backbone_alone_learns_and_can_be_loaded(folder):  # noqa: F811
     changes = {"family": None, "rates": {"heads": 1e-4, "base": 1e-2}, "trainer": {"max_steps": 25}}
     path = write_config(folder, "alone", **changes)
     content = json.loads(Path(path).read_text())
@@ -179,7 +118,7 @@ def test_the_backbone_alone_learns_and_can_be_loaded(folder):
     assert loaded.config.vocab_size == 2048
 
 
-def test_tokens_per_pass_is_what_the_loaded_heads_do(folder):
+def test_tokens_per_pass_is_what_the_loaded_heads_do(folder):  # noqa: F811
     """The decoder that ships, on the same prompts, after a save and a load."""
     where = train(folder, "measured", trainer={"max_steps": 30})
     measured = metrics(where)[-1]["eval_tokens_per_pass"]
@@ -196,7 +135,7 @@ def test_tokens_per_pass_is_what_the_loaded_heads_do(folder):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("family", "unembedding"), [("grounded", "own"), ("medusa", "shared")])
-def test_a_bfloat16_backbone_trains_evaluates_and_saves(folder, family, unembedding, autocast):
+def test_a_bfloat16_backbone_trains_evaluates_and_saves(folder, family, unembedding, autocast):  # noqa: F811
     """What the 7B configs do: float32 heads on a bfloat16 backbone, decoded in bfloat16 at evaluations."""
     name = f"half-{family}-{autocast}"
     path = write_config(
@@ -217,14 +156,14 @@ def test_a_bfloat16_backbone_trains_evaluates_and_saves(folder, family, unembedd
     assert next(heads.load(where / "last", model).parameters()).dtype == torch.bfloat16
 
 
-def test_without_held_out_data_nothing_is_evaluated(folder, caplog):
+def test_without_held_out_data_nothing_is_evaluated(folder, caplog):  # noqa: F811
     where = train(folder, "unmeasured", data={"eval_fraction": 0.0}, evaluation={"every_steps": 2})
     assert "nothing is evaluated" in caplog.text
     assert (where / "last" / checkpoint.TENSORS).is_file()
     assert not (where / "best").exists()
 
 
-def test_a_short_last_accumulation_is_averaged_over_what_it_has(folder):
+def test_a_short_last_accumulation_is_averaged_over_what_it_has(folder):  # noqa: F811
     """One epoch whose last step has fewer micro-batches than the others."""
     trainer = {"max_steps": -1, "num_train_epochs": 1, "gradient_accumulation_steps": 4}
     logged = metrics(train(folder, "short", trainer=trainer, rates={"heads": 1e-12}))
@@ -238,13 +177,13 @@ def test_a_short_last_accumulation_is_averaged_over_what_it_has(folder):
         assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)  # logs keep four digits
 
 
-def test_checkpoints_of_an_earlier_run_are_not_mixed_in(folder):
+def test_checkpoints_of_an_earlier_run_are_not_mixed_in(folder):  # noqa: F811
     train(folder, "twice", save_every_steps=2)
     with pytest.raises(ValueError, match="holds checkpoint-2, checkpoint-4 of an earlier run"):
         train(folder, "twice", "--seed", "7", save_every_steps=2)
 
 
-def test_resume_keeps_the_best_so_far_and_refuses_what_is_damaged(folder, monkeypatch):
+def test_resume_keeps_the_best_so_far_and_refuses_what_is_damaged(folder, monkeypatch):  # noqa: F811
     where = train(folder, "kept", save_every_steps=2)
     description = json.loads((where / "best/heads.json").read_text())
     description["recipe"]["measured"]["tokens_per_pass"] = 99.0
@@ -260,7 +199,7 @@ def test_resume_keeps_the_best_so_far_and_refuses_what_is_damaged(folder, monkey
             train(folder, "kept", "--resume", "true", save_every_steps=2, trainer={"max_steps": 6})
 
 
-def test_a_resumed_run_follows_the_rates_of_its_config(folder, caplog):
+def test_a_resumed_run_follows_the_rates_of_its_config(folder, caplog):  # noqa: F811
     trainer = {"max_steps": 4, "lr_scheduler_type": "constant"}
     where = train(folder, "rates", save_every_steps=2, trainer=trainer)
     (where / "checkpoint-4").rename(folder / "kept-away-rates")
@@ -270,7 +209,7 @@ def test_a_resumed_run_follows_the_rates_of_its_config(folder, caplog):
     assert (rates[2], rates[3], rates[4]) == (1e-2, 1e-6, 1e-6)
 
 
-def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):
+def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):  # noqa: F811
     save = checkpoint.save
 
     def full_under_the_run(token_heads, where, **options):
@@ -285,7 +224,7 @@ def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("raised", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed")])
-def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, monkeypatch, caplog, raised):
+def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, monkeypatch, caplog, raised):  # noqa: F811
     def full(*args, **kwargs):
         raise raised
 
@@ -308,7 +247,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, mo
         (["--resume", "true"], "holds no checkpoint-"),
     ],
 )
-def test_what_a_user_can_cause_ends_in_a_sentence(folder, flags, message, capsys, monkeypatch):
+def test_what_a_user_can_cause_ends_in_a_sentence(folder, flags, message, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no network: ends as an unknown name does
     with pytest.raises(SystemExit) as stop:
         main(["--config", write_config(folder, "errors"), *flags])
@@ -317,7 +256,7 @@ def test_what_a_user_can_cause_ends_in_a_sentence(folder, flags, message, capsys
     assert message in re.sub(r"\s+", " ", said)
 
 
-def test_no_traceback_from_the_command_line(folder):
+def test_no_traceback_from_the_command_line(folder):  # noqa: F811
     path = write_config(folder, "errors")
     command = [sys.executable, "train.py", "--config", path, "--data.train", '[{"path": "nowhere.jsonl"}]']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -326,14 +265,14 @@ def test_no_traceback_from_the_command_line(folder):
     assert "nowhere.jsonl" in done.stderr.splitlines()[-1]
 
 
-def test_an_engine_that_is_not_there_is_an_error(folder, capsys, monkeypatch):
+def test_an_engine_that_is_not_there_is_an_error(folder, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(SystemExit):
         main(["--config", write_config(folder, "engine")])
     assert "asks for FSDP" in capsys.readouterr().err
 
 
-def test_processes_that_did_not_start_are_an_error(folder, capsys, monkeypatch):
+def test_processes_that_did_not_start_are_an_error(folder, capsys, monkeypatch):  # noqa: F811
     """What `accelerate launch --cpu --num_processes 2` leaves in the environment of its single process."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -343,7 +282,7 @@ def test_processes_that_did_not_start_are_an_error(folder, capsys, monkeypatch):
     assert "asks for several processes and started one" in capsys.readouterr().err
 
 
-def test_inspect_data_shows_samples_and_counts(folder, capsys):
+def test_inspect_data_shows_samples_and_counts(folder, capsys):  # noqa: F811
     dispatch(["inspect-data", "--config", write_config(folder, "inspected"), "--samples", "2"])
     shown = capsys.readouterr().out
     assert "def f" in shown

@@ -68,7 +68,7 @@ def test_a_checkpoint_before_a_failed_save_is_kept(folder, monkeypatch, caplog):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        in_step(patch, 4, lambda: patch.setattr(HeadsTrainer, "_save_rng_state", no_space))
+        in_step(patch, 4, lambda: patch.setattr("train.checkpoint.save.write_progress", no_space))
         in_step(patch, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(SystemExit):
             train(write_config(folder, "kept", trainer={"save_total_limit": 1}))
@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_ends_in_a_sentence(folder):
 
 HANGING_WORKER = """
 import os, signal, time
-from torch.utils.data._utils import signal_handling
+from multiprocessing.process import BaseProcess
 from train.checkpoint import interruption
 from train.run import main
 
@@ -189,13 +189,14 @@ def hang(self, worker):                       # as one does that was forked whil
     os.write(begun, b"!")
     time.sleep(1000)
 
-def fail(*_):                                 # another worker dies before DataLoader knows of the new one
+def fail(self):                               # another worker dies before DataLoader knows of the new one
+    start(self)
     os.read(seen, 1)
     raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
 
 seen, begun = os.pipe()
 interruption.ShieldedWorker.__call__ = hang
-signal_handling._set_worker_pids = fail
+start, BaseProcess.start = BaseProcess.start, fail
 main()
 """
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 from head_losses import head_rows
+from joint_model import TOLERANCE, a_batch, backbone_gradients
+from learned_run import folder, metrics, own_cache, train, train_jointly, write_config  # noqa: F401 - fixtures
 from safetensors.torch import load_file
-from test_joint_training import TOLERANCE, a_batch, backbone_gradients, train
-from test_run import folder, metrics, own_cache, write_config  # noqa: F401 - fixtures
 from tiny import tiny_model
 from tiny_run import assert_same_run
 from torch.nn import functional as F  # noqa: N812
@@ -148,7 +148,7 @@ def test_a_run_goes_on_bit_by_bit_and_says_what_became_of_the_backbone(folder, l
     }
     name = f"self-{len(lora)}"
     with caplog.at_level("INFO"):
-        whole = train(folder, f"{name}-whole", **options, **SETTINGS)
+        whole = train_jointly(folder, f"{name}-whole", **options, **SETTINGS)
     lines = metrics(whole)
     drifts = [line["backbone_kl"] for line in lines if "backbone_kl" in line]
     assert abs(drifts[0]) < 1e-5 < drifts[-1], "nothing at the start, in float32"
@@ -162,9 +162,9 @@ def test_a_run_goes_on_bit_by_bit_and_says_what_became_of_the_backbone(folder, l
     assert recorded == {n: last[f"backbone_ppl_{n}"] for n in ("before", "after", "tokens", "kl_to_original")}
     shown = " ".join(CliRunner().invoke(app, ["info", str(whole / "last")]).stdout.split())
     assert f"{recorded['before']:.2f} before" in shown
-    parts = train(folder, name, **options, **SETTINGS)
+    parts = train_jointly(folder, name, **options, **SETTINGS)
     (parts / "checkpoint-6").rename(folder / f"{name}-put-away")
-    train(folder, name, "--resume", "true", **options, **SETTINGS)
+    train_jointly(folder, name, "--resume", "true", **options, **SETTINGS)
     assert_same_run(whole, parts)
     assert not any("original" in n for path in parts.rglob("*.safetensors") for n in load_file(path))
 
@@ -172,8 +172,8 @@ def test_a_run_goes_on_bit_by_bit_and_says_what_became_of_the_backbone(folder, l
 def test_before_is_the_loss_at_step_0(folder):  # noqa: F811
     """Whether the run begins with an evaluation or measures the backbone alone."""
     options = {"rates": {"base": 1e-3, "heads_to_base": None}, "lora": {"rank": 2}}
-    evaluated = metrics(train(folder, "before-a", trainer={"max_steps": 1, "eval_on_start": True}, **options))
-    alone = metrics(train(folder, "before-b", trainer={"max_steps": 1}, **options))
+    evaluated = metrics(train_jointly(folder, "before-a", trainer={"max_steps": 1, "eval_on_start": True}, **options))
+    alone = metrics(train_jointly(folder, "before-b", trainer={"max_steps": 1}, **options))
     wanted = math.exp(evaluated[0]["eval_backbone_loss"])
     assert evaluated[-1]["backbone_ppl_before"] == wanted
     assert alone[-1]["backbone_ppl_before"] == wanted

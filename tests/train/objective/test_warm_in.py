@@ -3,10 +3,9 @@
 import math
 
 import pytest
-import test_run
 import torch
-from test_joint_training import TOLERANCE, a_batch, apart, backbone_gradients, build, train
-from test_run import folder, metrics, own_cache, write_config  # noqa: F401 - fixtures
+from joint_model import TOLERANCE, a_batch, apart, backbone_gradients, build
+from learned_run import folder, metrics, own_cache, train, train_jointly, write_config  # noqa: F401 - fixtures
 from tiny_run import assert_same_run
 
 from train.config import read_config
@@ -53,12 +52,12 @@ def test_the_backbones_own_loss_is_not_scaled():
 
 def test_a_run_weighs_by_its_step_and_goes_on_bit_by_bit(folder):  # noqa: F811
     options = {"trainer": {"max_steps": 6, "logging_steps": 1}, "lora": {"rank": 4, "dropout": 0.1}, "warm_in": SINE}
-    whole = train(folder, "warm-whole", save_every_steps=3, **options, **JOINT)
+    whole = train_jointly(folder, "warm-whole", save_every_steps=3, **options, **JOINT)
     found = [line["heads_weight"] for line in metrics(whole) if "heads_weight" in line]
     assert found == pytest.approx([0.5 * math.sin(math.pi * t / 16) for t in range(6)])
-    parts = train(folder, "warm-parts", save_every_steps=3, **options, **JOINT)
+    parts = train_jointly(folder, "warm-parts", save_every_steps=3, **options, **JOINT)
     (parts / "checkpoint-6").rename(folder / "warm-put-away")
-    train(folder, "warm-parts", "--resume", "true", save_every_steps=3, **options, **JOINT)
+    train_jointly(folder, "warm-parts", "--resume", "true", save_every_steps=3, **options, **JOINT)
     assert_same_run(whole, parts)
 
 
@@ -73,7 +72,9 @@ def test_the_model_is_given_the_weight_of_the_step_under_way(folder, monkeypatch
 
     monkeypatch.setattr(TrainedModel, "forward", spied)
     steps = {"max_steps": 3, "gradient_accumulation_steps": 2}
-    train(folder, "warm-given", trainer=steps, warm_in={"schedule": "linear", "steps": 2, "coefficient": 0.5}, **JOINT)
+    train_jointly(
+        folder, "warm-given", trainer=steps, warm_in={"schedule": "linear", "steps": 2, "coefficient": 0.5}, **JOINT
+    )
     assert given == pytest.approx([0, 0, 0.25, 0.25, 0.5, 0.5])
 
 
@@ -115,12 +116,12 @@ def test_under_adamw_the_heads_own_weights_do_not_feel_a_constant_coefficient(fo
 
 def test_a_warm_in_that_the_run_does_not_reach_is_told(folder, caplog):  # noqa: F811
     steps = {"max_steps": 2}
-    train(folder, "warm-long", trainer=steps, warm_in={"schedule": "linear", "steps": 4}, **JOINT)
+    train_jointly(folder, "warm-long", trainer=steps, warm_in={"schedule": "linear", "steps": 4}, **JOINT)
     assert "warm_in.steps=4 is longer than the run of 2 steps, whose last counts the heads' loss 25 %" in caplog.text
     caplog.clear()
-    train(folder, "warm-whole-run", trainer=steps, warm_in={"schedule": "linear", "steps": 2}, **JOINT)
+    train_jointly(folder, "warm-whole-run", trainer=steps, warm_in={"schedule": "linear", "steps": 2}, **JOINT)
     assert "warm_in" not in caplog.text
 
 
 def test_default_is_what_was(folder):  # noqa: F811
-    assert not any("heads_weight" in line for line in metrics(test_run.train(folder, "no-warm-in")))
+    assert not any("heads_weight" in line for line in metrics(train(folder, "no-warm-in")))
