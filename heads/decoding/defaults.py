@@ -15,7 +15,7 @@ from heads.decoding.acceptance.rules import Rule
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, check_lookup
 from heads.decoding.trees.dynamic import DynamicTree, check_integer
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
-from heads.decoding.tuned_file import asked_tuned_tree, usable_tuned_tree
+from heads.decoding.tuned_file import open_tuned_tree, usable_tuned_tree
 from heads.interface.token_heads import TokenHeads
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
@@ -52,7 +52,7 @@ def choose_settings(
         tuned = usable_tuned_tree(token_heads)
         tree = None if tuned is None else tuned.static_tree if rule.samples_drafts else tuned.tree
     elif isinstance(tree, str | Path):
-        tuned = asked_tuned_tree(token_heads, tree)
+        tuned = open_tuned_tree(token_heads, tree)
         tree = tuned.tree
     if lookup is None:
         lookup = DEFAULT_LOOKUP if tuned is None or tuned.lookup is None else tuned.lookup

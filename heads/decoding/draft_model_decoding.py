@@ -33,8 +33,8 @@ class DraftModelDecoding(Decoding):
     Args:
         draft_model: a small causal LM with the backbone's tokenizer, of any architecture and dtype. Where the two have
             different numbers of embeddings behind one tokenizer, ids that either lacks are never proposed.
-        k: tokens proposed for each pass, 1 to 16; or "adaptive", which takes the number that pays best by what was
-            accepted and how long passes took so far, for each batch size (heads/decoding/proposers/draft_length.py).
+        k: tokens proposed for each pass, 1 to 16; or "adaptive", which takes the fastest number for each batch size by
+            what was accepted and how long passes took so far (heads/decoding/proposers/draft_length.py).
             Greedy text does not depend on it. Sampled text follows the same distribution, but with "adaptive" the same
             seed gives another text where other times were measured.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
@@ -60,7 +60,7 @@ class DraftModelDecoding(Decoding):
     ) -> None:
         if not isinstance(draft_model, nn.Module):
             raise ValueError(
-                f"draft_model={draft_model!r} was given; a causal LM is wanted, not its name: load it with "
+                f"draft_model={draft_model!r} was given; a causal LM is expected, not its name: load it with "
                 f"AutoModelForCausalLM.from_pretrained(…)."
             )
         self.length: DraftLength = build_length(k)
@@ -91,7 +91,7 @@ class DraftModelDecoding(Decoding):
 
 
 def check_room(draft: Backbone, request: Request, valid_BT: Tensor) -> None:
-    """The draft model reads all but the last token.
+    """Check that the draft model, which reads all but the last token, has positions for the text.
 
     Raises:
         ValueError: the text may grow beyond its positions.

@@ -1,6 +1,6 @@
 """Draft and accept for code that owns its loop; docs/own_loop.md puts them together with verify and commit.
 
-`TreeDecoding` runs the same steps behind `generate`, with processors, stopping, lookup and statistics.
+`TreeDecoding` does the same behind `generate`, with processors, stopping criteria, lookup and statistics.
 """
 # B row, N tree node, V vocabulary
 
@@ -20,7 +20,7 @@ class TreeDrafter:
     """Fills a tree with the heads' tokens, for one batch size.
 
     Attributes:
-        depth_N, sees_NN: what `Backbone.verify` wants to know of the tree.
+        depth_N, sees_NN: the tree's depths and who sees whom, as `Backbone.verify` takes them.
     """
 
     def __init__(self, token_heads: TokenHeads, tree: Tree, batch: int = 1) -> None:

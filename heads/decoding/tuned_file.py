@@ -4,9 +4,9 @@
      "heads_sha256": …}
 
 `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths` the best static
-tree) or "plain" (no tree pays: the heads draft nothing). The file lies beside the heads: `heads.load` parses it, and
-`TreeDecoding(token_heads)` uses it. A tree that was fitted to another device or dtype, or to other heads, is used only
-where its file is asked for by name, and either way a warning says so.
+tree) or "plain" (no tree is faster than none: the heads draft nothing). The file lies beside the heads: `heads.load`
+parses it, and `TreeDecoding(token_heads)` uses it. A tree that was fitted to another device or dtype, or to other
+heads, is used only where its file is asked for by name, and either way a warning says so.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TunedTree:
     """What a tree.json says.
 
     Attributes:
-        paths: of the best static tree; none where no static tree pays.
+        paths: of the best static tree; none where no static tree is faster than plain decoding.
         dynamic: the best dynamic tree, where it is better than the static one.
-        lookup: tokens to look up beside the tree; 0: none; None: the file, one of paths alone, says nothing.
+        lookup: length of the chain beside the tree; 0: none; None: the file has paths alone and does not say.
         compile: passes were faster as compiled graphs.
-        prediction: what was predicted on which evidence, for people.
+        prediction: the speeds that were predicted and measured, for people.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: of the heads' tensors; None where they were never saved.
         path: the file that it was read from; it takes no part in comparisons.
@@ -64,14 +64,14 @@ class TunedTree:
 
     @property
     def static_tree(self) -> Tree | None:
-        """The same for a rule that cannot use a dynamic tree; None: the file has no static one."""
+        """The tree for a rule that cannot use a dynamic one; None: the file has no static tree."""
         if self.kind != "dynamic":
             return Tree.root_only() if self.kind == "plain" else Tree(self.paths)
         return Tree(self.paths) if self.paths else None
 
     @property
     def fitted(self) -> bool:
-        """It was made for heads and a machine; a file of paths alone was not."""
+        """Whether it was fitted to heads and a machine, as a file of paths alone was not."""
         return bool(self.measured_on) or self.heads_sha256 is not None
 
     def as_json(self) -> str:
@@ -88,8 +88,8 @@ class TunedTree:
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
-    def not_for(self, token_heads: TokenHeads) -> str | None:
-        """Why it must not be used for these heads where they are now; None: it may be."""
+    def why_unusable(self, token_heads: TokenHeads) -> str | None:
+        """Why it does not fit these heads on their present device; None: it does."""
         backbone = token_heads.backbone
         here = {"device_type": backbone.device.type, "dtype": name_dtype(backbone.dtype)}
         for name, found in here.items():
@@ -135,7 +135,7 @@ def read_tree_file(path: str | Path) -> TunedTree:
 
 
 def parse(content: Any) -> TunedTree:
-    """The fields of a file, each of its kind.
+    """The file's content with every field checked.
 
     Raises:
         ValueError, KeyError, TypeError: they are not.
@@ -178,7 +178,7 @@ def find_tuned_tree(folder: str | Path) -> TunedTree | UnreadableTree | None:
 
 
 def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
-    """The tree that was fitted to these heads, where there is one and it was made for what runs here.
+    """The tree that was fitted to these heads, if there is one and it fits the present device and dtype.
 
     Raises:
         ValueError: the heads' tree.json is malformed.
@@ -188,7 +188,7 @@ def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
         raise ValueError(tuned.reason)
     if not isinstance(tuned, TunedTree):
         return None
-    if reason := tuned.not_for(token_heads):
+    if reason := tuned.why_unusable(token_heads):
         name, folder = (TUNED_TREE, "HEADS") if tuned.path is None else (tuned.path, tuned.path.parent)
         warnings.warn(
             f"{name} is not used: {reason}; `headway tune-tree {folder}` fits a tree to these heads here.",
@@ -198,14 +198,14 @@ def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
     return tuned
 
 
-def asked_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
-    """A tree file that was asked for by name: it is used, and where it was made for something else a warning says so.
+def open_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
+    """A tree file that was given by name. It is used; a warning says where it was fitted to something else.
 
     Raises:
         ValueError: the file is missing or malformed.
     """
     tuned = read_tree_file(path)
-    if tuned.fitted and (reason := tuned.not_for(token_heads)):
+    if tuned.fitted and (reason := tuned.why_unusable(token_heads)):
         warnings.warn(
             f"{path} is used since it was asked for, but {reason}; `headway tune-tree` fits one to these heads here.",
             stacklevel=4,

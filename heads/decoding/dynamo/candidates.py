@@ -1,10 +1,10 @@
-"""The candidates of each place of an n-gram, and where `generate`'s settings act in dynamic decoding.
+"""The candidates of each place of an n-gram, and how `generate`'s settings apply to dynamic decoding.
 
 A pass that emits one token (line 19 of DynaMo's Algorithm 1) uses all logits processors as plain generation does. For a
-joint distribution each place's logits go through all of them but the repetition penalty, which acts on the joint
-distribution: line 11 divides probabilities, where the library's processor rescales logits, and a place's logits do not
-know the tokens before it. A place's processors are given the text and, behind it, the likeliest token of each place
-before: so lengths are right (minimum length, forced end token), and what bans n-grams judges the likeliest one.
+joint distribution, each place's logits are processed by all of them but the repetition penalty. That is applied to the
+joint distribution, as line 11 divides probabilities, and as the logits of a place do not depend on the tokens before
+it. The processors of a place get the text and the likeliest tokens of the places before it, so that lengths are right
+(minimum length, forced end token) and processors that ban n-grams see the likeliest one.
 """
 # B batch, R row that is still running, V vocabulary, k candidates of one place
 
@@ -49,7 +49,7 @@ def find_candidates(running: list[Row], logits: Sequence[Tensor], top_k: int) ->
     """Line 6: each place's candidates, after all processors but the repetition penalty.
 
     Args:
-        running: the rows that are asked for.
+        running: the rows that still run.
         logits: for each place the logits of the whole batch (B, V); the first are the backbone's.
     """
     prefixes = [row.prefix() for row in running]

@@ -1,9 +1,8 @@
-"""Dynamic decoding: one to K + 1 tokens a pass, drawn from the heads' joint distribution, nothing verified (DynaMo).
+"""Dynamic decoding: one to K + 1 tokens a pass, sampled from the heads' joint distribution, unverified (DynaMo).
 
 Lossy, by name and by design: the text does not follow the backbone's distribution (heads/decoding/dynamo/joint.py says
 why). With a threshold of 1 every pass emits one token, chosen exactly as plain `generate` chooses it.
-
-heads/decoding/dynamo/candidates.py says where `generate`'s settings act.
+heads/decoding/dynamo/candidates.py says how `generate`'s settings apply.
 """
 # B batch, T prompt position, N token of a pass, V vocabulary, R row that is still running, D model width
 
@@ -132,7 +131,7 @@ class DynamicRun:
     def predict(self, heads_state: Any, batch: int) -> list[Tensor]:
         """Lines 1 to 3: the logits (B, V) of heads 1 … K at the last committed position."""
         rows_B = torch.arange(batch, device=self.backbone.heads_device)
-        unread_B = torch.zeros_like(rows_B)  # heads that are not grounded look at no drafted token
+        unread_B = torch.zeros_like(rows_B)  # heads that are not grounded read no drafted token
         level = self.token_heads.first_level(heads_state)
         logits = []
         for k in self.heads:
@@ -153,7 +152,7 @@ class DynamicRun:
         )
 
     def emit(self, rows: list[Row], running: list[Row], decision: Decision, logits_BV: Tensor) -> list[list[int]]:
-        """Draw and emit each row's n-gram; the tokens that the backbone has yet to read, none for a row that ended."""
+        """Sample and emit each row's n-gram; the tokens that the backbone has to read, none for a row that ended."""
         chosen: dict[int, list[int]] = {}
         for here in decision.ngrams:
             ngrams = here.best() if self.call.request.greedy else here.sample(self.decoding.generator)
@@ -194,7 +193,11 @@ class DynamicRun:
 
 
 def check_independent(token_heads: TokenHeads) -> None:
-    """Heads whose product is no joint distribution, or of too many places."""
+    """Check that the product of the heads is a joint distribution, and one that is small enough.
+
+    Raises:
+        ValueError: heads that read drafted tokens, or too many of them.
+    """
     if token_heads.grounded:
         raise ValueError(
             f"Heads of the family {token_heads.family!r} are grounded (they read drafted tokens), and dynamic decoding "

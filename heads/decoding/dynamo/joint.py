@@ -1,18 +1,18 @@
-"""How many tokens to emit at once, and from which joint distribution: Algorithm 1 of DynaMo as pure functions.
+"""How many tokens a pass emits, and from which joint distribution: Algorithm 1 of DynaMo as pure functions.
 
-`decide` is the algorithm; its steps are functions of their own. Where the paper is silent or says two things:
+`decide` is the algorithm, and each of its lines is a function. Where the paper is silent or contradicts itself:
 
-- J sums to 1 after co-occurrence masking, as a distribution must whose entries meet fixed thresholds. Where the mask
-  leaves nothing, J stays unmasked. What thresholds or the repetition penalty take away is not made up for.
-- The static threshold zeroes what is below ε_b^(n-1), the bound of the back-off test (line 12). Zeroing at ε_b, as
-  section 3.2.2 also says, would make that test one against ε_b: an entry between the two would never be seen by it.
+- J is made to sum to 1 after co-occurrence masking, since its entries are compared with fixed thresholds. Where the
+  mask leaves nothing, J stays unmasked. After thresholds and the repetition penalty J is not normalised again.
+- The static threshold zeroes what is below ε_b^(n-1), the bound of the back-off test (line 12). Zeroing below ε_b, as
+  section 3.2.2 also says, would make ε_b the bound of that test.
 - Otsu's threshold is found on the blurred J if there is a blur, and zeroes what is below it in J itself: "we set all
   values less than ε_AT to 0". A blur averages, so the largest entry of J always stays.
 - The repetition penalty divides an entry once for each of its tokens that stands in the text or earlier in the n-gram.
 - ε_b = 0 never backs off and ε_b = 1 always does, whatever the penalty.
 
-The result is lossy: heads that do not see one another's tokens, weighted by counts that do not see the text, are not
-the backbone's distribution, and nothing verifies them.
+The result is lossy: nothing verifies the tokens, and a product of heads that do not see one another's tokens, weighted
+by counts that do not depend on the text, is not the backbone's distribution.
 """
 # B batch, V vocabulary, k candidates of one place, R rows that are still undecided, M cells of J (all axes flattened)
 # A joint distribution over the n places of an n-gram has shape (B, k, …, k): one axis of candidates for each place.
@@ -110,10 +110,10 @@ class JointRows:
         return JointRows(rows_R=self.rows_R[kept_R], places=places, joint=self.joint[kept_R])
 
     def sample(self, generator: torch.Generator | None) -> list[list[int]]:
-        """One n-gram for each row by lot, in proportion to its entry of J."""
+        """One sampled n-gram for each row, in proportion to its entry of J."""
         cells = []
         for joint_M in self.joint.flatten(1):
-            left = joint_M.nonzero()[:, 0]  # often few: a lot over them costs less than one over all cells
+            left = joint_M.nonzero()[:, 0]  # often few: sampling from them costs less than from all cells
             cells.append(left[torch.multinomial(joint_M[left], 1, generator=generator)])
         return self.tokens_of(torch.cat(cells))
 
@@ -144,7 +144,7 @@ def decide(
     seen_BV: Tensor | None = None,
     penalty: float = 1.0,
 ) -> Decision:
-    """Algorithm 1 up to its draws: back off from all places, order by order, until J has a peak; at n = 1 it ends.
+    """Algorithm 1 but for the sampling: from all places, back off order by order until J has a peak, at most to n = 1.
 
     Takes memory for some ten times B · min(kⁿ, MAX_JOINT_ENTRIES) numbers; many positions go in chunks.
 
@@ -189,7 +189,7 @@ def decide(
 def form_joint(
     places: Sequence[Candidates], rows_R: Tensor, config: JointConfig, cooccurrence: Cooccurrence | None
 ) -> JointRows:
-    """Lines 6 to 8 and the static threshold: J of those rows in which something is left."""
+    """Lines 6 to 8 and the static threshold: J of the rows that keep an entry above 0."""
     most = largest_side(len(places))
     cut = tuple(place.select(rows_R).first(most) for place in places)
     joint = mask(outer(cut), cut, cooccurrence, config.transparency)

@@ -61,7 +61,7 @@ def along(x_Bk: Tensor, axis: int, axes: int) -> Tensor:
 
 
 def otsu_threshold(picture_BM: Tensor, inside_BM: Tensor | None = None) -> Tensor:
-    """The value (B,) at and above which cells are foreground. The largest value of a picture always is.
+    """The value (B,) at and above which cells are foreground, as the largest value always is.
 
     >>> otsu_threshold(torch.tensor([[0.00, 0.01, 0.02, 0.60, 0.64]]))    # the first edge above 0.02 = level 8 of 256
     tensor([0.0225])

@@ -1,4 +1,4 @@
-"""How many tokens a draft model proposes for one pass: a fixed number, or the one that pays best by what was measured.
+"""How many tokens a draft model proposes for one pass: a fixed number, or the fastest by what was measured.
 
 A chain of K drafted tokens, each accepted with probability α given those before it, emits with the backbone's own token
 
@@ -7,8 +7,9 @@ A chain of K drafted tokens, each accepted with probability α given those befor
 
 `AdaptiveLength` takes the K from 1 to 16 with the greatest E(K) / S(K). This is theorem 3.8 of Leviathan, Kalman and
 Matias (2023), who take c_verify for constant; here it is a line in K, since a pass over more nodes takes longer, on a
-CPU and in large batches much longer. α is the share of accepted tokens among those that were judged (behind a rejected
-one none is, and none behind one that ended its row), the seconds are kept for each batch size, and both forget slowly.
+CPU and in large batches much longer. α is the share of accepted drafts among those that were compared with a token of
+the backbone (none is behind a rejected draft, or behind the end of a row). Seconds are kept for each batch size. Both
+are averages in which older passes count less and less.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Literal, Protocol
 
 DEFAULT_K, MAX_K = 7, 16
 PROBES = (DEFAULT_K, DEFAULT_K, 3)
-"""Lengths of a batch size's first passes: one that warms up and is not counted, and two that give a line."""
-PRIOR_JUDGED, PRIOR_ACCEPTED = 10.0, 6.0
+"""K of a batch size's first passes: the first warms up and is not counted, the others give two points of a line."""
+PRIOR_COMPARED, PRIOR_ACCEPTED = 10.0, 6.0
 FORGETTING = 0.98
 
 
@@ -45,7 +46,7 @@ class Seconds:
     """
 
     passes: int = 0
-    lengths: set[int] = field(default_factory=set)  # a line needs two: near a text's end K is cut, probes as well
+    lengths: set[int] = field(default_factory=set)  # a line needs two, and near a text's end probes are shorter
     drafted: float = 0.0
     draft: float = 0.0
     weight: float = 0.0
@@ -83,7 +84,7 @@ class DraftLength(Protocol):
         ...
 
     def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        """What a pass took, in seconds; of each row how many drafted tokens it accepted, how many tokens it emitted."""
+        """Learn from a pass: its seconds, and of each row how many drafts were accepted and how many tokens emitted."""
         ...
 
 
@@ -102,7 +103,7 @@ class FixedLength:
 
 @dataclass
 class AdaptiveLength:
-    """K by what was accepted and what it took so far; the object learns from call to call.
+    """K by the acceptance and the seconds so far; the object learns from call to call.
 
     >>> length = AdaptiveLength()
     >>> for k in [7, 7, 3]:                              # a drafted token takes 1 s, a pass 30 s whatever its length
@@ -111,7 +112,7 @@ class AdaptiveLength:
     12
     """
 
-    judged: float = PRIOR_JUDGED
+    compared: float = PRIOR_COMPARED
     accepted: float = PRIOR_ACCEPTED
     seconds: dict[int, Seconds] = field(default_factory=dict)
 
@@ -119,7 +120,7 @@ class AdaptiveLength:
 
     @property
     def alpha(self) -> float:
-        return self.accepted / self.judged
+        return self.accepted / self.compared
 
     def choose(self, batch: int) -> int:
         seconds = self.seconds.setdefault(batch, Seconds())
@@ -128,8 +129,8 @@ class AdaptiveLength:
         return max(range(1, MAX_K + 1), key=lambda k: expected_tokens(self.alpha, k) / seconds(k))
 
     def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        # Each emitted token judged the draft at its place, where there was one.
-        self.judged = FORGETTING * self.judged + sum(min(count, k) for count in emitted)
+        # Each emitted token is compared with the draft at its place, where there is one.
+        self.compared = FORGETTING * self.compared + sum(min(count, k) for count in emitted)
         self.accepted = FORGETTING * self.accepted + sum(accepted)
         seconds = self.seconds.setdefault(len(accepted), Seconds())
         seconds.passes += 1

@@ -47,9 +47,9 @@ class ModelDrafter:
         self.request = request
         self.vocab_size = vocab_size
         self.generator = generator
-        self.num_read: list[int] = []  # of each row's tokens, those that the draft model has kept
-        self.first: list[int] = []  # where in the last chain each row's own slots begin
-        self.unread: list[int] = []  # how many tokens each row's last chain began with
+        self.num_read: list[int] = []  # of each row, tokens in the draft model's cache
+        self.first: list[int] = []  # of each row, its first slot of the last chain that is no filler
+        self.unread: list[int] = []  # of each row, committed tokens that its last chain began with
         self.k = 0
         self.draft_seconds = 0.0
         self.proposed_at = 0.0
@@ -70,7 +70,7 @@ class ModelDrafter:
         self.rows, self.lengths = rows, [len(row.tokens) for row in rows]
         room = self.request.max_length - min(len(row.tokens) for row in rows)
         self.k = min(self.length.choose(len(rows)), room - 1)
-        tokens_BN, q = self.draw_chain(rows)
+        tokens_BN, q = self.draft_chain(rows)
         shape, depth_N, sees_NN = chain(self.k, rows[0].device)
         self.proposed_at = time.perf_counter()
         self.draft_seconds = self.proposed_at - start
@@ -83,8 +83,8 @@ class ModelDrafter:
             q_BNV=torch.stack(q, dim=1) if q else None,
         )
 
-    def draw_chain(self, rows: list[Row]) -> tuple[Tensor, list[Tensor]]:
-        """(B, 1 + K): the roots and what is drafted below them; and for each draft what it was sampled from (B, V)."""
+    def draft_chain(self, rows: list[Row]) -> tuple[Tensor, list[Tensor]]:
+        """(B, 1 + K): the roots and the chains below them; and for each draft what it was sampled from (B, V)."""
         unread = [row.tokens[read:] for row, read in zip(rows, self.num_read, strict=True)]
         longest = max(map(len, unread))
         self.unread = [len(tokens) for tokens in unread]
@@ -92,18 +92,18 @@ class ModelDrafter:
         filled = [[0] * fill + tokens for fill, tokens in zip(self.first, unread, strict=True)]
         tokens_BU = torch.tensor(filled, device=rows[0].device)
         known_BU = as_known_to(self.draft, tokens_BU)
-        drawn, q = [tokens_BU[:, -1:]], []
+        drafted, q = [tokens_BU[:, -1:]], []
         for i in range(self.k):
-            logits_BW = self.reader.read(drawn[-1]) if i else self.reader.read(known_BU, self.first)
+            logits_BW = self.reader.read(drafted[-1]) if i else self.reader.read(known_BU, self.first)
             logits_BV = fit_vocabulary(logits_BW.to(tokens_BU.device), self.vocab_size)
-            token_B1, q_BV = self.draw(logits_BV, rows, drawn[1:])
-            drawn.append(token_B1)
+            token_B1, q_BV = self.choose(logits_BV, rows, drafted[1:])
+            drafted.append(token_B1)
             if q_BV is not None:
                 q.append(q_BV)
-        return torch.cat(drawn, dim=1), q
+        return torch.cat(drafted, dim=1), q
 
-    def draw(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """(B, 1): the draft model's best token, or one sampled and what it was sampled from."""
+    def choose(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """(B, 1): the draft model's best token, or a sampled one, and what it was sampled from (B, V)."""
         scores_BV = self.process(logits_BV.float(), rows, drafted)
         if self.request.greedy:
             return scores_BV.argmax(dim=-1, keepdim=True), None
@@ -111,10 +111,10 @@ class ModelDrafter:
         return torch.multinomial(q_BV, num_samples=1, generator=self.generator), q_BV
 
     def process(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> Tensor:
-        """The scores after the request's processors, each row's with its own text and what was drafted behind it.
+        """The scores after the request's processors, which get each row's text and its drafts so far.
 
-        Only those of transformers are asked: others may keep state between calls, and are called for emitted tokens
-        alone. What the draft model proposes is its own affair; the backbone's tokens pass all of them.
+        Only those of transformers are called: others may keep state between calls. The text does not depend on it, as
+        all processors are called for the backbone's scores.
         """
         if not self.request.processors:
             return logits_BV
@@ -122,20 +122,20 @@ class ModelDrafter:
         scored = []
         for row, logits_V, drafted_I in zip(rows, logits_BV, drafted_BI, strict=True):
             prefix_1L = torch.cat([row.prefix(), drafted_I[None]], dim=1)
-            own = LogitsProcessorList(p for p in row.processors if type(p).__module__.startswith("transformers."))
-            scored.append(own(prefix_1L, logits_V[None]))
-        return leave_something(torch.cat(scored), logits_BV)
+            stateless = LogitsProcessorList(p for p in row.processors if type(p).__module__.startswith("transformers."))
+            scored.append(stateless(prefix_1L, logits_V[None]))
+        return allow_some_token(torch.cat(scored), logits_BV)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        """Keep what was accepted. The chain's last token was drafted but not read: if it stays, it is read next."""
+        """Keep what was accepted. The chain's last token was not read yet: where it is accepted, it is read next."""
         verify = time.perf_counter() - self.proposed_at
         rows, slots = plan.valid_BA.shape
-        accepted = [slots - 1] if rows == 1 else [kept - 1 for kept in plan.valid_BA.sum(dim=1).tolist()]
+        accepted = [slots - 1] if rows == 1 else [count - 1 for count in plan.valid_BA.sum(dim=1).tolist()]
         if self.k == 0:
-            return  # every row's last token was the backbone's own; nothing follows
-        kept = [unread + min(count, self.k - 1) for unread, count in zip(self.unread, accepted, strict=True)]
-        self.reader.keep(self.first, kept)
-        self.num_read = [read + more for read, more in zip(self.num_read, kept, strict=True)]
+            return  # there was no room for drafts, so the text ends with this pass
+        num_kept = [unread + min(count, self.k - 1) for unread, count in zip(self.unread, accepted, strict=True)]
+        self.reader.keep(self.first, num_kept)
+        self.num_read = [read + more for read, more in zip(self.num_read, num_kept, strict=True)]
         emitted = [len(row.tokens) - before for row, before in zip(self.rows, self.lengths, strict=True)]
         self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted, emitted=emitted)
 
@@ -144,15 +144,14 @@ class ModelDrafter:
         self.num_read = [self.num_read[b] for b in rows_R.tolist()]
 
 
-def leave_something(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
-    """Scores with token 0 alone where processors left none of the draft model's tokens, such as a forced end token.
+def allow_some_token(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
+    """Scores that allow token 0 alone where processors allow no token of the draft model, as a forced end token may.
 
-    A draft must be sampled from something. q is 1 at that token then, as it is for a looked-up one, so the rule stays
-    exact (heads/decoding/acceptance/probability.py). NaN of the draft model's own stays, and is an error where it is
-    drawn from.
+    A draft must be sampled from something. q is 1 at that token then, as for a looked-up one, so the rule stays exact
+    (heads/decoding/acceptance/probability.py). NaN of the draft model stays, and sampling from it raises.
 
     >>> empty_V, some_V = [-torch.inf] * 3, [-1.0, 2.0, -torch.inf]
-    >>> leave_something(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()
+    >>> allow_some_token(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()
     [[0.0, -inf, -inf], [-1.0, 2.0, -inf]]
     """
     empty_B1 = ~(scores_BV > -torch.inf).any(dim=1, keepdim=True) & ~logits_BV.isnan().any(dim=1, keepdim=True)

@@ -1,7 +1,7 @@
-"""What a draft model has read: a cache that grows along its own chain, and goes back to what was accepted of it.
+"""A draft model's cache: it grows along a chain, and is rolled back to what was accepted of the chain.
 
-Reading is one pass a token, so what a pass costs besides the model itself is kept small: a single sequence without
-padding needs no mask, and nothing is asked of the device. Rows that keep different numbers of slots leave masked holes,
+Each drafted token is a pass of its own, so a pass must cost little besides the model: a single sequence without padding
+needs no mask, and the host does not wait for the device. Rows that keep different numbers of slots leave masked holes,
 by the same `CommitPlan` that every cache follows.
 """
 # B row, T prompt position, U newly read slot, V vocabulary, D model width
@@ -31,40 +31,41 @@ class DraftReader:
         self.backbone = backbone
         self.num_positions = max_positions(backbone.model)
         self.unembed = backbone.projection.without_norm()
-        self.kept, _ = backbone.read(tokens_BT, valid_BT)
-        self.solid = backbone.mask_style.window is None and bool(valid_BT.all())  # there is nothing to mask in `kept`
+        self.committed, _ = backbone.read(tokens_BT, valid_BT)
+        unpadded = bool(valid_BT.all())
+        self.dense = unpadded and backbone.mask_style.window is None  # no slot has to be masked
         self.begin_chain()
 
     def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
         """More of the prompts, before the first chain."""
-        self.kept, _ = self.backbone.read(tokens_BT, valid_BT, state=self.kept)
-        self.solid &= bool(valid_BT.all())
+        self.committed, _ = self.backbone.read(tokens_BT, valid_BT, state=self.committed)
+        self.dense &= bool(valid_BT.all())
         self.begin_chain()
 
     def begin_chain(self) -> None:
         self.passes: list[Pass] = []
-        self.chain_is_solid = self.solid
-        self.next_position_B1 = self.kept.next_position_B[:, None]  # of a solid chain
-        self.ahead = self.kept  # of another chain: its slots are committed one after another, until `keep`
+        self.chain_is_dense = self.dense
+        self.next_position_B1 = self.committed.next_position_B[:, None]  # of a dense chain
+        self.chain_state = self.committed  # of another chain, whose slots are committed one by one until `keep`
 
     def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read behind all that was read so far; logits (B, V) after the last token.
+        """Read on, behind the chain so far; logits (B, V) after the last token.
 
         Args:
-            fillers: for each row how many of the first slots only fill up, where the chain begins; by default none.
+            fillers: where a chain begins, how many of the first slots of each row are padding; by default none.
         """
-        self.chain_is_solid &= not any(fillers)
-        read = self._read_solid if self.chain_is_solid else self._read_masked
+        self.chain_is_dense &= not any(fillers)
+        read = self._read_dense if self.chain_is_dense else self._read_masked
         output = read(tokens_BU.to(self.backbone.device), fillers)
         self.passes.append(output)
         return self.unembed(output.final_BND[:, -1])
 
-    def _read_solid(self, tokens_BU: Tensor, _: Sequence[int]) -> Pass:
-        """Every slot is a token of its row, in order: the model needs no mask of ours."""
+    def _read_dense(self, tokens_BU: Tensor, _: Sequence[int]) -> Pass:
+        """Every slot is a token of its row, in order: the model needs no mask from here."""
         positions_BU = self.next_position_B1
         if (new := tokens_BU.shape[1]) > 1:
             positions_BU = positions_BU + torch.arange(new, device=tokens_BU.device)
-        cache = self.kept.cache
+        cache = self.committed.cache
         final_BUD, _taps = self.backbone.forward(
             tokens_BU, attention_mask=None, position_ids=positions_BU, past_key_values=cache, use_cache=True
         )
@@ -77,18 +78,18 @@ class DraftReader:
         first_B1 = tokens_BU.new_tensor(fillers or [0] * len(tokens_BU))[:, None]
         valid_BU = slots_U >= first_B1
         depth_BU = self.within_positions((slots_U - first_B1).clamp(min=0))
-        output = self.backbone.verify(self.ahead, tokens_BU, depth_BU, causal(valid_BU))
-        self.ahead = self.backbone.commit(self.ahead, output, CommitPlan.whole(valid_BU))
+        output = self.backbone.verify(self.chain_state, tokens_BU, depth_BU, causal(valid_BU))
+        self.chain_state = self.backbone.commit(self.chain_state, output, CommitPlan.whole(valid_BU))
         return output
 
     def within_positions(self, depth_BU: Tensor) -> Tensor:
-        """Depths that have a position: rows near their end are drafted on while others have further to go."""
+        """Depths that have a position: rows near their end go on being drafted while others are further from it."""
         if self.num_positions is None:
             return depth_BU
-        return depth_BU.minimum(self.num_positions - 1 - self.ahead.next_position_B[:, None])
+        return depth_BU.minimum(self.num_positions - 1 - self.chain_state.next_position_B[:, None])
 
     def keep(self, first: Sequence[int], count: Sequence[int]) -> None:
-        """Of what was read since the last call, keep `count[b]` slots of row b from `first[b]` on."""
+        """Of the chain that was read, keep `count[b]` slots of row b from `first[b]` on."""
         if not self.passes:
             return
         read = Pass(
@@ -98,12 +99,12 @@ class DraftReader:
             final_BND=torch.cat([output.final_BND for output in self.passes], dim=1),
         )
         paths = [list(range(start, start + length)) for start, length in zip(first, count, strict=True)]
-        self.kept.cache.reopen(read.tokens_BN.shape[1])
-        self.kept = self.backbone.commit(self.kept, read, CommitPlan.from_paths(paths, read.tokens_BN.device))
-        self.solid &= len(set(count)) == 1
+        self.committed.cache.reopen(read.tokens_BN.shape[1])
+        self.committed = self.backbone.commit(self.committed, read, CommitPlan.from_paths(paths, read.tokens_BN.device))
+        self.dense &= len(set(count)) == 1
         self.begin_chain()
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        """The other rows have ended; between `keep` and `read`."""
-        self.kept = self.kept.keep_rows(rows_R.to(self.backbone.device))
+        """Drop the other rows, which have ended; to be called between `keep` and `read`."""
+        self.committed = self.committed.keep_rows(rows_R.to(self.backbone.device))
         self.begin_chain()

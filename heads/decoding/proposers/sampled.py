@@ -2,7 +2,7 @@
 
 A node's children are sampled without replacement from q, the distribution of the head that drafts them, in the order in
 which the rule tries them (heads/decoding/acceptance/probability.py). Of a static tree only the shape counts here: a
-node with three children gets three samples, whatever ranks they stand for. Independent heads have one q for all nodes
+node with three children gets three samples, whatever their ranks. Independent heads have one q for all nodes
 of a depth, and each node samples from it anew. q has the request's temperature, top-k, top-p and min-p, as p has.
 
 With independent exponential E(x), the tokens of the greatest q(x) / E(x), greatest first, are samples from q without

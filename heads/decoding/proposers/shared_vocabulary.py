@@ -1,9 +1,8 @@
-"""Do two models mean the same by a token id? A draft model's tokens are read by the backbone as they stand.
+"""Checks that draft model and backbone share a vocabulary, since token ids go from one to the other unchanged.
 
 A model does not carry its tokenizer, but the folder or hub name that it was loaded from does: where both tokenizer.json
-files are on this machine, their tokens are compared, and nothing is downloaded. Embeddings may have more rows than a
-tokenizer has tokens (padding for faster kernels), and models of one family differ in it: other sizes are fine where
-both tokenizers are at hand and are the same.
+files are on this machine, their tokens are compared; nothing is downloaded. Embeddings may have more rows than the
+tokenizer has tokens (padding for faster kernels). Such sizes may differ where both tokenizers are found and are equal.
 """
 # B row, N new slot, V the backbone's vocabulary, W the draft model's
 
@@ -41,15 +40,15 @@ def check_same_tokens(backbone: Backbone, draft: Backbone) -> None:
 
 
 def as_known_to(draft: Backbone, tokens_BN: Tensor) -> Tensor:
-    """Tokens that the draft model can read: a backbone's id beyond its embeddings, which no text has, is its last one.
+    """Tokens that the draft model can read: ids beyond its embeddings, which no text has, become its last one.
 
-    It decides what is proposed then, and never what is emitted.
+    This can change what is proposed, and never what is emitted.
     """
     return tokens_BN.clamp(max=draft.vocab_size - 1)
 
 
 def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
-    """(B, V): logits of the backbone's ids; those that one of the two models does not have are never proposed.
+    """(B, V): logits of the backbone's ids; ids that either model lacks are never proposed.
 
     >>> fit_vocabulary(torch.tensor([[1.0, 2.0, 3.0]]), 2), fit_vocabulary(torch.tensor([[1.0]]), 2)
     (tensor([[1., 2.]]), tensor([[1., -inf]]))
@@ -59,13 +58,13 @@ def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
 
 
 def read_tokens(backbone: Backbone) -> dict[int, str]:
-    """Text by token id, from the tokenizer.json of what the model was loaded from; nothing where there is none."""
+    """Text by token id, from the tokenizer.json of where the model was loaded from; empty where there is none."""
     path = find_tokenizer(str(getattr(backbone.config, "_name_or_path", "") or ""))
     return parse_tokens(json.loads(path.read_text(encoding="utf-8"))) if path else {}
 
 
 def find_tokenizer(name: str) -> Path | None:
-    """In a folder, or in the hub's cache; None where it is not on this machine, as when a folder has moved."""
+    """The tokenizer.json in a folder or in the hub's cache; None where this machine has none."""
     if (here := Path(name) / "tokenizer.json").is_file() or not name:
         return here if name else None
     try:

@@ -29,7 +29,7 @@ def choose_best(scores_1V: Tensor) -> int:
 
 
 def choose_sampled(generator: torch.Generator | None) -> Choose:
-    """Sampling: one draw from softmax(scores), by the same call that `generate` makes."""
+    """Sampling: one token from softmax(scores), by the same call that `generate` makes."""
 
     def choose(scores_1V: Tensor) -> int:
         probs_1V = torch.softmax(scores_1V, dim=-1)

@@ -1,10 +1,10 @@
 """Dynamic token trees: for each pass and each row the likeliest paths under the heads themselves, within a node budget.
 
-A node's score is the log-probability of its path under the heads, which only falls along a path. So the best `nodes`
-over all levels are a tree by themselves: a kept node's ancestors score at least as much and come first (EAGLE-2,
-Li et al., 2024). Grounded heads are asked level by level, and only the `width` best nodes of a level are expanded, each
-of which costs a row of the next head. Independent heads give every node of a depth the same candidates: one row a head,
-and the products of their marginals are searched without a beam.
+A node's score is the log-probability of its path under the heads, which only falls along a path. So the `nodes` best
+over all levels form a tree: the ancestors of a kept node score at least as much and come first (EAGLE-2, Li et al.,
+2024). Grounded heads draft level by level, and only the `width` best nodes of a level are expanded, each of which costs
+a row of the next head. Independent heads give every node of a depth the same candidates: one row a head, and the
+products of their marginals are searched without a beam.
 """
 # B batch, W expanding node of a level, C candidate of one node, M = B·W (or B, where heads are independent),
 # E candidate of a level, T candidate of all levels, N kept node, L looked-up token
@@ -57,10 +57,10 @@ class DynamicTree:
 
 
 def check_integer(value: Any, given: str) -> int:
-    """`value`, where it is an integer; JSON's true and 4.5 are none.
+    """`value`, if it is an integer; JSON's true and 4.5 are not.
 
     Raises:
-        ValueError: it is not, and `given` says where it stood.
+        ValueError: it is not; `given` is how the caller wrote it.
 
     >>> check_integer(4, "nodes=4")
     4
@@ -95,8 +95,8 @@ class TreeCandidates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grown:
-    """The kept nodes of each row: the likeliest path first, since it is then in place when it is committed."""
+class GrownTrees:
+    """The kept nodes of each row. The likeliest path comes first, so that committing it moves no cache slot."""
 
     tokens_BN: Tensor
     parents_BN: Tensor
@@ -107,8 +107,8 @@ class Grown:
         """Each row's nodes on the host; decoding reads them with what the pass chose (heads/decoding/loop.py)."""
         return [Shape((-1, *parents[1:])) for parents in self.parents_BN.tolist()]
 
-    def with_chains(self, chains_BL: Tensor) -> Grown:
-        """Beside the kept nodes a second branch below the root, numbered as `Shape.with_chain` does."""
+    def with_chains(self, chains_BL: Tensor) -> GrownTrees:
+        """The same trees with a chain as a second branch below the root, numbered as `Shape.with_chain` does."""
         (batch, length), nodes, device = chains_BL.shape, self.tokens_BN.shape[1], chains_BL.device
         depth_BL = torch.arange(1, length + 1, device=device).expand(batch, length)
         parents_BL = (depth_BL + (nodes - 2)).masked_fill(depth_BL == 1, 0)
@@ -116,7 +116,7 @@ class Grown:
         sees[:, :nodes, :nodes] = self.sees_BNN
         sees[:, nodes:, nodes:] = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         sees[:, nodes:, 0] = True
-        return Grown(
+        return GrownTrees(
             tokens_BN=torch.cat([self.tokens_BN, chains_BL], dim=1),
             parents_BN=torch.cat([self.parents_BN, parents_BL], dim=1),
             depth_BN=torch.cat([self.depth_BN, depth_BL], dim=1),
@@ -126,7 +126,7 @@ class Grown:
 
 def grow(
     token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, tree: DynamicTree
-) -> Grown:
+) -> GrownTrees:
     """The likeliest `tree.nodes` nodes of each row.
 
     Args:
@@ -140,7 +140,7 @@ def grow(
 def list_candidates(
     token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, tree: DynamicTree
 ) -> TreeCandidates:
-    """Every level's candidates; each expanding node offers as many as the budget could hold."""
+    """The candidates of all levels; each expanding node offers as many as the budget has room for."""
     rows_B1 = torch.arange(len(root_B), device=root_B.device)[:, None]
     width = tree.width if token_heads.grounded else tree.nodes - 1
     levels = [root_candidates(root_B)]
@@ -206,7 +206,7 @@ def join(levels: Sequence[TreeCandidates]) -> TreeCandidates:
     )
 
 
-def keep_best(found: TreeCandidates, nodes: int, depth: int) -> Grown:
+def keep_best(found: TreeCandidates, nodes: int, depth: int) -> GrownTrees:
     """The best `nodes` candidates of all levels, `depth` of them below the root, as trees.
 
     The sort is stable and the candidates come in levels, so of equal scores a parent comes before its child: every kept
@@ -218,7 +218,7 @@ def keep_best(found: TreeCandidates, nodes: int, depth: int) -> Grown:
     index_BN = torch.arange(best_BN.shape[1], device=best_BN.device).expand_as(best_BN)
     place_BT = torch.zeros_like(found.parents_BE).scatter_(1, best_BN, index_BN)
     parents_BN = place_BT.gather(1, found.parents_BE.gather(1, best_BN))
-    return Grown(
+    return GrownTrees(
         tokens_BN=found.tokens_BE.gather(1, best_BN),
         parents_BN=parents_BN,
         depth_BN=found.depths_E[best_BN],

@@ -27,8 +27,8 @@ from torch import Tensor
 MAX_NODES = 1024
 TypicalAccuracy = tuple[tuple[float, ...], ...]
 
-# P(rank r of head k is the backbone's token | the path up to it was), as grounded heads on small models show it. Only
-# the order of growth comes from this; heads that carry their own measured figures are grown from those.
+# P(rank r of head k is the backbone's token | the path up to it was), as measured of grounded heads on small models.
+# Only the order in which nodes are added depends on it; trees of heads with measured figures of their own use those.
 TYPICAL_ACCURACY: TypicalAccuracy = tuple(
     tuple(first * 0.33**rank for rank in range(10)) for first in (0.60, 0.55, 0.52, 0.50, 0.48, 0.46, 0.44, 0.42)
 )
@@ -36,7 +36,7 @@ TYPICAL_ACCURACY: TypicalAccuracy = tuple(
 
 @dataclass(frozen=True)
 class TreeLevel:
-    """The nodes of one depth that have children, and how their children are read off the heads' candidates.
+    """The nodes of one depth that have children, and which of the heads' candidates their children are.
 
     Attributes:
         parents: for each expanding node its index among the expanding nodes of the level above (0 for the root).
@@ -54,7 +54,7 @@ class TreeLevel:
 
 
 class Shape:
-    """Who follows whom among the nodes of one pass: all that verification and acceptance need.
+    """Parents, depths and children of the nodes of one pass: all that verification and acceptance need.
 
     >>> shape = Shape((-1, 0, 1, 0))
     >>> shape.depths, shape.children

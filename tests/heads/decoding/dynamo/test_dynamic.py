@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 
 import heads
-from heads.backbone.model import Backbone
+from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.dynamo.candidates import read_penalty, take_candidates
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.dynamo.joint import JointConfig, decide
@@ -84,7 +84,7 @@ def plain_loop(token_heads: TokenHeads, tokens: list[int], config: JointConfig, 
     while (left := new_tokens - sum(map(len, ngrams))) > 0:
         text = torch.tensor([tokens + [t for ngram in ngrams for t in ngram]])
         _, output = backbone.prefill(text, torch.ones_like(text, dtype=torch.bool), token_heads.taps)
-        plan = heads.backbone.CommitPlan.whole(torch.ones_like(text, dtype=torch.bool))
+        plan = CommitPlan.whole(torch.ones_like(text, dtype=torch.bool))
         state = token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
         logits, level = [backbone.logits(output.final_BND[:, -1])], token_heads.first_level(state)
         for k in range(1, token_heads.num_heads + 1):
@@ -364,7 +364,7 @@ def first_places(token_heads: TokenHeads, tokens: Tensor) -> list[Any]:
     """The candidates of the first pass over a prompt, without processors."""
     backbone, valid = token_heads.backbone, torch.ones_like(tokens, dtype=torch.bool)
     _, output = backbone.prefill(tokens, valid, token_heads.taps)
-    plan = heads.backbone.CommitPlan.whole(valid)
+    plan = CommitPlan.whole(valid)
     state = token_heads.commit(None, tokens, output.taps, output.positions_BN, plan)
     logits, level = [backbone.logits(output.final_BND[:, -1])], token_heads.first_level(state)
     for k in range(1, token_heads.num_heads + 1):

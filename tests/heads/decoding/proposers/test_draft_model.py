@@ -228,13 +228,13 @@ def check_cache(reader: DraftReader, model: Any, b: int, tokens: list[int]) -> N
     CodeGen attends in float32 whatever its weights are; another token or position would be off by tenths.
     """
     close = 1e-5 if "CodeGen" in type(model).__name__ else 1e-9
-    held = reader.kept.valid_BS[b]
-    assert int(held.sum()) == len(tokens) == int(reader.kept.next_position_B[b])
-    assert reader.kept.positions_BS[b, held].tolist() == list(range(len(tokens)))
+    held = reader.committed.valid_BS[b]
+    assert int(held.sum()) == len(tokens) == int(reader.committed.next_position_B[b])
+    assert reader.committed.positions_BS[b, held].tolist() == list(range(len(tokens)))
     everything = torch.ones(1, len(tokens), dtype=torch.bool)
     fresh, _ = Backbone(model, check_projection=False).prefill(torch.tensor([tokens]), everything)
-    for ours, theirs in zip(reader.kept.cache.layers, fresh.cache.layers, strict=True):
-        assert ours.length == reader.kept.valid_BS.shape[1]
+    for ours, theirs in zip(reader.committed.cache.layers, fresh.cache.layers, strict=True):
+        assert ours.length == reader.committed.valid_BS.shape[1]
         for ours_BHSD, theirs_BHSD in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             mine_HSD = ours_BHSD[b, :, : ours.length][:, held]
             torch.testing.assert_close(mine_HSD, theirs_BHSD[0, :, : len(tokens)], rtol=close, atol=close)
@@ -442,9 +442,9 @@ def test_the_best_length_by_hand():
         length = AdaptiveLength(judged=1e9, accepted=5e8)
         for k in PROBES:
             assert length.choose(2) == k
-            length.judged, length.accepted = 1e9, 5e8
+            length.compared, length.accepted = 1e9, 5e8
             length.observe(k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0], emitted=[1, 1])
-        length.judged, length.accepted = 1e9, 5e8
+        length.compared, length.accepted = 1e9, 5e8
         assert length.choose(2) == best
         assert length.choose(1) == PROBES[0], "another batch size has times of its own"
 
@@ -453,7 +453,7 @@ def test_alpha_counts_what_was_judged():
     """Behind a rejected token none is judged; a whole chain has no rejected one. Earlier counts fade by 2 %."""
     length = AdaptiveLength(judged=0.0, accepted=0.0)
     length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4], emitted=[1, 3, 5])
-    assert (length.accepted, length.judged) == (0 + 2 + 4, 1 + 3 + 4)
+    assert (length.accepted, length.compared) == (0 + 2 + 4, 1 + 3 + 4)
     length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0], emitted=[1, 1, 1])
     assert length.alpha == pytest.approx(0.98 * 6 / (0.98 * 8 + 3), rel=1e-12)
     length.observe(k=4, draft=1.0, verify=1.0, accepted=[2], emitted=[2])  # its row ended with the second draft
@@ -466,10 +466,10 @@ def test_a_row_that_ends_inside_an_accepted_chain_judged_none_behind_its_end():
     end = next(t for i, t in enumerate(greedy.tolist()) if i >= 3 and t not in greedy[:i].tolist())
     decoding = heads.DraftModelDecoding(shared("llama"), k="adaptive")
     length = decoding.length
-    length.judged = length.accepted = 1.0
+    length.compared = length.accepted = 1.0
     _, ours = both(shared("llama"), decoding, eos_token_id=end)
     assert ours.stats.drafted[0][-1], "the row is to end with a drafted token"
-    assert length.judged == length.accepted > 1
+    assert length.compared == length.accepted > 1
 
 
 def test_seconds_are_a_line_and_noise_never_makes_longer_passes_cheaper():

@@ -17,7 +17,7 @@ from torch import Tensor
 import heads
 from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.acceptance import rules
-from heads.decoding.trees.dynamic import DynamicTree, Grown, TreeCandidates, grow, keep_best
+from heads.decoding.trees.dynamic import DynamicTree, GrownTrees, TreeCandidates, grow, keep_best
 from heads.decoding.trees.static import Shape
 from heads.interface.token_heads import TokenHeads
 
@@ -45,7 +45,7 @@ def log_probs_after(
     return token_heads.projection(1 + len(path))(hidden_BD).log_softmax(dim=-1)[row].tolist()
 
 
-def token_paths(grown: Grown, row: int) -> set[tuple[int, ...]]:
+def token_paths(grown: GrownTrees, row: int) -> set[tuple[int, ...]]:
     shape, tokens = grown.shapes()[row], grown.tokens_BN[row].tolist()
     return {tuple(tokens[node] for node in shape.ancestors(end)[1:]) for end in range(shape.num_nodes)}
 
