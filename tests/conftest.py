@@ -6,8 +6,10 @@ tests/ holds folders named `heads` and `train`; without the root in front, `impo
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parent
@@ -18,3 +20,15 @@ for folder in (*sorted(below), TESTS, TESTS.parent):  # the last one inserted co
     sys.path.insert(0, str(folder))
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled graphs are captured whole and run as they are, without a compiler."""
+    from heads.backbone import compiled  # the root is on the path by now
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **{**options, "backend": "eager"}))
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    yield
+    torch._dynamo.reset()

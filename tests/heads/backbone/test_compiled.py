@@ -26,16 +26,6 @@ whole_and_open = pytest.mark.parametrize("whole", [True, False], ids=["whole buc
 ROOM: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
 
 
-@pytest.fixture
-def captured(monkeypatch):
-    """Graphs are captured whole and run as they are."""
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **{**options, "backend": "eager"}))
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
-    yield
-    torch._dynamo.reset()
-
-
 @torch.no_grad()
 def walk(backbone: Backbone, prompt: torch.Tensor, taps: tuple[Any, ...], rounds: int) -> list[torch.Tensor]:
     """Logits and taps of passes that keep a path which has to move."""

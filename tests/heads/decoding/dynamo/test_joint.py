@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
 
 import pytest
 import torch
-from test_thresholding import loop_blur, loop_otsu
+from plain_joint import VOCAB, DenseTable, loop_blur, loop_otsu
 from torch import Tensor
 
 from heads.decoding.dynamo import joint as joint_module
@@ -26,41 +25,6 @@ from heads.decoding.dynamo.joint import (
     penalize_repetition,
 )
 from heads.decoding.dynamo.threshold import gaussian_kernel
-
-VOCAB = 9
-
-
-class DenseTable:
-    """Every n-gram's ratio in one array: what a counted table answers, small enough to write down."""
-
-    def __init__(self, vocab: int = VOCAB, order: int = 3, seed: int = 0, zeros: float = 0.1) -> None:
-        self.order, self.vocab = order, vocab
-        generator = torch.Generator().manual_seed(seed)
-        p = torch.rand((vocab,) * order, generator=generator, dtype=torch.float64) + 0.2
-        p = p.where(torch.rand(p.shape, generator=generator) > zeros, 0.0)
-        self.p = {n: self.marginal(p / p.sum(), n) for n in range(1, order + 1)}
-        self.asked: list[int] = []
-
-    @staticmethod
-    def marginal(p: Tensor, n: int) -> Tensor:
-        return p.sum(dim=tuple(range(n, p.ndim))) if n < p.ndim else p
-
-    def check_vocab(self, vocab_size: int) -> None:
-        if vocab_size != self.vocab:
-            raise ValueError(f"counted over {self.vocab} tokens, not {vocab_size}: of another tokenizer")
-
-    def ratio(self, *tokens: int) -> float:
-        alone = math.prod(float(self.p[1][token]) for token in tokens)
-        return float(self.p[len(tokens)][tokens]) / alone if alone else 0.0
-
-    def cooccurrence(self, candidates: Sequence[Tensor], *, unseen: float = 0.0) -> Tensor:
-        self.asked.append(len(candidates))
-        return torch.stack([self.ratios(row) for row in zip(*candidates, strict=True)])
-
-    def ratios(self, places: Sequence[Tensor]) -> Tensor:
-        together = self.p[len(places)][torch.meshgrid(*places, indexing="ij")]
-        alone = functools.reduce(lambda x, y: x[..., None] * y, (self.p[1][place] for place in places))
-        return torch.where(alone > 0, together / alone, 0.0).float()
 
 
 def places_of(seed: int, batch: int = 1, n: int = 3, top_k: int = 4, sharp: float = 1.5) -> list[Candidates]:

@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
+from plain_joint import loop_blur, loop_otsu
 
 from heads.decoding.dynamo.threshold import (
-    LEVELS,
     adaptive_threshold,
     best_edge,
     blur,
@@ -17,35 +17,6 @@ from heads.decoding.dynamo.threshold import (
     otsu_threshold,
     static_threshold,
 )
-
-
-def loop_otsu(values: list[float]) -> float:
-    """Every edge between two grey levels is tried; the lowest that separates best wins."""
-    step = max(values) / LEVELS
-    levels = [min(int(value / step), LEVELS - 1) if step else 0 for value in values]
-    best, best_variance = 1, 0.0
-    for edge in range(1, LEVELS):
-        dark = [level for level in levels if level < edge]
-        bright = [level for level in levels if level >= edge]
-        if dark and bright:
-            apart = sum(dark) / len(dark) - sum(bright) / len(bright)
-            variance = len(dark) * len(bright) * apart**2
-            if variance > best_variance * (1 + 1e-9):  # the same classes give the same sums up to rounding
-                best, best_variance = edge, variance
-    return best * step
-
-
-def loop_blur(picture: dict[tuple[int, ...], float], sizes: list[int], kernel: list[float]) -> dict:
-    """The product of the axes' weights, over all cells around each; beyond the border the border."""
-    reach = len(kernel) // 2
-    blurred = {}
-    for cell in picture:
-        value = 0.0
-        for offsets in itertools.product(range(-reach, reach + 1), repeat=len(sizes)):
-            around = tuple(min(max(i + o, 0), size - 1) for i, o, size in zip(cell, offsets, sizes, strict=True))
-            value += math.prod(kernel[o + reach] for o in offsets) * picture[around]
-        blurred[cell] = value
-    return blurred
 
 
 def pictures(seed: int) -> torch.Tensor:

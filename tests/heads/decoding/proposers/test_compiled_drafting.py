@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_compiled import captured  # noqa: F401 - a fixture
 from throwaway_families import VARIANTS, fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, tiny_model
 
@@ -38,7 +37,7 @@ def draft_both(token_heads, graph_rows: int, texts: list[list[int]]) -> tuple[to
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", [*heads.families(), *VARIANTS, "kv", "own_output"])
-def test_a_graph_drafts_the_same_tokens(family, rows, captured):  # noqa: F811
+def test_a_graph_drafts_the_same_tokens(family, rows, captured):
     """Two texts in a graph of three rows: the third is dead."""
     token_heads = make_heads(family, Backbone(tiny_model("llama", attn="sdpa")))
     texts = [random_tokens(7, seed=1).tolist(), random_tokens(4, seed=2).tolist()][: min(rows, 2)]
@@ -55,14 +54,14 @@ def test_inductor_drafts_the_same_tokens():
     assert torch.equal(fast, plain)
 
 
-def test_draft_vocabularies_stay_whole_tokens(captured):  # noqa: F811
+def test_draft_vocabularies_stay_whole_tokens(captured):
     token_heads = fitted_heads("grounded", "llama", draft_tokens=tuple(range(0, 29, 3)))
     fast, plain = draft_both(token_heads, 1, [random_tokens(7, seed=1).tolist()])
     assert torch.equal(fast, plain)
     assert bool((fast[:, 1:] % 3 == 0).all())
 
 
-def test_one_graph_for_a_tree_and_a_batch_that_shrinks(captured):  # noqa: F811
+def test_one_graph_for_a_tree_and_a_batch_that_shrinks(captured):
     """Rows end one after another; calls and decoders of the same heads share the graphs."""
     token_heads = fitted_heads("grounded", "llama")
     model = token_heads.backbone.model
@@ -84,7 +83,7 @@ def test_one_graph_for_a_tree_and_a_batch_that_shrinks(captured):  # noqa: F811
     assert drafting.compile_seconds[TREE.paths, 3] > 0
 
 
-def test_heads_that_make_no_graph_are_refused_in_a_sentence(captured, monkeypatch):  # noqa: F811
+def test_heads_that_make_no_graph_are_refused_in_a_sentence(captured, monkeypatch):
     token_heads = make_heads("medusa", Backbone(tiny_model("llama", attn="sdpa")))
     step = token_heads.step
 
@@ -97,7 +96,7 @@ def test_heads_that_make_no_graph_are_refused_in_a_sentence(captured, monkeypatc
         draft_both(token_heads, 1, [[3, 4, 5]])
 
 
-def test_graphs_do_not_keep_heads_alive(captured):  # noqa: F811
+def test_graphs_do_not_keep_heads_alive(captured):
     token_heads = make_heads("medusa", Backbone(tiny_model("llama", attn="sdpa")))
     draft_both(token_heads, 1, [[3, 4, 5]])
     assert compiled_drafting(token_heads).graphs
