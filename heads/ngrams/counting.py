@@ -1,10 +1,10 @@
-"""Count the n-grams of a corpus into an `NgramTable`: in shards, in parallel, and on from where it was interrupted.
+"""Count the n-grams of a corpus into an `NgramTable`: in shards, in parallel, resumed where it was interrupted.
 
     documents ──► shards of whole documents ──► one sorted run each ──► parts by first token ──► the table's arrays
                     (many at a time)             <folder>.counting/       (many at a time)         <folder>/
 
-Runs and parts are in place only once they are whole, and those in place are not counted again. The table moves to its
-folder in one step when it is complete. Memory holds some shards and parts, never the corpus.
+A run or part gets its name when it is complete, and is then never counted again. The complete table moves to its folder
+in one step. Memory holds some shards and parts, never the corpus.
 """
 # N n-grams, V vocabulary
 
@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, fingerprint, write_table, write_whole
-from heads.ngrams.runs import Packing, cut_levels, merge, tally
+from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, fingerprint, write_atomically, write_table
+from heads.ngrams.runs import Packing, count_equal, cut_orders, merge
 from heads.ngrams.table import NgramTable
 
-SHARD_TOKENS = 1 << 21  # of whole documents; what an interruption loses at most, for each worker
-PART_NGRAMS = 1 << 21  # merged at once; a part holds all n-grams of at least one first token
+SHARD_TOKENS = 1 << 21  # an interruption loses at most this much work of each worker
+PART_NGRAMS = 1 << 21  # in about one part, which holds all n-grams of at least one first token
 MAX_VOCAB = 1 << 20
-AHEAD = 2  # jobs for each worker that wait for it, so that shards do not pile up in memory
+QUEUED_JOBS = 2  # for each worker, so that shards do not pile up in memory
 
 Report = Callable[[str, int, int | None], Any]
-"""Takes what is done ("counted tokens", "merged parts"), how much of it, and of how much in all where that is known."""
+"""Called with what is done ("counted tokens", "merged parts"), how much of it, and how much in all (None: unknown)."""
 
 
 def count_ngrams(
@@ -50,16 +50,16 @@ def count_ngrams(
 ) -> NgramTable:
     """Count all n-grams of orders 1 to `order` within documents.
 
-    An interrupted count goes on where it stopped when it is called again in the same way.
+    The same call resumes a count that was interrupted.
 
     Args:
-        documents: token ids of one document after the other, the same ones in the same order when called again.
-        folder: of the table; must be new or empty. `<folder>.counting` beside it holds what is not finished.
+        documents: the token ids of each document, in the same order when a count is resumed.
+        folder: of the table; new or empty. `<folder>.counting` beside it holds what is unfinished.
         vocab_size: ids are below it; `len(tokenizer)`.
-        tokenizer: whose fingerprint the table keeps; without one, tables are told apart by their vocabulary alone.
-        sources: where the documents come from, for the record and to tell counts apart.
+        tokenizer: the table stores its fingerprint; without one, tables differ by their vocabulary's size alone.
+        sources: where the documents come from, for the record and to tell interrupted counts apart.
         min_count: n-grams of order 2 and above that are seen less often are dropped.
-        workers: threads that sort and merge; they share their memory and run NumPy, which holds no lock.
+        workers: threads that sort and merge; NumPy releases the lock there.
 
     Raises:
         ValueError: settings out of range, no token, an id outside the vocabulary, a folder with something in it, or an
@@ -78,7 +78,7 @@ def count_ngrams(
         "sources": list(sources),
     }
     work = folder.with_name(folder.name + ".counting")
-    begin_or_go_on(work, settings)
+    begin_or_resume(work, settings)
     packing = Packing(order, vocab_size)
     with ThreadPoolExecutor(workers) as pool:
         counted = count_shards(documents, packing, work, (pool, workers), report)
@@ -102,13 +102,13 @@ def check_settings(order: int, vocab_size: int, min_count: int, workers: int) ->
             raise ValueError(f"{name} is {value}; give a number from 1 {f'to {most:,}' if most else 'on'}.")
 
 
-def begin_or_go_on(work: Path, settings: dict[str, Any]) -> None:
-    """Note the settings, or compare them with those of the count that was interrupted."""
+def begin_or_resume(work: Path, settings: dict[str, Any]) -> None:
+    """Write down the settings, or compare them with those of the interrupted count."""
     path = work / "settings.json"
     settings = {**settings, "shard_tokens": SHARD_TOKENS, "part_ngrams": PART_NGRAMS}
     if not path.is_file():
         work.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: file.write(json.dumps(settings, indent=2).encode()))
+        write_atomically(path, lambda file: file.write(json.dumps(settings, indent=2).encode()))
         return
     begun = json.loads(path.read_text(encoding="utf-8"))
     for name, value in settings.items():
@@ -122,7 +122,7 @@ def begin_or_go_on(work: Path, settings: dict[str, Any]) -> None:
 def count_shards(
     documents: Iterable[Any], packing: Packing, work: Path, pool: tuple[Executor, int], report: Report
 ) -> dict[str, Any]:
-    """One sorted run a shard; the runs' paths, and the number of documents."""
+    """Write one sorted run for each shard; the runs' paths and the number of documents."""
     runs: list[Path] = []
     totals = {"documents": 0, "tokens": 0}
     stale = set(work.glob("run-*.npy"))
@@ -130,7 +130,7 @@ def count_shards(
     def jobs() -> Iterator[tuple[Any, ...]]:
         for number, shard in enumerate(split_shards(documents)):
             stream_L = packing.join([check_ids(ids, packing.vocab_size) for ids in shard])
-            # The checksum in the name tells a run of these very tokens from one of others.
+            # By the checksum in its name a run of other tokens is noticed.
             runs.append(work / f"run-{number:06d}-{zlib.crc32(stream_L.data):08x}.npy")
             totals["documents"] += len(shard)
             tokens = sum(map(len, shard))
@@ -174,19 +174,19 @@ def check_ids(ids: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[np.
 
 def count_shard(packing: Packing, stream_L: NDArray[np.int32], path: Path, tokens: int) -> int:
     if not path.is_file():
-        words_WN, counts_N = tally(packing.pack(stream_L))
+        words_WN, counts_N = count_equal(packing.pack(stream_L))
         content = np.concatenate([words_WN, counts_N[None].astype(np.uint64)])
-        write_whole(path, lambda file: np.save(file, content))
+        write_atomically(path, lambda file: np.save(file, content))
     return tokens
 
 
 def run_ahead(pool: tuple[Executor, int], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Results of (function, *arguments) in their order; jobs are made as workers get free."""
+    """Results of jobs (function, *arguments) in their order; a job is made when a worker is about to get free."""
     executor, workers = pool
     waiting: deque[Future[Any]] = deque()
     for job in jobs:
         waiting.append(executor.submit(*job))
-        if len(waiting) >= workers + AHEAD:
+        if len(waiting) >= workers + QUEUED_JOBS:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
@@ -195,7 +195,7 @@ def run_ahead(pool: tuple[Executor, int], jobs: Iterable[tuple[Any, ...]]) -> It
 def merge_runs(
     runs: Sequence[Path], packing: Packing, min_count: int, work: Path, pool: tuple[Executor, int], report: Report
 ) -> list[Path]:
-    """The runs' sums, in parts by first token; the parts' paths in the order of their tokens."""
+    """Merge the runs into parts by first token; the parts' paths in the order of their tokens."""
     bounds = choose_bounds(runs, packing)
     parts = [work / f"part-{start:07d}.npz" for start in bounds[:-1]]
     jobs = (
@@ -226,9 +226,9 @@ def merge_part(runs: Sequence[Path], packing: Packing, min_count: int, first_tok
         start, stop = packing.find_first(content, np.array([first_tokens.start, first_tokens.stop]))
         pieces.append((content[:-1, start:stop], content[-1, start:stop].astype(np.int64)))
     words_WN, counts_N = merge(pieces)
-    unigrams, levels = cut_levels(packing, words_WN, counts_N, first_tokens, min_count)
+    unigrams, orders = cut_orders(packing, words_WN, counts_N, first_tokens, min_count)
     arrays: dict[str, Any] = {"order1.counts": unigrams, "order1.positions": unigrams.sum()}
-    for order, grams in enumerate(levels, start=2):
+    for order, grams in enumerate(orders, start=2):
         arrays |= {f"order{order}.tokens": grams.tokens_N, f"order{order}.counts": grams.counts_N}
         arrays |= {f"order{order}.starts": grams.children_P, f"order{order}.positions": grams.positions}
-    write_whole(path, lambda file: np.savez(file, **arrays))
+    write_atomically(path, lambda file: np.savez(file, **arrays))

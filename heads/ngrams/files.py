@@ -1,7 +1,7 @@
-"""The files of an n-gram table: arrays as they lie in memory, and `ngrams.json`, which says what they are.
+"""The files of an n-gram table: arrays of little-endian numbers, and `ngrams.json`, which describes them.
 
 ngrams.json holds the format version, the order, the tokenizer's fingerprint, how many n-grams of each order the corpus
-holds and how many different ones, where they came from, and of every array its type, length and checksum.
+has and how many different ones, their sources, and the type, length and checksum of every array.
 """
 # N n-grams of one order
 
@@ -43,7 +43,7 @@ def array_names(order: int) -> list[str]:
 
 
 def write_array(path: Path, kind: str, pieces: Iterable[NDArray[Any]]) -> dict[str, Any]:
-    """Write pieces one after the other as little-endian numbers; what ngrams.json says of the file."""
+    """Write pieces one after the other; what ngrams.json says of the file."""
     length, crc = 0, 0
     with path.open("wb") as file:
         for piece in pieces:
@@ -117,8 +117,8 @@ def find_problem(description: dict[str, Any]) -> str:
     return ""
 
 
-def write_whole(path: Path, write: Callable[[Any], Any]) -> None:
-    """A file that is in place only once it is whole."""
+def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
+    """Write a file that gets its name when it is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with unfinished.open("wb") as file:
         write(file)
@@ -126,11 +126,11 @@ def write_whole(path: Path, write: Callable[[Any], Any]) -> None:
 
 
 def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]) -> None:
-    """Join the parts into the table's arrays, and describe them."""
+    """Join the parts into the table's arrays and describe them."""
     order = description["order"]
     files = {}
     for name in array_names(order):
-        files[name] = write_array(folder / name, kind_of(name, parts), read_pieces(name, parts))
+        files[name] = write_array(folder / name, number_type(name, parts), read_pieces(name, parts))
     description = {
         **description,
         "positions": [sum(int(read_part(part, f"order{n}.positions")) for part in parts) for n in range(1, order + 1)],
@@ -141,8 +141,8 @@ def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def kind_of(name: str, parts: Sequence[Path]) -> str:
-    """Token ids take 4 bytes, places in a file 8, counts what the largest needs; unigrams are few and always 8."""
+def number_type(name: str, parts: Sequence[Path]) -> str:
+    """Token ids take 4 bytes, starts and unigrams' counts 8, other counts what the largest needs."""
     if name.endswith("tokens"):
         return "<i4"
     if name.endswith("starts") or name == "order1.counts":
@@ -152,7 +152,7 @@ def kind_of(name: str, parts: Sequence[Path]) -> str:
 
 
 def read_pieces(name: str, parts: Sequence[Path]) -> Iterator[NDArray[Any]]:
-    """An array of the table, part by part; numbers of children become the places at which they begin."""
+    """An array of the table, part by part; numbers of children become the places where they start."""
     if not name.endswith("starts"):
         yield from (read_part(part, name) for part in parts)
         return

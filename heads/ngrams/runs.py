@@ -1,9 +1,9 @@
-"""N-grams as sorted runs: packed into words that sort as the n-grams do, tallied, merged, and cut into a trie's levels.
+"""N-grams as sorted runs: packed into words that sort as the n-grams do, counted, merged, and cut into a trie's orders.
 
-A symbol, a token or the end of a document, takes as many bits as the vocabulary needs; as many symbols as fit go into a
-word of 64 bits, and further words follow. So one word serves trigrams of any vocabulary up to a million tokens, and two
-serve 5-grams. Every token begins one n-gram; the last ones of a document are filled up with ends, so that one run of
-n-grams holds the counts of all lower orders too: those of its prefixes.
+A symbol is a token or the end of a document, in as many bits as the vocabulary needs. A word of 64 bits holds as many
+symbols as fit: one word serves trigrams of any vocabulary up to a million tokens, two serve 5-grams. Every token begins
+one n-gram. Those at the end of a document are filled up with end symbols, so that the prefixes of one run of n-grams
+give the counts of all lower orders too.
 """
 # L length of the padded stream, N n-grams, P n-grams of the order before, V vocabulary, W words an n-gram
 
@@ -36,7 +36,7 @@ class Packing:
 
     @property
     def end(self) -> int:
-        """The symbol behind a document's last token; it sorts behind all tokens."""
+        """The symbol for a document's end, which sorts behind all tokens."""
         return self.vocab_size
 
     @property
@@ -74,13 +74,13 @@ class Packing:
         return ((words_WN[word] >> np.uint64(shift)) & np.uint64((1 << self.bits) - 1)).astype(np.int64)
 
     def find_first(self, words_WN: Words, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in a sorted run the n-grams begin that start with each token or one behind it."""
+        """For each token: where in a sorted run the n-grams begin that start with it or a greater one."""
         shift = self.bits * (len(self.groups[0]) - 1)
         return np.searchsorted(words_WN[0], tokens.astype(np.uint64) << np.uint64(shift))
 
 
-def tally(words_WN: Words) -> tuple[Words, Counts]:
-    """The different n-grams, sorted, and how often each is there."""
+def count_equal(words_WN: Words) -> tuple[Words, Counts]:
+    """The different n-grams, sorted, and how often each occurs."""
     one = len(words_WN) == 1
     words_WN = np.sort(words_WN, axis=1) if one else words_WN[:, np.lexsort(words_WN[::-1])]
     first = find_changes(words_WN)
@@ -91,7 +91,7 @@ def merge(runs: Sequence[tuple[Words, Counts]]) -> tuple[Words, Counts]:
     """The sum of sorted runs."""
     words_WN = np.concatenate([words for words, _ in runs], axis=1)
     counts_N = np.concatenate([counts for _, counts in runs])
-    # The stable sort finds the runs that are sorted already and merges them.
+    # A stable sort finds the sorted runs and merges them.
     order = np.argsort(words_WN[0], kind="stable") if len(words_WN) == 1 else np.lexsort(words_WN[::-1])
     words_WN, counts_N = words_WN[:, order], counts_N[order]
     first = find_changes(words_WN)
@@ -106,14 +106,14 @@ def find_changes(words_WN: Words) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grams:
+class NgramsOfOrder:
     """The different n-grams of one order within a range of first tokens.
 
     Attributes:
         tokens_N: the last token of each, sorted within their prefix.
-        counts_N: how often each is there.
-        children_P: how many of them go on from each n-gram of the order before.
-        positions: how many there are, each as often as it is there, those dropped as rare included.
+        counts_N: how often each occurs.
+        children_P: how many of them extend each n-gram of the order before.
+        positions: how many places they occur at, those that were dropped as rare included.
     """
 
     tokens_N: NDArray[np.int32]
@@ -122,15 +122,15 @@ class Grams:
     positions: int
 
 
-def cut_levels(
+def cut_orders(
     packing: Packing, words_WN: Words, counts_N: Counts, first_tokens: range, min_count: int
-) -> tuple[Counts, list[Grams]]:
-    """The levels of a trie from a merged run of all n-grams that begin with one of `first_tokens`.
+) -> tuple[Counts, list[NgramsOfOrder]]:
+    """The orders of a trie from a merged run of all n-grams that begin with one of `first_tokens`.
 
-    An n-gram is at least as frequent as what goes on from it, so those seen `min_count` times make a trie as well.
+    An n-gram occurs at least as often as those that extend it, so n-grams seen `min_count` times are a trie too.
 
     Returns:
-        the count of each first token, dropped from nowhere, and the n-grams of orders 2 to n.
+        the count of each first token, however rare, and the n-grams of orders 2 to n.
     """
     changed_N = np.zeros(len(counts_N), bool)
     changed_N[:1] = True
@@ -138,25 +138,25 @@ def cut_levels(
     unigrams = np.zeros(len(first_tokens), np.int64)
     np.add.at(unigrams, above_N, counts_N)
     changed_N[1:] |= above_N[1:] != above_N[:-1]
-    levels, num_above = [], len(first_tokens)
+    orders, num_above = [], len(first_tokens)
     for i in range(1, packing.order):
         symbols_N = packing.symbol(words_WN, i)
         changed_N[1:] |= symbols_N[1:] != symbols_N[:-1]
         first = np.flatnonzero(changed_N)
         sums = np.add.reduceat(counts_N, first) if len(first) else counts_N
         whole = symbols_N[first] != packing.end
-        kept = whole & (sums >= min_count)
-        chosen = first[kept]
-        levels.append(
-            Grams(
+        frequent = whole & (sums >= min_count)
+        chosen = first[frequent]
+        orders.append(
+            NgramsOfOrder(
                 tokens_N=symbols_N[chosen].astype(np.int32),
-                counts_N=sums[kept],
+                counts_N=sums[frequent],
                 children_P=np.bincount(above_N[chosen], minlength=num_above),
                 positions=int(sums[whole].sum()),
             )
         )
-        # Below an n-gram that was dropped this is another's number, but nothing below it is kept.
+        # Below a dropped n-gram this is the number of another one, but everything there is dropped too.
         numbers_N = np.zeros(len(counts_N), np.int64)
         numbers_N[chosen] = 1
         above_N, num_above = np.cumsum(numbers_N) - 1, len(chosen)
-    return unigrams, levels
+    return unigrams, orders

@@ -1,14 +1,14 @@
 """Counted n-grams on disk: what DynaMo's co-occurrence masks (section 3.2.1) and superposed decoding look up.
 
-A table is a folder of memory-mapped arrays, a trie of sorted n-grams, with `ngrams.json` beside them. The n-grams that
-go on from one prefix lie side by side, so a whole joint is looked up at once by prefix ranges: the candidates of the
-first position, of them those pairs that were seen, of those the triples, and nothing that was never seen is touched.
+A table is a folder of memory-mapped arrays, a trie of sorted n-grams, described by `ngrams.json`. The n-grams that
+extend one prefix are a range, so that all combinations of some candidates are looked up together: the tokens of the
+first position, the pairs seen that extend them, the triples seen that extend those. What was never seen costs nothing.
 
-    order 1  counts of all tokens         a    b    c              starts[i] to starts[i + 1] are the n-grams that go on
-    order 2  tokens, counts, starts      a b   c    a c            from n-gram i of the order before; they are sorted by
+    order 1  counts of all tokens         a    b    c              n-grams starts[i] to starts[i + 1] extend
+    order 2  tokens, counts, starts      a b   c    a c            n-gram i of the order before, sorted by
     order 3  tokens, counts, starts    b  c a  b   c  a            their last token
 
-`heads.ngram_counting` writes such a folder.
+`heads.ngrams.counting` writes such a folder.
 """
 # B batch, F n-grams found, K candidates of one position, V vocabulary
 
@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heads.ngrams.files import HOW_TO_COUNT, checksum, fingerprint, open_array, read_description
-from heads.ngrams.levels import Counts, Ids, Level
+from heads.ngrams.trie import Counts, Ids, TrieOrder
 
 PADDING = 1024  # rows that backbones add to their embedding beyond the tokenizer's tokens, at most
 
 
 class NgramTable:
-    """Counts of all n-grams of a corpus up to an order. They never cross a document's boundary.
+    """Counts of all n-grams up to an order within the documents of a corpus.
 
-    The estimate p̂ of an n-gram is its count over the number of places where n tokens follow each other in a document;
-    that of a token, its count over all tokens. N-grams that were dropped as rare (`min_count`) count as unseen.
+    The estimate p̂ of an n-gram is its count over the number of places where a document has n tokens in a row. N-grams
+    that were dropped as rare (`min_count`) count as unseen.
 
     >>> import tempfile
     >>> from heads.ngrams.counting import count_ngrams
@@ -50,38 +50,38 @@ class NgramTable:
     """
 
     def __init__(
-        self, folder: Path, description: dict[str, Any], unigrams_V: Counts, levels: tuple[Level, ...]
+        self, folder: Path, description: dict[str, Any], unigrams_V: Counts, orders: tuple[TrieOrder, ...]
     ) -> None:
         self.folder = folder
         self.description = description
         self.order: int = description["order"]
         self.vocab_size: int = description["vocab_size"]
         self.positions: tuple[int, ...] = tuple(description["positions"])
-        """How many n-grams of each order from 1 on the corpus holds, each as often as it stands there."""
+        """Places in the corpus where an n-gram begins, for each order from 1 on."""
         self.unigrams_V = unigrams_V
-        self.levels = levels
+        self.orders = orders
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Any | None = None) -> NgramTable:
-        """Map a table's files; nothing is read before it is looked up.
+        """Map a table's files into memory.
 
         Args:
-            tokenizer: the backbone's, to make sure that the table was counted with it.
+            tokenizer: the backbone's, to check that the table was counted with it.
 
         Raises:
             ValueError: no table there, a newer format, a file missing or of another length, or another tokenizer.
         """
         description = read_description(folder)
         arrays = {name: open_array(Path(folder) / name, file) for name, file in description["files"].items()}
-        levels = tuple(
-            Level(
+        orders = tuple(
+            TrieOrder(
                 tokens_N=arrays[f"order{order}.tokens"],
                 counts_N=arrays[f"order{order}.counts"],
                 starts=arrays[f"order{order}.starts"],
             )
             for order in range(2, description["order"] + 1)
         )
-        table = cls(Path(folder), description, arrays["order1.counts"], levels)
+        table = cls(Path(folder), description, arrays["order1.counts"], orders)
         if tokenizer is not None:
             table._check_tokenizer(tokenizer)
         return table
@@ -92,7 +92,7 @@ class NgramTable:
         return self.positions[0]
 
     def check_vocab(self, vocab_size: int) -> None:
-        """A backbone's vocabulary may be wider than its tokenizer's by the rows that pad it, no more.
+        """Refuse a backbone's vocabulary that differs from the table's by more than rows of padding.
 
         Raises:
             ValueError: the table was counted with another tokenizer.
@@ -105,7 +105,7 @@ class NgramTable:
             )
 
     def verify(self) -> None:
-        """Read every byte and compare it with what was written; `open` compares lengths alone.
+        """Compare every file's checksum; `open` compares lengths alone.
 
         Raises:
             ValueError: a file holds something else.
@@ -118,11 +118,11 @@ class NgramTable:
                 )
 
     def joint_counts(self, candidates: Sequence[Any]) -> Tensor:
-        """How often each combination of candidates was seen, one after the other.
+        """How often each combination of candidates was seen.
 
         Args:
-            candidates: n ≤ order arrays, tensors or lists of token ids, of lengths k_1 … k_n. A token that the table
-                does not know was never seen.
+            candidates: token ids of n ≤ order positions in a row: arrays, tensors or lists of lengths k_1 … k_n. A
+                token that the table does not know was never seen.
 
         Returns:
             (k_1, …, k_n), int64, on the CPU.
@@ -131,20 +131,20 @@ class NgramTable:
             ValueError: more positions than the table's order, none at all, or a negative id.
         """
         self._check_length(len(candidates))
-        return torch.from_numpy(without_repeats(self._counts, [as_ids(ids) for ids in candidates]))
+        return torch.from_numpy(expand_repeats(self._counts, [as_ids(ids) for ids in candidates]))
 
     def cooccurrence(self, candidates: Sequence[Tensor], *, unseen: float = 0.0) -> Tensor:
         """The co-occurrence mask of DynaMo's equation 3: p̂(x_1 … x_n) / Π p̂(x_i) of every combination.
 
-        It multiplies a joint of independent predictions; by Theorem 1 the product is the closest to them in an optimal
-        transport whose cost is minus the mask's logarithm. 1 is what independent tokens would have.
+        It is 1 for independent tokens and multiplies a joint of independent predictions. By the paper's Theorem 1 the
+        product is closest to them in an optimal transport whose cost is minus the mask's logarithm.
 
         Args:
             candidates: n ≤ order tensors of token ids, each (k_i,) or each (B, k_i).
-            unseen: the count that an n-gram never seen is given. 0, the paper's: its mask is zero. Above 0 its mask is
-                `unseen` over the count that independent tokens would have, and at most 1: common tokens that never met
-                are ruled out, while rare ones, of which nothing is known, are left as they were predicted. A token
-                never seen at all (p̂(x_i) = 0, a ratio 0 / 0) makes n-grams never seen: 0 or, above 0, 1.
+            unseen: the count given to an n-gram never seen. With 0, as in the paper, its mask is 0. Above 0 its mask is
+                `unseen` over the count expected of independent tokens, at most 1: this rules out common tokens that
+                never met, and leaves rare ones as they were predicted. Where a token itself was never seen (0 / 0) the
+                mask is 0 or, with `unseen` above 0, 1.
 
         Returns:
             (k_1, …, k_n) or (B, k_1, …, k_n), float32, on the candidates' device.
@@ -162,11 +162,11 @@ class NgramTable:
         single = batches == {()}
         rows = zip(*(ids.cpu()[None] if single else ids.cpu() for ids in candidates), strict=True)
         ratio = partial(self._ratio, unseen=unseen)
-        masks = [without_repeats(ratio, [as_ids(ids) for ids in row]) for row in rows]
+        masks = [expand_repeats(ratio, [as_ids(ids) for ids in row]) for row in rows]
         return torch.from_numpy(masks[0] if single else np.stack(masks)).to(candidates[0].device)
 
     def next_counts(self, prefix: Sequence[int]) -> tuple[Counts, Counts]:
-        """The tokens seen after a prefix, in rising order, and how often; both empty where the prefix was not seen.
+        """The tokens seen after a prefix, in rising order, and how often; both are empty for a prefix never seen.
 
         Raises:
             ValueError: a prefix of `order` tokens or more.
@@ -182,17 +182,17 @@ class NgramTable:
         node = operator.index(prefix[0])
         if not 0 <= node < self.vocab_size:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        for level, token in zip(self.levels, prefix[1:], strict=False):
-            start, end = int(level.starts[node]), int(level.starts[node + 1])
-            node = start + int(np.searchsorted(level.tokens_N[start:end], token))
-            if node == end or level.tokens_N[node] != token:
+        for trie_order, token in zip(self.orders, prefix[1:], strict=False):
+            start, end = int(trie_order.starts[node]), int(trie_order.starts[node + 1])
+            node = start + int(np.searchsorted(trie_order.tokens_N[start:end], token))
+            if node == end or trie_order.tokens_N[node] != token:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        level = self.levels[len(prefix) - 1]
-        seen = slice(int(level.starts[node]), int(level.starts[node + 1]))
-        return level.tokens_N[seen].astype(np.int64), level.counts_N[seen].astype(np.int64)
+        trie_order = self.orders[len(prefix) - 1]
+        seen = slice(int(trie_order.starts[node]), int(trie_order.starts[node + 1]))
+        return trie_order.tokens_N[seen].astype(np.int64), trie_order.counts_N[seen].astype(np.int64)
 
     def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:
-        """`next_counts` of the longest end of a context after which anything was seen, and that end's length."""
+        """`next_counts` of the longest end of a context that was seen with a next token, and that end's length."""
         for length in range(min(len(context), self.order - 1), 0, -1):
             tokens, counts = self.next_counts(context[len(context) - length :])
             if len(tokens):
@@ -207,15 +207,15 @@ class NgramTable:
             )
 
     def _find(self, candidates: Sequence[Ids]) -> tuple[Counts, NDArray[Any]]:
-        """Where in the flattened joint of different candidates those are that were seen, and how often."""
+        """Which combinations of different candidates were seen, as places in the flattened joint, and how often."""
         ids_K, place_K = np.unique(candidates[0], return_index=True)
         seen_K = self._unigrams(ids_K) > 0
         nodes_F, places_F, counts_N = ids_K[seen_K].astype(np.int64), place_K[seen_K], self.unigrams_V
-        for level, ids in zip(self.levels, candidates[1:], strict=False):
+        for trie_order, ids in zip(self.orders, candidates[1:], strict=False):
             ids_K, place_K = np.unique(ids, return_index=True)
-            above_F, ranks_F, nodes_F = level.find(nodes_F, ids_K, self.vocab_size)
+            above_F, ranks_F, nodes_F = trie_order.find(nodes_F, ids_K, self.vocab_size)
             places_F = places_F.take(above_F) * len(ids_K) + place_K.take(ranks_F)
-            counts_N = level.counts_N
+            counts_N = trie_order.counts_N
         return places_F, counts_N.take(nodes_F)
 
     def _counts(self, candidates: Sequence[Ids]) -> NDArray[Any]:
@@ -226,7 +226,7 @@ class NgramTable:
 
     def _ratio(self, candidates: Sequence[Ids], unseen: float) -> NDArray[Any]:
         common = [self._unigrams(ids) for ids in candidates]
-        # 1 / Π p̂ for a count of one; a token never seen stands in no n-gram found, and is filled in for the others.
+        # 1 / Π p̂ for a count of 1. Tokens never seen count as 1 here: no n-gram that was found holds one.
         weight = reduce(np.multiply.outer, [self.num_tokens / np.maximum(seen_K, 1) for seen_K in common])
         weight /= max(1, self.positions[len(candidates) - 1])
         mask = np.zeros(weight.shape, np.float32)
@@ -263,10 +263,10 @@ def as_ids(ids: Any) -> Ids:
     return array.astype(np.int32)
 
 
-def without_repeats(ask: Callable[[Sequence[Ids]], NDArray[Any]], candidates: Sequence[Ids]) -> NDArray[Any]:
-    """What `ask` answers for different candidates, repeated where candidates are."""
-    different, again = zip(*(np.unique(ids, return_inverse=True) for ids in candidates), strict=True)
+def expand_repeats(look_up: Callable[[Sequence[Ids]], NDArray[Any]], candidates: Sequence[Ids]) -> NDArray[Any]:
+    """What `look_up` finds for the different ones among candidates, repeated where candidates are."""
+    different, places = zip(*(np.unique(ids, return_inverse=True) for ids in candidates), strict=True)
     if all(len(ids) == len(given) for ids, given in zip(different, candidates, strict=True)):
-        return ask(candidates)
-    repeated: NDArray[Any] = ask(different)[np.ix_(*again)]
+        return look_up(candidates)
+    repeated: NDArray[Any] = look_up(different)[np.ix_(*places)]
     return repeated

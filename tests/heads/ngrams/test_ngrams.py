@@ -23,7 +23,7 @@ from heads.cli.folders import count_ngrams_command
 from heads.cli.main import OneSentence
 from heads.data.documents import DataConfig, SourceConfig, load_documents
 from heads.ngrams import counting as ngram_counting
-from heads.ngrams import levels as ngram_levels
+from heads.ngrams import trie
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.table import NgramTable
 
@@ -88,7 +88,7 @@ def test_a_table_holds_what_a_plain_counter_counts(tmp_path, monkeypatch, vocab_
 @pytest.mark.parametrize("vocab_size", [5, 131_072])
 def test_a_joint_is_looked_up_at_once(tmp_path, monkeypatch, vocab_size, search_from):
     """Whether ranges are read or searched; candidates in any order, repeated, foreign or beyond the vocabulary."""
-    monkeypatch.setattr(ngram_levels, "SEARCH_FROM", search_from)
+    monkeypatch.setattr(trie, "SEARCH_FROM", search_from)
     documents = random_documents(vocab_size)
     table = count_ngrams(documents, folder=tmp_path / "table", order=4, vocab_size=vocab_size)
     rng = np.random.default_rng(1)
@@ -174,8 +174,8 @@ def test_an_interrupted_count_goes_on(tmp_path, monkeypatch, interrupted_in):
     assert kept
 
     sizes = []
-    tally = ngram_counting.tally
-    monkeypatch.setattr(ngram_counting, "tally", lambda words: sizes.append(1) or tally(words))
+    count_equal = ngram_counting.count_equal
+    monkeypatch.setattr(ngram_counting, "count_equal", lambda words: sizes.append(1) or count_equal(words))
     count_ngrams(documents, folder=tmp_path / "table", **settings)
     num_shards = len(list(ngram_counting.split_shards(documents)))
     assert len(sizes) == num_shards - len(kept)

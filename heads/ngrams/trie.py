@@ -1,7 +1,7 @@
-"""One order of an n-gram table: which of the n-grams found so far go on with which candidates.
+"""One order of an n-gram table: which n-grams extend those found so far by one of some candidates.
 
-The n-grams that go on from one prefix are a range, sorted by their last token. Most ranges are narrow: they are read
-from end to end, all in one array, and each token is looked up among the candidates. In a wide one each candidate is
+The n-grams that extend one prefix are a range, sorted by their last token. Most ranges are narrow. They are read from
+end to end, all in one array, and each token is looked up among the candidates. In a wide range each candidate is
 searched for.
 """
 # F n-grams found, K candidates of one position, N n-grams of one order, V vocabulary
@@ -19,19 +19,19 @@ Ids: TypeAlias = NDArray[np.int32]
 Counts: TypeAlias = NDArray[np.int64]
 Found: TypeAlias = tuple[Counts, NDArray[Any], Counts]
 
-SEARCH_FROM = 8  # n-grams in a range, for each candidate: from there on searching beats reading
-READ_AT_ONCE = 1 << 15  # n-grams
+SEARCH_FROM = 8  # n-grams in a range for each candidate, from which on a search is faster than reading the range
+BLOCK_NGRAMS = 1 << 15
 NOTHING: Found = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
-    """The n-grams of one order from 2 on.
+class TrieOrder:
+    """The n-grams of one order above 1.
 
     Attributes:
         tokens_N: the last token of each.
         counts_N: how often each was seen.
-        starts: where the n-grams that go on from each n-gram of the order before begin, and N behind the last.
+        starts: where the n-grams that extend each n-gram of the order before begin, and N behind the last.
     """
 
     tokens_N: Ids
@@ -39,10 +39,10 @@ class Level:
     starts: Counts
 
     def find(self, nodes_F: Counts, candidates_K: Ids, vocab_size: int) -> Found:
-        """The n-grams seen that go on from some n-grams of the order before with one of sorted, different candidates.
+        """The n-grams that extend some n-grams of the order before by one of sorted, different candidates.
 
         Returns:
-            for each that was found: which of `nodes_F` it goes on from, with which candidate, and its own number.
+            for each n-gram found: which of `nodes_F` it extends, by which candidate, and its own number.
         """
         starts_F, ends_F = self.starts[nodes_F], self.starts[nodes_F + 1]
         wide_F = ends_F - starts_F > SEARCH_FROM * len(candidates_K)
@@ -53,16 +53,16 @@ class Level:
         return above, np.concatenate([read[1], searched[1]]), np.concatenate([read[2], searched[2]])
 
     def _read(self, starts_F: Counts, ends_F: Counts, candidates_K: Ids, vocab_size: int) -> Found:
-        """Go through all n-grams of narrow ranges."""
+        """Look each n-gram of narrow ranges up among the candidates."""
         if not len(starts_F):
             return NOTHING
         rank_V = np.full(vocab_size, -1, np.int32)
         known_K = candidates_K[: np.searchsorted(candidates_K, vocab_size)]
         rank_V[known_K] = np.arange(len(known_K))
         behind_F = np.cumsum(ends_F - starts_F)
-        # Joining slices is several times faster than one index into all; a block at a time stays in the cache.
+        # Joining slices is several times faster than one index over all, and a block of them stays in the CPU's cache.
         ranges = [self.tokens_N[start:end] for start, end in zip(starts_F.tolist(), ends_F.tolist(), strict=True)]
-        blocks = [0, *(np.flatnonzero(np.diff(behind_F // READ_AT_ONCE)) + 1).tolist(), len(ranges)]
+        blocks = [0, *(np.flatnonzero(np.diff(behind_F // BLOCK_NGRAMS)) + 1).tolist(), len(ranges)]
         hits, ranks = [], []
         for first, last in pairwise(blocks):
             ranks_here = rank_V.take(np.concatenate(ranges[first:last]), mode="clip")
@@ -75,7 +75,7 @@ class Level:
         return np.repeat(np.arange(len(starts_F)), hits_F), np.concatenate(ranks), found
 
     def _search(self, starts_F: Counts, ends_F: Counts, candidates_K: Ids) -> Found:
-        """Look for each candidate in each wide range."""
+        """Search each wide range for each candidate."""
         if not len(starts_F):
             return NOTHING
         bounds = zip(starts_F.tolist(), ends_F.tolist(), strict=True)
