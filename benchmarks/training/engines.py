@@ -175,8 +175,10 @@ def launch(config: Path, engine: str, split: Split, *arguments: str) -> str:
     Raises:
         RuntimeError: the run failed.
     """
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", f"launch/{engine}.yaml"]
-    command += ["--num_processes", str(split.processes), "--main_process_port", free_port()]
+    command = [sys.executable]
+    if engine != "single":  # which needs no launcher
+        command += ["-m", "accelerate.commands.launch", "--config_file", f"launch/{engine}.yaml"]
+        command += ["--num_processes", str(split.processes), "--main_process_port", free_port()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(config.parent / "cache")}
     done = subprocess.run(
         [*command, "train.py", "--config", str(config), *arguments],
@@ -268,8 +270,7 @@ class Comparison:
         finished = self.folder / f"{name}.finished"
         if not finished.exists():
             shutil.rmtree(run, ignore_errors=True)
-            launch(config, engine, split)
-            finished.touch()
+            finished.write_text(launch(config, engine, split))
         return run
 
     def compare(self, case: str, engine: str, split: Split) -> Row:

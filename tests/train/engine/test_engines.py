@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from benchmarks.training.engines import CASES as ALL_CASES
-from benchmarks.training.engines import ONE, TOLERANCE, TWO, Comparison, launch, write_config
-from train.engine.engine import Engine, asked_engine, check_active, device_fields, refuse_lost_processes
+from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison
+from train.engine.engine import Engine, asked_engine, check_active, device_fields, refuse_lost_processes, start_engine
 from train.loop.evaluation import shares
 
 with_gloo = pytest.mark.skipif(
@@ -34,18 +34,23 @@ def comparison(tmp_path_factory):
 
 @with_gloo
 @pytest.mark.parametrize(
-    ("engine", "case"),
+    ("engine", "case", "named"),
     [
-        ("ddp", "dynamo, three rates"),
-        ("fsdp2", "dynamo, three rates"),
-        ("fsdp2", "medusa, LoRA on bfloat16, self-distillation"),
-        pytest.param("zero1", "grounded, frozen", marks=with_deepspeed),
-        pytest.param("zero3", "dynamo, three rates", marks=with_deepspeed),
+        ("ddp", "dynamo, three rates", "DDP"),
+        ("fsdp2", "dynamo, three rates", "FSDP2"),
+        ("fsdp2", "medusa, LoRA on bfloat16, self-distillation", "FSDP2"),
+        pytest.param("zero1", "grounded, frozen", "DeepSpeed ZeRO-1", marks=with_deepspeed),
+        pytest.param("zero3", "dynamo, three rates", "DeepSpeed ZeRO-3", marks=with_deepspeed),
     ],
 )
-def test_two_processes_train_what_one_trains(comparison, engine, case):
+def test_two_processes_train_what_one_trains(comparison, engine, case, named):
     row = comparison.compare(case, engine, TWO)
     assert row.equal, row
+    run = comparison.train(case, engine, TWO, **HALFWAY)  # the same: it is not run again
+    said = (run.parent / f"{run.name}.finished").read_text().splitlines()
+    assert [line for line in said if line.startswith("engine:")] == [
+        f"engine: {named} on 2 processes, cpu with 1 threads"
+    ]
 
 
 @with_gloo
@@ -62,19 +67,12 @@ def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison, case, 
     assert comparison.goes_on(case, *before, *after) <= TOLERANCE
 
 
-@with_gloo
-def test_the_first_line_names_the_engine(tmp_path):
-    config, _ = write_config(tmp_path, "run", ALL_CASES["grounded, frozen"], TWO, trainer={"max_steps": 1})
-    lines = launch(config, "fsdp2", TWO).splitlines()
-    assert [line for line in lines if line.startswith("engine:")] == [
-        "engine: FSDP2 on 2 processes, cpu with 1 threads"
-    ]
-
-
-def test_fsdp_on_one_process_is_refused(tmp_path):
-    config, _ = write_config(tmp_path, "run", ALL_CASES["grounded, frozen"], ONE)
-    with pytest.raises(RuntimeError, match="FSDP2 on one process, where nothing can be sharded"):
-        launch(config, "fsdp2", ONE)
+def test_fsdp_on_one_process_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    PartialState()
+    with pytest.raises(ValueError, match="FSDP2 on one process, where nothing can be sharded"):
+        start_engine()
 
 
 def accelerator(kind, stage=None):
