@@ -61,7 +61,7 @@ def run(config: TrainConfig) -> Path:
     """Train and save; returns the folder of the run.
 
     Raises:
-        SystemExit: with code 75 after a signal that asks the run to end; it was saved to go on from.
+        SystemExit: with code 75 after a signal that asks the run to end; it was saved, to be resumed.
     """
     set_up_logging()
     with listening() as interruption:
@@ -124,7 +124,7 @@ def train(trainer: HeadsTrainer) -> None:
 
 
 def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:
-    """A run that goes on does as it did before: compiled layers round differently."""
+    """A resumed run does as it did before: compiled layers round differently."""
     if config.compile == "auto" and resumed_from is not None:
         return read_progress(resumed_from).compiled
     return config.compile

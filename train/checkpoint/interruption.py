@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1, with which schedulers announce the end: finish the step, save, leave with exit code 75.
 
 75 is EX_TEMPFAIL of sysexits.h, "try again later": a scheduler can requeue on it. All processes stop after the same
-step: whether one of them was asked to goes with the count of labels that they add up in any case. Launchers hide the
+step: whether one of them got a signal travels with the count of labels that they sum up in any case. Launchers hide the
 exit code of their processes, so a file `requeue` in the run's folder says the same.
 """
 

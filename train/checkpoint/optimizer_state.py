@@ -1,4 +1,4 @@
-"""AdamW's state by the name of each weight: one file that any engine, on any number of processes, goes on from.
+"""AdamW's state by the name of each weight: one file that any engine, on any number of processes, resumes from.
 
 `optimizer.safetensors` holds `NAME/exp_avg`, `NAME/exp_avg_sq` and `NAME/step` for each trained weight that had a
 gradient, whole and in float32 (float64 for weights in float64). Engines' own checkpoints fit the same engine on the
@@ -66,7 +66,7 @@ def load_schedule(schedule: Any, optimizer: Any, state: dict[str, Any]) -> list[
         Peak rates then and now, of the groups where they differ.
     """
     groups = base_optimizer(optimizer).param_groups
-    if not hasattr(schedule, "lr_lambdas"):  # a schedule that looks at the loss keeps its rates in its state
+    if not hasattr(schedule, "lr_lambdas"):  # a schedule that looks at the loss stores its rates in its state
         schedule.load_state_dict(state)
         for group, rate in zip(groups, state["_last_lr"], strict=True):
             group["lr"] = rate

@@ -60,7 +60,7 @@ class RunState(Protocol):
         args: the Trainer's arguments: output_dir, should_save and batch sizes are read.
         state: the Trainer's state: global_step is read.
         engine: what trains.
-        keep_checkpoints: how many are kept; 0 or None keeps all.
+        keep_checkpoints: how many checkpoints stay on disk; 0 or None for all.
     """
 
     args: TrainingArguments

@@ -1,7 +1,7 @@
-"""What a run with `--resume` goes on from: the newest whole checkpoint, the same one in every process.
+"""What `--resume` starts from: the newest whole checkpoint, the same one in every process.
 
-The main process looks, says what it passes over, and tells the others. Unfinished checkpoints are then removed, so that
-the run can write theirs anew.
+The main process chooses it, says what it passes over, and sends its choice to the others. Unfinished checkpoints are
+then removed, so that the run can write theirs anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS_TO_APPEAR = 10  # a network file system may show a new file late
 
 
 def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
-    """The folder to go on from; None starts at the beginning. All processes call it.
+    """The folder to resume from; None starts at the beginning. All processes call it.
 
     Raises:
         ValueError: resume was asked for and no run was here, or a process does not see the folder.
@@ -47,21 +47,21 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine:
 
 
 def look(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
-    """For the main process: choose, tell, clear away what is unfinished."""
+    """For the main process: choose, say so, and remove what is unfinished."""
     folder = Path(config.output_dir)
     chosen, passed_over = newest_whole(folder)
     if chosen is None:
         refuse_nothing_to_resume(config, passed_over)
-    going_on = f"the run goes on from {chosen.name}" if chosen else "the run starts again from its beginning"
-    told = "; ".join(f"{path.name} is passed over and removed, {wrong}" for path, wrong in passed_over.items())
-    if told or chosen is None:
-        logger.warning("%s: %s; %s.", folder, told or "no checkpoint was saved yet", going_on)
+    outcome = f"the run goes on from {chosen.name}" if chosen else "the run starts again from its beginning"
+    passed = "; ".join(f"{path.name} is passed over and removed, {wrong}" for path, wrong in passed_over.items())
+    if passed or chosen is None:
+        logger.warning("%s: %s; %s.", folder, passed or "no checkpoint was saved yet", outcome)
     for path in passed_over:
         remove(path)
     for path in folder.glob("*/.*.tmp"):  # begun by a process that was killed
         path.unlink(missing_ok=True) if path.is_file() else remove(path)
     if chosen is not None:
-        tell_differences(read_facts(chosen), present_facts(arguments, engine))
+        warn_of_differences(read_facts(chosen), present_facts(arguments, engine))
     return chosen
 
 
@@ -97,12 +97,12 @@ def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any
     }
 
 
-def tell_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Say what does not go on as it would have: nothing of it is silent."""
+def warn_of_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Warn of what will differ from a run that never stopped."""
     if then["processes"] != now["processes"]:
         logger.warning(
             "The checkpoint was saved by %d processes and is resumed by %d: weights, optimizer and schedule go on; "
-            "random states are kept for each process, so dropout and lookahead draw anew.",
+            "random states belong to a process, so dropout and lookahead sample anew.",
             *(then["processes"], now["processes"]),
         )
     if then["engine"] != now["engine"]:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_whole(run: RunState, write: Callable[[], None], *, writers: Sequence[str]) -> None:
-    """Write a checkpoint on all processes; one that cannot be written is removed and told, and training goes on.
+    """Write a checkpoint on all processes; one that cannot be written is removed and warned of, and training continues.
 
     The Trainer would remove old checkpoints before the new one is whole: HeadsTrainer takes its save_total_limit away.
 
@@ -59,7 +59,7 @@ def attempt(run: RunState, folder: Path, write: Callable[[], None], writers: Seq
 def problems_of(action: Callable[[], None]) -> list[str]:
     try:
         action()
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors tell of a full disk by their own
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk by their own
         return [" ".join(str(error).split())]
     return []
 

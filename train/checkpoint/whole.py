@@ -18,7 +18,7 @@ from typing import Any
 from heads.checkpoint.save_load import write_whole
 
 LIST = "whole.json"
-READ_WHOLE = 64 * 2**20  # a larger file is judged by pieces, so that a checkpoint of 100 GB is checked in seconds
+READ_WHOLE = 64 * 2**20  # a larger file is checked by pieces, so that a checkpoint of 100 GB is checked in seconds
 PIECE = 2**20
 
 

@@ -31,7 +31,7 @@ class RatesConfig:
 
     Attributes:
         heads: of the heads (DynaMo's LR_M).
-        base: of the backbone (LR_B), trained with the heads or, with `family: null`, alone; null keeps it frozen.
+        base: of the backbone (LR_B), trained with the heads or, with `family: null`, alone; null leaves it frozen.
         heads_to_base: LR_MB: what flows from heads back into a trained backbone is weighted with heads_to_base / base.
             One optimizer trains all, so under AdamW this weights one gradient against the other. 0 lets nothing back;
             null is the same as base (all counts alike).
@@ -130,7 +130,7 @@ class TrainConfig:
             per_device_train_batch_size (blocks), gradient_accumulation_steps, warmup_steps (steps, or a share of all
             steps below 1), lr_scheduler_type, bf16.
         report_to: where metrics go: any of jsonl, tensorboard, wandb.
-        save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 keeps none.
+        save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 saves none.
             A run that gets SIGTERM or SIGUSR1 is saved in any case (docs/nothing_lost.md).
         save_dtype: of the saved heads.
         resume: continue from the last whole checkpoint in output_dir; from the start if the run was killed before one.
@@ -160,7 +160,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     trainer: dict[str, Any] = field(default_factory=dict)
     report_to: list[str] = field(default_factory=lambda: ["jsonl"])
-    save_every_steps: int = within(0, default=0, advice="0 keeps no checkpoints")
+    save_every_steps: int = within(0, default=0, advice="0 saves no checkpoints")
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     resume: bool = False
     max_skipped_steps: int = within(0, default=10)

@@ -36,8 +36,8 @@ def compile_where_it_wins(trainer: Any, wanted: bool | str, *, resumed: bool = F
     """Follow the config's `compile` field and say what was done and why; every process takes part and does the same.
 
     Args:
-        wanted: the field, or what was done before where the field is auto and the run goes on from a checkpoint.
-        resumed: the run goes on from a checkpoint.
+        wanted: the field, or what was done before where the field is auto and the run resumes.
+        resumed: the run resumes from a checkpoint.
 
     Raises:
         ValueError: compiling was asked for and cannot be had.
@@ -159,7 +159,7 @@ def compile_layers(model: TrainedModel) -> None:
     """The backbone's decoder layers, and layers of the same class that heads own, in place.
 
     Heads are copied for decoding, and `compile()` leaves its mark out of a copy; on layers that are hooked it would
-    take the hooks into the graph, of which nothing tells it when they change.
+    take the hooks into the graph, which would not notice when they change.
     """
     kinds = {type(layer) for layer in model.backbone.layers}
     for layer in model.backbone.layers:

@@ -1,7 +1,7 @@
 """Which engine runs: said on the first line of a run. One that was asked for and is not active is an error.
 
 The launch file chooses (launch/*.yaml). Two things are made to work here that accelerate leaves aside without a word:
-FSDP over CPU processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and must not be told of CPUs.
+FSDP over CPU processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and no `use_cpu`.
 Two processes on a laptop then go through the very code that a cluster runs.
 """
 
@@ -70,7 +70,7 @@ def on_cpu(trainer_fields: Mapping[str, Any]) -> bool:
 def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
     """TrainingArguments that start the processes of the engine that was asked for.
 
-    Accelerate switches DeepSpeed off where it is told of CPUs; without `use_cpu` it takes the backend that is named.
+    Accelerate switches DeepSpeed off where `use_cpu` is set; without it, it takes the backend that is named.
 
     Raises:
         ValueError: DeepSpeed on the CPUs of a machine whose accelerator it would take in their place, or in half

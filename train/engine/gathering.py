@@ -1,4 +1,4 @@
-"""Whole weights under every engine: gathered one tensor at a time, kept by the main process, put in place for a moment.
+"""Whole weights under every engine: gathered one tensor at a time, held by the main process, put in place for a moment.
 
     with whole_weights(model) as writes:
         if writes:
@@ -30,7 +30,7 @@ def whole_weights(model: TrainedModel) -> Iterator[bool]:
     Trained weights are gathered, and the embedding, whose fingerprint is stored. What is frozen besides is not.
     """
     reshard(model)
-    kept = PartialState().is_main_process
+    is_main = PartialState().is_main_process
     embedding = model.model.get_input_embeddings().weight
     places = [
         (module, name, parameter)
@@ -42,11 +42,11 @@ def whole_weights(model: TrainedModel) -> Iterator[bool]:
     for _, _, parameter in places:  # in one order everywhere; tied weights once
         if id(parameter) not in whole:
             tensor = gather(parameter)
-            whole[id(parameter)] = nn.Parameter(tensor if kept else tensor.new_empty(0), parameter.requires_grad)
+            whole[id(parameter)] = nn.Parameter(tensor if is_main else tensor.new_empty(0), parameter.requires_grad)
     try:
         for module, name, parameter in places:
             module._parameters[name] = whole[id(parameter)]
-        yield kept
+        yield is_main
     finally:
         for module, name, parameter in places:
             module._parameters[name] = parameter

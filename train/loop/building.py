@@ -180,10 +180,10 @@ def build_trainer(
     resumed_from: Path | None = None,
 ) -> HeadsTrainer:
     metrics = Path(config.output_dir) / "metrics.jsonl"
-    goes_on_at = None if resumed_from is None else read_progress(resumed_from).metrics_bytes
+    resumes_at = None if resumed_from is None else read_progress(resumed_from).metrics_bytes
     callbacks: list[Any] = [RunLines(model.num_heads)]
     if "jsonl" in config.report_to:
-        callbacks.append(JsonLines(metrics, goes_on_at=goes_on_at))
+        callbacks.append(JsonLines(metrics, resumes_at=resumes_at))
     return HeadsTrainer(
         config=config,
         recipe=recipe(config),

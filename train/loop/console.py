@@ -43,7 +43,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def set_up_logging() -> None:
-    """Messages go to the console from here on; a program that set up its own logging keeps it.
+    """Messages go to the console from here on; a program that set up its own logging is left alone.
 
     Bars of libraries (tokenising, reading and writing weights) are for terminals: in a file each step is a line.
     """

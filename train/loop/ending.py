@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def leave(trainer: HeadsTrainer) -> None:
-    """Say where the run goes on from, for people and for schedulers.
+    """Say where the run resumes, for people and for schedulers.
 
     Raises:
         SystemExit: always.

@@ -1,4 +1,4 @@
-"""What goes wrong with the data, as a sentence that says what to do or what to go on from."""
+"""What goes wrong with the data, as a sentence that says what to do or what to resume from."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def explained_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
-    """While the run trains: an error with files or processes says what it goes on from.
+    """While the run trains: an error with files or processes says what to resume from.
 
     Raises:
         OSError: in place of one, and of what a DataLoader raises, at any moment, when one of its workers dies.
@@ -78,5 +78,5 @@ def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
         if isinstance(error, RuntimeError):
             problem += WORKERS_DIE
         last, _ = newest_whole(run_folder)
-        kept = f"{last} is whole: go on from it with --resume true" if last else "no checkpoint was saved yet"
-        raise OSError(f"{problem}; {kept}.") from error
+        advice = f"{last} is whole: go on from it with --resume true" if last else "no checkpoint was saved yet"
+        raise OSError(f"{problem}; {advice}.") from error

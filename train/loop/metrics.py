@@ -1,7 +1,7 @@
 """The record of a run: losses between logs, and with `report_to: [jsonl]` each log as one line of metrics.jsonl.
 
 The file of a run that was resumed reads as that of a run that never stopped: lines after the checkpoint are dropped. A
-line that cannot be written (a full disk) waits for the next one, and training goes on.
+line that cannot be written (a full disk) waits for the next one, and training continues.
 """
 # K trained head, the backbone's own first where it is trained
 
@@ -25,21 +25,21 @@ class JsonLines(TrainerCallback):
     """
     Args:
         path: of the file.
-        goes_on_at: its length when the checkpoint that the run goes on from was saved; None starts a new file.
+        resumes_at: its length when the checkpoint that the run resumes from was saved; None starts a new file.
     """
 
-    def __init__(self, path: Path, *, goes_on_at: int | None = None) -> None:
+    def __init__(self, path: Path, *, resumes_at: int | None = None) -> None:
         self.path = path
-        self.goes_on_at = goes_on_at
+        self.resumes_at = resumes_at
         self.waiting = b""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        if self.goes_on_at is None:
+        if self.resumes_at is None:
             self.path.unlink(missing_ok=True)  # a new run in an old folder starts a new record
-        elif self.length > self.goes_on_at:
-            os.truncate(self.path, self.goes_on_at)
+        elif self.length > self.resumes_at:
+            os.truncate(self.path, self.resumes_at)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:

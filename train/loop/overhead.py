@@ -33,7 +33,7 @@ def log_heads_overhead(trainer: Any) -> None:
     if PartialState().num_processes > 1:
         logger.info("what the heads add to a step is measured in one process only; it is left out here")
         return
-    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself draws as without it
+    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself samples as without it
         batch = collate(list(itertools.islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))
         model.to(trainer.args.device).train()
         share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})

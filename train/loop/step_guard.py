@@ -1,8 +1,9 @@
 """A step whose loss or gradient is not finite is skipped on all processes, counted, and after too many ends the run.
 
 A loss that is NaN or infinite on one process poisons that process's gradient, so that the reduced gradient's norm,
-which all processes compute, tells all of them without a message of its own. It is read once an optimizer step, before
-the optimizer: weights and moments stay as they were. Data order and schedule go on as if the step had been taken.
+which all processes compute, shows it to all of them without a message of its own. It is read once an optimizer step,
+before the optimizer: weights and moments stay as they were. Data order and schedule continue as if the step had been
+taken.
 """
 # B batch, T position
 
@@ -135,9 +136,9 @@ class StepGuard:
                 logger.warning("%s. Skipped so far: %d of at most %d.", what, self.skipped, self.limit)
             return
         last, _ = newest_whole(self.run.args.output_dir)
-        kept = f"{last} is the last whole checkpoint" if last else "there is no checkpoint yet"
+        newest = f"{last} is the last whole checkpoint" if last else "there is no checkpoint yet"
         raise ValueError(
-            f"{what}. {self.skipped} steps were skipped and max_skipped_steps is {self.limit}; {kept}. Look at these "
+            f"{what}. {self.skipped} steps were skipped and max_skipped_steps is {self.limit}; {newest}. Look at these "
             f"blocks, lower the rates or give a larger max_skipped_steps, then go on with --resume true."
         )
 
@@ -160,7 +161,7 @@ def forget_gradients(run: GuardedRun) -> None:
     """Without gradients AdamW changes neither weights nor moments. (A scaler skips by what it found when it unscaled.)
 
     DeepSpeed steps inside `accelerator.backward` and skips such a step by itself; the Trainer then leaves the schedule
-    where it is, which goes on under the other engines.
+    where it is, which advances under the other engines.
 
     Raises:
         ValueError: DeepSpeed has taken the step, since its config says not to look (check_grad_overflow: false).
@@ -179,7 +180,7 @@ def forget_gradients(run: GuardedRun) -> None:
 
 @torch.no_grad()
 def all_finite(model: nn.Module, accelerator: Any) -> bool:
-    """Every trained weight, on every process: a sharded one is judged where its shards lie, ZeRO-3's excepted."""
+    """Every trained weight, on every process: a sharded one is checked where its shards lie; ZeRO-3's are not seen."""
     bad = torch.zeros((), dtype=torch.long, device=accelerator.device)
     for parameter in model.parameters():
         if parameter.requires_grad:

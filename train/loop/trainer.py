@@ -75,7 +75,7 @@ class HeadsTrainer(Trainer):
         self.loss_before: float | None = None  # the backbone's own, held out, before the first step of the run
         best = Path(config.output_dir) / "best"
         self.best_tokens_per_pass = 0.0 if resumed_from is None else measured_tokens_per_pass(best)
-        self.heads_overhead: float | None = None  # told with the first log
+        self.heads_overhead: float | None = None  # logged once, with the first log
         self.running_losses = RunningLosses()
         self.guard = StepGuard(self, config.max_skipped_steps)
         self.evaluation_put_off = False
@@ -219,7 +219,7 @@ class HeadsTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Head accuracy and tokens per pass on held-out blocks; keeps the best heads by tokens per pass."""
+        """Head accuracy and tokens per pass on held-out blocks; the best heads by tokens per pass are saved."""
         found = self.held_out(eval_dataset).measure()
         if self.state.global_step == 0:
             self.loss_before = found["backbone_loss"]
@@ -376,7 +376,7 @@ class Continuation(TrainerCallback):
             self.trainer.evaluate_before()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A scheduler waits seconds, an evaluation takes minutes: it is put off until the run goes on."""
+        """A scheduler waits seconds, an evaluation takes minutes: it is put off until the run resumes."""
         if self.trainer.interruption.agreed:
             self.trainer.evaluation_put_off, control.should_evaluate = control.should_evaluate, False
             control.should_save = control.should_training_stop = True

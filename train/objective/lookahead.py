@@ -1,8 +1,9 @@
 """T1-L2-M(-1)R: labels shifted by two, and a first layer whose mask is shifted back so that it may see one token ahead.
 
-DynaMo, appendix C.2.1 and figure 11b. The paper leaves its random masking undefined; the reading here: at each position
-t, independently and with a given probability, the first layer may also attend to x_{t+1} (of the same document). With
-labels shifted by two, a position that sees ahead learns the next token and one that does not the second-next. Only the
+DynaMo, appendix C.2.1 and figure 11b. The paper leaves its random masking undefined. Here the
+first layer may also attend to x_{t+1} of the same document at each position t, sampled independently with a given
+probability. With labels shifted by two, a position that sees ahead learns the next token, and one that does not the
+second-next. Only the
 first layer sees ahead: later layers would look further with every layer.
 """
 # B batch, T position
@@ -35,7 +36,7 @@ def ahead_mask(document_ids_BT: Tensor, sees_BT: Tensor) -> Tensor:
 def first_layer_sees_ahead(
     backbone: Backbone, document_ids_BT: Tensor, may_attend_BTT: Tensor, positions_BT: Tensor, share: float
 ) -> Iterator[None]:
-    """While it is open, the first layer runs with a mask in which a share of the positions sees one token ahead."""
+    """While it is open, the first layer's mask lets a sampled share of the positions see one token ahead."""
     sees_BT = torch.rand(document_ids_BT.shape, device=document_ids_BT.device) < share
     shifted_BTT = may_attend_BTT | ahead_mask(document_ids_BT, sees_BT)
     mask = backbone.mask_style.finish(shifted_BTT, positions_BT, positions_BT, backbone.dtype)

@@ -2,7 +2,7 @@
 
 With a LoRA adapter it is the same weights with the adapter off: a second pass of the decoder, no second copy. Where all
 weights are trained it is a frozen copy, which takes as many bytes again as the trained weights. Either way it runs
-without autograd and in eval mode, so that it draws nothing (no dropout) and is never recomputed in backward.
+without autograd and in eval mode, so that it samples nothing (no dropout) and is never recomputed in backward.
 """
 # B batch, T position, D model width
 

@@ -49,7 +49,7 @@ class Unembedding:
         self._buffer_owner = beside if can_share else None
 
     def logits(self, hidden_CD: Tensor) -> Tensor:
-        """(C, V), scaled and capped, in float32 at least; keeps what `through_finish` needs of the soft cap."""
+        """(C, V), scaled and capped, in float32 at least; stores what `through_finish` needs of the soft cap."""
         logits_CV = widen(self.projection.finish(self._product(hidden_CD.to(self.dtype))))
         cap = self.projection.soft_cap
         self._slope_CV = None if cap is None or not self._goes_back else 1 - (logits_CV / cap).square()

@@ -41,7 +41,7 @@ class LossConfig:
         divergence: cross_entropy of that distribution with the head's, or kl, which is smaller by the backbone's
             entropy: another value, the same gradients.
         temperature: T, which backbone's and head's logits are divided by for the distillation; it counts T² times.
-        top_n: tokens that are kept of the backbone's distribution, the most probable ones; null for all.
+        top_n: only the backbone's n most probable tokens count, renormalised; null for all.
         regression: weight of SmoothL1 between a head's hidden states and the backbone's final ones, k places ahead.
         head_weights: weight of each head's whole loss, one number a head; in place of head_decay.
     """
@@ -149,7 +149,7 @@ class WarmInConfig:
         return warmth(self.schedule, all_steps - 1, self.length(all_steps))
 
     def weight(self, step: int, all_steps: int) -> float:
-        """c · s(t) of the step that follows `step` steps; it depends on nothing else, so that a run can go on.
+        """c · s(t) of the step that follows `step` steps; it depends on nothing else, so that a run can resume.
 
         >>> warm_in = WarmInConfig(schedule="linear", steps=0.5, coefficient=0.2)
         >>> [round(warm_in.weight(t, 8), 3) for t in (0, 1, 2, 4, 8)]
@@ -188,10 +188,10 @@ def warn_of_a_long_warm_in(warm_in: WarmInConfig, all_steps: int) -> None:
 @validated
 @dataclass(kw_only=True)
 class SelfDistillationConfig:
-    """The original as teacher of the backbone's own distribution.
+    """The backbone as found teaches the one that is trained.
 
     Attributes:
-        weight: share of the backbone's own loss that is the divergence from the original, 0 (off) to 1 (Medusa-2).
+        weight: share of the backbone's own loss that is the divergence from the teacher, 0 (off) to 1 (Medusa-2).
         temperature: T, which the logits of both are divided by.
     """
 
