@@ -20,7 +20,7 @@ import transformers
 from rich.console import Console
 
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
-from heads.checkpoint.save_load import read_description
+from heads.checkpoint.schema import read_description
 from heads.cli.folders import count_ngrams_command
 from heads.evaluation.methods import GreedySettings, draft_model, dynamic, plain, prompt_lookup, tree
 from heads.evaluation.pictures import draw_report

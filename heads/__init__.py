@@ -2,8 +2,8 @@
 
 from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone, CommitPlan
+from heads.checkpoint.convert import prune_vocabulary
 from heads.checkpoint.opening import load_with_backbone
-from heads.checkpoint.pruning import prune_vocabulary
 from heads.checkpoint.save_load import load, save
 from heads.decoding.acceptance.rules import TypicalRule
 from heads.decoding.draft_model_decoding import DraftModelDecoding

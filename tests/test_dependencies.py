@@ -33,7 +33,6 @@ EXTRAS = {
 OURS = {"heads", "train", "benchmarks"} | {file.stem for file in ROOT.glob("tests/**/*.py")}
 BEHIND_THE_COMMAND = ("heads/cli/", "heads/tuning/", "heads/evaluation/")  # `headway` asks for [cli] before it runs
 NOT_YET = {
-    *(f"heads/checkpoint/{name}.py" for name in ("backbone", "convert")),
     *(f"heads/evaluation/{name}.py" for name in ("lossy/joint_picture", "pictures")),
     "heads/cli/folders.py",
 }

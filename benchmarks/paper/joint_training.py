@@ -25,7 +25,7 @@ from transformers import PrinterCallback, set_seed
 from benchmarks.consoles import wide_console
 from benchmarks.paper.dynamo_ablation import read_rows, write_rows
 from heads.backbone.loading import load_tokenizer
-from heads.checkpoint.backbone import LoraSettings
+from heads.checkpoint.adapter import LoraSettings
 from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
 from train.data.packing import build_datasets

@@ -11,9 +11,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.quantizers.auto import AutoQuantizationConfig
 
+from heads.validation import validated
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
+@validated
 @dataclass(kw_only=True)
 class BackboneConfig:
     """Which causal LM, and how it is loaded.

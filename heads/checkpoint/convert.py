@@ -1,10 +1,10 @@
-"""Fold the LoRA adapter of a trained backbone into its weights: the same heads, a backbone that needs no peft.
+"""Trained heads in another form: `merge` folds their backbone's adapter in, `prune_vocabulary` cuts their rows.
 
     W' = W + (alpha / rank) · B A        computed in the dtype of loading, stored in the dtype asked for
 
-The heads' tensors are copied byte for byte, and the tree that was fitted to them with them. heads.json names the merged
-backbone and the fingerprint of its weights. Before anything is written, both backbones read the same tokens: the merged
-one as it was added up, and again with its weights rounded to what is stored.
+`merge` copies the heads' tensors byte for byte, with the tree that was fitted to them; heads.json then names the merged
+backbone. Before anything is written, the merged backbone reads the same tokens as the adapted one, as it was added up
+and again with its weights rounded to what is stored.
 """
 # B batch, T position, V vocabulary
 
@@ -13,28 +13,26 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import AutoConfig
 
 from heads.backbone.loading import BackboneConfig, Dtype, load_tokenizer
 from heads.backbone.model import Backbone
-from heads.checkpoint.backbone import adapter_off, has_adapter, save_backbone
+from heads.backbone.support import adapted_layers
+from heads.checkpoint.adapter import adapter_off, has_adapter
+from heads.checkpoint.backbone import save_backbone
 from heads.checkpoint.opening import default_device, find_trained, load_recorded, recorded_backbone
-from heads.checkpoint.save_load import (
-    DESCRIPTION,
-    TENSORS,
-    describe_backbone,
-    load,
-    read_description,
-    read_tensors,
-    write_whole,
-)
+from heads.checkpoint.save_load import describe_backbone, load, read_tensors, write_whole
+from heads.checkpoint.schema import DESCRIPTION, TENSORS, HeadsDescription, read_description
 from heads.decoding.tuned_file import TUNED_TREE
+from heads.interface.draft_vocabulary import check_draft_tokens
+from heads.interface.token_heads import TokenHeads
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ def merge(
     """
     description, config = check(folder, out)
     adder: Dtype = "float64" if dtype == "float64" else "float32"
-    model = load_recorded(replace_dtype(config, adder), folder, device or default_device())
+    model = load_recorded(replace(config, dtype=adder), folder, device or default_device())
     load(folder, model)  # tells of damaged heads, or of another adapter, before anything is written
     before_BTV = probe(model)
     with adapter_off(model):
@@ -79,28 +77,28 @@ def merge(
     where.mkdir(parents=True, exist_ok=True)
     trained = save_backbone(model, where, dtype=stored, tokenizer=load_tokenizer(config))
     changed = {"backbone": describe_backbone(Backbone(model)), "trained_backbone": trained, "merged_from": str(folder)}
-    text = json.dumps(description | changed, indent=2) + "\n"
+    text = json.dumps(asdict(description) | changed, indent=2) + "\n"
     write_whole(where, {TENSORS: (Path(folder) / TENSORS).read_bytes(), DESCRIPTION: text.encode()})
     if (tree := Path(folder) / TUNED_TREE).is_file():
         shutil.copy(tree, where / TUNED_TREE)
     return where / str(trained["folder"])
 
 
-def check(folder: str | Path, out: str | Path) -> tuple[dict[str, Any], BackboneConfig]:
+def check(folder: str | Path, out: str | Path) -> tuple[HeadsDescription, BackboneConfig]:
     """What heads.json says and how the backbone is loaded, before anything is.
 
     Raises:
         ValueError: nothing to merge there, or no place to write it.
     """
     description = read_description(folder)
-    read_tensors(Path(folder) / TENSORS, description["sha256"])
-    trained = description.get("trained_backbone")
-    if trained is None or not trained.get("adapter"):
+    read_tensors(Path(folder) / TENSORS, description.sha256)
+    trained = description.trained_backbone
+    if trained is None or not trained.adapter:
         kind = "was not trained with them" if trained is None else "is a whole one already"
         raise ValueError(
             f"The heads in {folder} have no adapter to merge: their backbone {kind}; use them as they are."
         )
-    find_trained(folder, trained["folder"])
+    find_trained(folder, trained.folder)
     config = recorded_backbone(folder, "float32")
     if config.quantization:
         raise ValueError(
@@ -111,10 +109,6 @@ def check(folder: str | Path, out: str | Path) -> tuple[dict[str, Any], Backbone
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise ValueError(f"--out {out} exists already and is not empty; give a folder that does not exist.")
     return description, config
-
-
-def replace_dtype(config: BackboneConfig, dtype: Dtype) -> BackboneConfig:
-    return BackboneConfig(**{**vars(config), "dtype": dtype})
 
 
 def stored_dtype(config: BackboneConfig, dtype: Dtype) -> torch.dtype:
@@ -142,15 +136,14 @@ def merge_adapter(model: Any) -> None:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
-    >>> from heads.checkpoint.backbone import LoraSettings, add_adapter
+    >>> from heads.checkpoint.adapter import LoraSettings, add_adapter
     >>> add_adapter(model, LoraSettings(rank=2)); merge_adapter(model)
     >>> has_adapter(model), any("lora_" in name for name in model.state_dict())
     (False, False)
     """
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            module.merge(safe_merge=True)
-            model.set_submodule(name, module.get_base_layer())
+    for name, adapted in adapted_layers(model).items():
+        adapted.merge(safe_merge=True)
+        model.set_submodule(name, adapted.get_base_layer())
     model._hf_peft_config_loaded = False
     vars(model).pop("peft_config", None)
     assert not has_adapter(model)
@@ -220,3 +213,35 @@ def divergence(one_BTV: Tensor, other_BTV: Tensor) -> float:
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def prune_vocabulary(token_heads: TokenHeads, tokens: Tensor | Sequence[int]) -> TokenHeads:
+    """New heads on the same backbone that score only `tokens`; the heads that were given stay as they are.
+
+        few = heads.prune_vocabulary(token_heads, heads.most_frequent_tokens(counts, 8192))
+        heads.save(few, "checkpoints/runs/grounded-8k")
+
+    What was measured of the given heads is not said of the new ones: their default trees grow from typical accuracies
+    until they are evaluated, or `headway tune-tree` fits one.
+
+    Args:
+        tokens: ids of the tokens to score.
+
+    Raises:
+        ValueError: ids that are none, or a token that these heads do not score.
+    """
+    ids_S = check_draft_tokens(tokens, None, token_heads.backbone.vocab_size)
+    rows_S = ids_S
+    if (vocabulary := token_heads.draft_vocabulary) is not None:
+        rows_S, scored_S = vocabulary.find(ids_S.to(vocabulary.tokens_S.device))
+        if not bool(scored_S.all()):
+            missing = int(ids_S[int(scored_S.int().argmin())])
+            raise ValueError(f"These heads do not score token {missing}; give tokens out of their draft vocabulary.")
+    pruned = type(token_heads)(replace(token_heads.config, draft_vocabulary=len(ids_S)), token_heads.backbone)
+    like = next(token_heads.parameters())
+    pruned.to(device=like.device, dtype=like.dtype).choose_draft_tokens(ids_S)
+    wanted = pruned.state_dict()
+    for name, tensor in token_heads.state_dict().items():
+        wanted[name].copy_(tensor if tensor.shape == wanted[name].shape else tensor[rows_S.to(tensor.device)])
+    pruned.backbone_was_trained = token_heads.backbone_was_trained
+    return pruned.train(token_heads.training)

@@ -11,9 +11,14 @@ import torch
 
 from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone
-from heads.checkpoint.backbone import put_on_adapter
-from heads.checkpoint.save_load import DESCRIPTION, load, read_description
+from heads.checkpoint.adapter import put_on_adapter
+from heads.checkpoint.save_load import load
+from heads.checkpoint.schema import DESCRIPTION, read_description
 from heads.interface.token_heads import TokenHeads
+from heads.validation import build
+
+RECORDED = ("revision", "tokenizer", "attn_implementation", "quantization")
+"""Fields of `BackboneConfig` that are taken from a recipe. trust_remote_code is not: a file cannot ask for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ def find_backbone(folder: str | Path) -> str:
 
     checkpoints/demo/grounded names checkpoints/demo/base; from elsewhere ../base beside the heads is found.
     """
-    return find_beside(read_description(folder)["backbone"]["name"], folder)
+    return find_beside(read_description(folder).backbone.name, folder)
 
 
 def find_beside(name: str, folder: str | Path) -> str:
@@ -74,27 +79,25 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
     Raises:
         ValueError: a field of the recipe is of another type than it was written with.
     """
-    recorded = recorded_fields(folder)
-    kinds = {"revision": str, "tokenizer": str, "attn_implementation": str, "quantization": dict}
-    for name, kind in kinds.items():
-        if not isinstance(recorded.get(name), kind | None):
-            raise ValueError(
-                f"{Path(folder) / DESCRIPTION} has {recorded[name]!r} as recipe.config.backbone.{name}; a "
-                f"{kind.__name__} or null is expected: mend the file or name a backbone."
-            )
-    kept: dict[str, Any] = {name: recorded.get(name) for name in kinds}
-    if kept["tokenizer"] is not None:
-        kept["tokenizer"] = find_beside(kept["tokenizer"], folder)
-    elif (trained := read_description(folder).get("trained_backbone")) is not None:
-        beside = Path(folder) / trained["folder"]
-        kept["tokenizer"] = str(beside) if (beside / "tokenizer_config.json").is_file() else None
-    return BackboneConfig(name_or_path=find_backbone(folder), dtype=dtype, **kept)
+    recorded, where = recorded_fields(folder), "recipe.config.backbone"
+    fields = {name: recorded[name] for name in RECORDED if name in recorded}
+    try:
+        values = {"name_or_path": find_backbone(folder), "dtype": dtype, **fields}
+        config = build(BackboneConfig, values, of=where, prefix=f"{where}.")
+    except ValueError as error:
+        raise ValueError(f"In {Path(folder) / DESCRIPTION}, {error} Mend the file or name a backbone.") from None
+    if config.tokenizer is not None:
+        config.tokenizer = find_beside(config.tokenizer, folder)
+    elif (trained := read_description(folder).trained_backbone) is not None:
+        beside = Path(folder) / trained.folder
+        config.tokenizer = str(beside) if (beside / "tokenizer_config.json").is_file() else None
+    return config
 
 
 def recorded_fields(folder: str | Path) -> dict[str, Any]:
     """recipe.config.backbone of heads.json; nothing where it was not recorded."""
-    fields: Any = read_description(folder)
-    for name in ("recipe", "config", "backbone"):
+    fields: Any = read_description(folder).recipe
+    for name in ("config", "backbone"):
         fields = fields.get(name) if isinstance(fields, dict) else None
     return fields if isinstance(fields, dict) else {}
 
@@ -127,12 +130,12 @@ def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.devi
 
     Where it needs code that is not run unasked, the error says how to go on.
     """
-    trained = read_description(folder).get("trained_backbone")
+    trained = read_description(folder).trained_backbone
     try:
         if trained is None:
             return load_backbone(config, device)
-        beside = find_trained(folder, trained["folder"])
-        if not trained.get("adapter"):
+        beside = find_trained(folder, trained.folder)
+        if not trained.adapter:
             return load_backbone(replace(config, name_or_path=str(beside), revision=None), device)
         model = load_backbone(config, device)
         put_on_adapter(model, beside)

@@ -1,16 +1,13 @@
 """Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked on loading.
 
-heads.json says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes
-and a fingerprint of its embedding), what they can do (accuracy per rank, from which trees are grown) and how they were
-made (recipe). Both files are written beside the old ones and moved into place when they are whole; the JSON holds the
-tensors' checksum, so that a mixed or truncated pair is found.
+heads/checkpoint/schema.py has the fields of heads.json. Both files are written beside the old ones and moved into place
+once they are whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -22,16 +19,15 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from heads.backbone.model import Backbone
-from heads.checkpoint.backbone import PREFIX, check_trained_backbone, has_adapter, save_backbone
+from heads.checkpoint.adapter import has_adapter
+from heads.checkpoint.backbone import PREFIX, check_trained_backbone, save_backbone
+from heads.checkpoint.schema import DESCRIPTION, FORMAT_VERSION, TENSORS, HeadsDescription, read_description
 from heads.decoding.tuned_file import find_tuned_tree
 from heads.families import build_config, family_module
 from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
 
-FORMAT_VERSION = 1
-TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
 FINGERPRINT_ROWS = 64
-NEEDED = ("format_version", "family", "config", "backbone", "sha256")
 
 
 def save(
@@ -140,94 +136,21 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
     """
     description = read_description(folder)
     backbone = model if isinstance(model, Backbone) else Backbone(model)
-    if description.get("trained_backbone") is not None:
-        check_trained_backbone(description["trained_backbone"], backbone, folder)
+    if description.trained_backbone is not None:
+        check_trained_backbone(description.trained_backbone, backbone, folder)
     check_backbone(description, backbone, folder)
-    tensors = read_tensors(Path(folder) / TENSORS, description["sha256"])
-    token_heads = family_module(description["family"]).Heads(
-        build_config(description["family"], **description["config"]), backbone
+    tensors = read_tensors(Path(folder) / TENSORS, description.sha256)
+    token_heads = family_module(description.family).Heads(
+        build_config(description.family, **description.config), backbone
     )
     check_tensors(tensors, token_heads.state_dict(), folder)
     token_heads.load_state_dict(tensors)
     if token_heads.draft_tokens_S is not None:
         check_draft_tokens(token_heads.draft_tokens_S, None, backbone.vocab_size)
-    token_heads.measured_accuracy = description.get("measured_accuracy")
-    token_heads.tuned_tree, token_heads.checksum = find_tuned_tree(folder), description["sha256"]
-    token_heads.backbone_was_trained = description.get("trained_backbone") is not None
+    token_heads.measured_accuracy = description.measured_accuracy
+    token_heads.tuned_tree, token_heads.checksum = find_tuned_tree(folder), description.sha256
+    token_heads.backbone_was_trained = description.trained_backbone is not None
     return token_heads.to(device=backbone.heads_device, dtype=dtype or backbone.dtype).eval()
-
-
-def read_description(folder: str | Path) -> dict[str, Any]:
-    """What heads.json says, checked for what this version can read."""
-    path = Path(folder) / DESCRIPTION
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that heads were saved to.")
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
-        ) from None
-    missing = set(NEEDED) - set(description if isinstance(description, dict) else ())
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is no description of heads.")
-    check_kind(path, "format_version", description["format_version"], "an int")
-    if description["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {description['format_version']}; this version reads up to {FORMAT_VERSION}."
-        )
-    check_description(path, description)
-    return description
-
-
-def check_description(path: Path, description: dict[str, Any]) -> None:
-    """Every field is of the type that `save` writes, and the config is one that the family takes."""
-    for field, kind in {"family": "a text", "sha256": "a text", "config": "an object", "backbone": "an object"}.items():
-        check_kind(path, field, description[field], kind)
-    backbone = description["backbone"]
-    kinds = {"name": "a text", "hidden_size": "an int", "vocab_size": "an int", "embedding_fingerprint": "numbers"}
-    for field, kind in kinds.items():
-        check_kind(path, f"backbone.{field}", backbone.get(field), kind)
-    if description.get("recipe") is not None:
-        check_kind(path, "recipe", description["recipe"], "an object")
-    try:
-        build_config(description["family"], **description["config"])
-    except ValueError as error:
-        raise ValueError(f"{path} describes heads that cannot be built: {error}") from None
-    if (trained := description.get("trained_backbone")) is not None:
-        check_kind(path, "trained_backbone", trained, "an object")
-        for field, kind in {"folder": "a text", "fingerprint": "numbers"}.items():
-            check_kind(path, f"trained_backbone.{field}", trained.get(field), kind)
-    if description.get("measured_accuracy") is not None:
-        check_accuracy(path, description["measured_accuracy"])
-
-
-def check_accuracy(path: Path, accuracy: Any) -> None:
-    rows: list[Any] = accuracy if isinstance(accuracy, list) else [None]
-    if not all(are_numbers(row) and row for row in rows) or len({len(row) for row in rows}) > 1:
-        raise ValueError(
-            f"{path} has a measured_accuracy that cannot be read; expected is null or a list of equally long lists of "
-            f"numbers, one for each head: save or copy the heads again."
-        )
-
-
-def check_kind(path: Path, field: str, value: Any, kind: str) -> None:
-    fits = {
-        "an int": isinstance(value, int) and not isinstance(value, bool),
-        "a text": isinstance(value, str),
-        "an object": isinstance(value, dict),
-        "numbers": are_numbers(value),
-    }
-    if not fits[kind]:
-        given = value if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
-        expected = "a list of numbers" if kind == "numbers" else kind
-        raise ValueError(f"{path} has {given!r} as {field}; expected is {expected}: save or copy the heads again.")
-
-
-def are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number) for number in value
-    )
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
@@ -251,20 +174,20 @@ def fingerprint(backbone: Backbone) -> list[float]:
     return [float(f"{value:.6g}") for value in values.float().tolist()]
 
 
-def check_backbone(description: dict[str, Any], backbone: Backbone, folder: str | Path) -> None:
-    wanted, found = description["backbone"], describe_backbone(backbone)
+def check_backbone(description: HeadsDescription, backbone: Backbone, folder: str | Path) -> None:
+    wanted, found = description.backbone, describe_backbone(backbone)
     for key in ("hidden_size", "vocab_size"):
-        if wanted[key] != found[key]:
+        if getattr(wanted, key) != found[key]:
             raise ValueError(
-                f"The heads in {folder} belong to {wanted['name']} with {key} {wanted[key]}; the given backbone "
+                f"The heads in {folder} belong to {wanted.name} with {key} {getattr(wanted, key)}; the given backbone "
                 f"{found['name']} has {found[key]}. Load the heads on their own backbone."
             )
-    one, other = wanted["embedding_fingerprint"], found["embedding_fingerprint"]
+    one, other = wanted.embedding_fingerprint, found["embedding_fingerprint"]
     pairs = zip(one, other, strict=False)
     # bfloat16 keeps 8 bits of a number, so one value in two dtypes differs by up to 2^-8 of itself.
     if len(one) != len(other) or any(abs(a - b) > 2**-7 * max(abs(a), abs(b)) + 1e-6 for a, b in pairs):
         raise ValueError(
-            f"The heads in {folder} belong to {wanted['name']}; the embedding of the given backbone {found['name']} is "
+            f"The heads in {folder} belong to {wanted.name}; the embedding of the given backbone {found['name']} is "
             f"another one, though its sizes fit. Load the heads on their own backbone."
         )
 

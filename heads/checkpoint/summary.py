@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from heads.checkpoint.opening import find_backbone
-from heads.checkpoint.save_load import DESCRIPTION, TENSORS, read_description, read_tensors
+from heads.checkpoint.save_load import read_tensors
+from heads.checkpoint.schema import DESCRIPTION, TENSORS, read_description
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
@@ -16,14 +18,13 @@ def describe(folder: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: no heads there, or damaged ones.
     """
-    description = read_description(folder)
+    description = asdict(read_description(folder))
     path = Path(folder) / TENSORS
     tensors = read_tensors(path, description["sha256"])
     return {
         "folder": str(folder),
         **description,
-        "measured_accuracy": description.get("measured_accuracy"),
-        "recipe": description.get("recipe") or {},
+        "recipe": description["recipe"] or {},
         "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
         "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()}),
         "bytes": path.stat().st_size + (Path(folder) / DESCRIPTION).stat().st_size,
@@ -39,10 +40,10 @@ def list_facts(description: dict[str, Any]) -> dict[str, str]:
         "config": ", ".join(f"{name} {value}" for name, value in description["config"].items()),
         "parameters": f"{description['num_parameters']:,} in {', '.join(description['dtypes'])}",
         "size": f"{description['bytes'] / 2**20:.2f} MiB",
-        "backbone": f"{backbone['name']} ({backbone.get('architecture', 'architecture not recorded')}, hidden size "
+        "backbone": f"{backbone['name']} ({backbone['architecture'] or 'architecture not recorded'}, hidden size "
         f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
         **vocabulary_facts(description),
-        **trained_facts(description.get("trained_backbone")),
+        **trained_facts(description["trained_backbone"]),
         **recipe_facts(recipe),
     }
 
@@ -61,7 +62,7 @@ def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
     """The backbone that was trained with the heads, if one was."""
     if trained is None:
         return {}
-    what = "LoRA adapter on the backbone" if trained.get("adapter") else "changed backbone"
+    what = "LoRA adapter on the backbone" if trained["adapter"] else "changed backbone"
     return {"trained with them": f"the {what}, in {trained['folder']}; load both with heads.load_with_backbone"}
 
 

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from heads.backbone.loading import BackboneConfig, Dtype, load_tokenizer
-from heads.checkpoint.convert import merge
+from heads.checkpoint.convert import merge, prune_vocabulary
 from heads.checkpoint.opening import open_heads
-from heads.checkpoint.pruning import prune_vocabulary
-from heads.checkpoint.save_load import read_description, save
+from heads.checkpoint.save_load import save
+from heads.checkpoint.schema import read_description
 from heads.checkpoint.summary import describe, list_facts
 from heads.cli.options import BackboneOption, Heads
 from heads.data.documents import DataConfig, Documents, SourceConfig, load_documents
@@ -119,7 +119,7 @@ def prune_vocabulary_command(
     pruned = prune_vocabulary(token_heads, ids_S)
     coverage = float(counted[ids_S[ids_S < len(counted)]].sum() / counted.sum().clamp(min=1))
     chosen = {"tokens": tokens, "coverage": coverage, "counted_tokens": int(counted.sum())}
-    recipe = (read_description(heads).get("recipe") or {}) | {"draft_vocabulary": chosen}
+    recipe = (read_description(heads).recipe or {}) | {"draft_vocabulary": chosen}
     dtype = getattr(torch, describe(heads)["dtypes"][0])  # as they were saved
     save(pruned, out, recipe=recipe, dtype=dtype, tokenizer=opened.tokenizer)
     typer.echo(

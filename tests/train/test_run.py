@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heads
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load, schema
 from train.__main__ import dispatch
 from train.config import read_config
 from train.data.packing import build_datasets
@@ -159,7 +159,7 @@ def test_a_bfloat16_backbone_trains_evaluates_and_saves(folder, family, unembedd
 def test_without_held_out_data_nothing_is_evaluated(folder, caplog):  # noqa: F811
     where = train(folder, "unmeasured", data={"eval_fraction": 0.0}, evaluation={"every_steps": 2})
     assert "nothing is evaluated" in caplog.text
-    assert (where / "last" / checkpoint.TENSORS).is_file()
+    assert (where / "last" / schema.TENSORS).is_file()
     assert not (where / "best").exists()
 
 
@@ -210,17 +210,17 @@ def test_a_resumed_run_follows_the_rates_of_its_config(folder, caplog):  # noqa:
 
 
 def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):  # noqa: F811
-    save = checkpoint.save
+    save = save_load.save
 
     def full_under_the_run(token_heads, where, **options):
         if str(where).startswith(str(folder)):
             raise OSError("No space left on device.")
         save(token_heads, where, **options)
 
-    monkeypatch.setattr(checkpoint, "save", full_under_the_run)
+    monkeypatch.setattr(save_load, "save", full_under_the_run)
     with pytest.raises(OSError, match="What was trained lies in") as error:
         train(folder, "nowhere-to-save")
-    assert (Path(str(error.value).split(" lies in ")[1].rstrip(".")) / checkpoint.TENSORS).is_file()
+    assert (Path(str(error.value).split(" lies in ")[1].rstrip(".")) / schema.TENSORS).is_file()
 
 
 @pytest.mark.parametrize("raised", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed")])
@@ -232,7 +232,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, mo
     where = train(folder, f"full-{type(raised).__name__}", save_every_steps=2)
     assert "No checkpoint at step 2" in caplog.text
     assert not list(where.glob("checkpoint-*"))
-    assert (where / "last" / checkpoint.TENSORS).is_file()
+    assert (where / "last" / schema.TENSORS).is_file()
 
 
 @pytest.mark.parametrize(

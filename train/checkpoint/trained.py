@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load, schema
 from heads.checkpoint.backbone import read_model, write_model
 from train.objective.model import TrainedModel
 
@@ -27,7 +27,7 @@ def write_trained(
     if model.token_heads is None:
         write_model(model.model, folder, dtype=dtype, tokenizer=tokenizer)
     else:
-        checkpoint.save(model.token_heads, folder, dtype=dtype, recipe=recipe, tokenizer=tokenizer)
+        save_load.save(model.token_heads, folder, dtype=dtype, recipe=recipe, tokenizer=tokenizer)
 
 
 def read_trained(model: TrainedModel, folder: Path) -> None:
@@ -40,12 +40,12 @@ def read_trained(model: TrainedModel, folder: Path) -> None:
         if model.token_heads is None:
             read_model(model.model, folder)
             return
-        tensors = load_file(folder / checkpoint.TENSORS)
-        if (backbone := checkpoint.named_backbone(folder)) is not None:
+        tensors = load_file(folder / schema.TENSORS)
+        if (backbone := save_load.named_backbone(folder)) is not None:
             read_model(model.model, backbone)
         elif model.trains_backbone:
             raise FileNotFoundError("the trained backbone")
-    checkpoint.check_tensors(tensors, model.token_heads.state_dict(), folder)
+    save_load.check_tensors(tensors, model.token_heads.state_dict(), folder)
     model.token_heads.load_state_dict(tensors)
 
 
@@ -63,6 +63,6 @@ def explained_damage(folder: Path) -> Iterator[None]:
 
 def measured_tokens_per_pass(folder: Path) -> float:
     """What was measured of the heads in a folder, such as best/; 0 where there are none."""
-    if not (folder / checkpoint.DESCRIPTION).is_file():
+    if not (folder / schema.DESCRIPTION).is_file():
         return 0.0
-    return float(checkpoint.read_description(folder)["recipe"].get("measured", {}).get("tokens_per_pass", 0.0))
+    return float((schema.read_description(folder).recipe or {}).get("measured", {}).get("tokens_per_pass", 0.0))

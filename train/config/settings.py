@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from heads.backbone.loading import BackboneConfig
-from heads.checkpoint.backbone import LoraSettings
+from heads.checkpoint.adapter import LoraSettings
 from heads.data.documents import DataConfig
 from heads.decoding.trees.static import MAX_NODES
 from heads.families import build_config

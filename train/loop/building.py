@@ -13,10 +13,10 @@ from transformers.trainer_utils import IntervalStrategy
 
 from heads.backbone.loading import BackboneConfig, load_backbone
 from heads.backbone.model import Backbone
-from heads.checkpoint import save_load as checkpoint
-from heads.checkpoint.backbone import LoraSettings, add_adapter, has_adapter
+from heads.checkpoint import save_load
+from heads.checkpoint.adapter import LoraSettings, add_adapter, has_adapter
 from heads.checkpoint.opening import load_recorded
-from heads.checkpoint.save_load import read_description
+from heads.checkpoint.schema import read_description
 from heads.families import build_config, create_unchosen
 from heads.interface.token_heads import TokenHeads
 from train.checkpoint.interruption import Interruption
@@ -90,7 +90,7 @@ def trainable_fields(config: TrainConfig) -> BackboneConfig:
 def load_trainable(config: TrainConfig, device: torch.device) -> Any:
     """The backbone, with its adapter if it has or is to have one."""
     fields = trainable_fields(config)
-    if config.init_from is not None and read_description(config.init_from).get("trained_backbone") is not None:
+    if config.init_from is not None and read_description(config.init_from).trained_backbone is not None:
         model = load_recorded(fields, config.init_from, device)
     else:
         model = load_backbone(fields, device)
@@ -126,7 +126,7 @@ def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     assert config.family is not None
     if config.init_from is None:
         return create_unchosen(config.family, backbone, **config.heads).float()
-    token_heads = checkpoint.load(config.init_from, backbone, dtype=torch.float32)
+    token_heads = save_load.load(config.init_from, backbone, dtype=torch.float32)
     wanted = build_config(config.family, **config.heads)
     if token_heads.family != config.family or (config.heads and token_heads.config != wanted):
         raise ValueError(

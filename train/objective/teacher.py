@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
-from heads.checkpoint.backbone import adapter_off, has_adapter
+from heads.checkpoint.adapter import adapter_off, has_adapter
 
 
 class Teacher(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from heads.checkpoint.backbone import has_adapter
+from heads.checkpoint.adapter import has_adapter
 from heads.interface.token_heads import TokenHeads
 from train.config import TrainConfig
 from train.objective.model import TrainedModel

@@ -17,8 +17,8 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 
 from heads.backbone.loading import BackboneConfig, explained, resolve_dtype
 from heads.backbone.model import Backbone
-from heads.checkpoint.backbone import add_adapter
-from heads.checkpoint.save_load import DESCRIPTION, read_description
+from heads.checkpoint.adapter import add_adapter
+from heads.checkpoint.schema import DESCRIPTION, read_description
 from heads.families import create_unchosen
 from heads.interface.token_heads import TokenHeads
 from train.config import TrainConfig
@@ -107,7 +107,7 @@ def heads_on_meta(config: TrainConfig, backbone: Backbone) -> TokenHeads | None:
         return None
     fields = config.heads
     if config.init_from is not None and not fields and (Path(config.init_from) / DESCRIPTION).is_file():
-        fields = read_description(config.init_from)["config"]
+        fields = read_description(config.init_from).config
     token_heads = create_unchosen(config.family, backbone, **fields).float()
     if token_heads.draft_tokens_S is not None:
         token_heads.choose_draft_tokens(range(token_heads.num_scored))  # a plan asks how many, not which

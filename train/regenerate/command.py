@@ -20,7 +20,7 @@ import transformers
 from tqdm.auto import tqdm
 
 from heads.backbone.loading import load_backbone, load_tokenizer, read_vocab_size
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load
 from heads.checkpoint.opening import default_device
 from heads.decoding.tree_decoding import TreeDecoding
 from train.config import TrainConfig, read_config
@@ -107,7 +107,7 @@ def open_decoding(folder: str | None, model: Any) -> TreeDecoding | None:
     Raises:
         ValueError: no heads there, or heads of another backbone.
     """
-    return None if folder is None else TreeDecoding(checkpoint.load(folder, model))
+    return None if folder is None else TreeDecoding(save_load.load(folder, model))
 
 
 def find_all_ends(model: Any, rows: SourceRows) -> list[int]:

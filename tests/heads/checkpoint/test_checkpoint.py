@@ -11,7 +11,7 @@ from tiny import tiny_model
 from transformers import LlamaForCausalLM
 
 import heads
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def rewrite(folder, change):
     save_file(tensors, folder / "heads.safetensors")
     description = json.loads((folder / "heads.json").read_text())
     content = (folder / "heads.safetensors").read_bytes()
-    description["sha256"] = checkpoint.hashlib.sha256(content).hexdigest()
+    description["sha256"] = save_load.hashlib.sha256(content).hexdigest()
     (folder / "heads.json").write_text(json.dumps(description))
 
 
@@ -134,26 +134,28 @@ def test_truncated_swapped_and_missing_files(saved, model, tmp_path):
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("format_version", "1", "'1' as format_version; expected is an int"),
-        ("format_version", True, "True as format_version"),
-        ("family", 3, "3 as family"),
+        ("format_version", "1", "format_version='1' was given; allowed are integers"),
+        ("format_version", True, "format_version=True was given; allowed are integers"),
+        ("family", 3, "family=3 was given; allowed are texts"),
         ("family", "medussa", "Did you mean 'medusa'"),
-        ("sha256", None, "None as sha256"),
-        ("config", [1], "'a list' as config"),
+        ("sha256", None, "sha256=None was given; allowed are texts"),
+        ("config", [1], r"config=\[1\] was given; allowed are mappings"),
         ("config.num_heads", "2", "num_heads='2' was given; allowed are integers from 1 to 32"),
         ("config.family", "gru", "'family' is no field of grounded heads"),
-        ("backbone", "base", "'base' as backbone; expected is an object"),
-        ("backbone.name", None, r"None as backbone\.name"),
-        ("backbone.hidden_size", 2.5, r"2\.5 as backbone\.hidden_size"),
-        ("backbone.vocab_size", "29", r"'29' as backbone\.vocab_size"),
-        ("backbone.embedding_fingerprint", 3, r"backbone\.embedding_fingerprint; expected is a list of numbers"),
-        ("backbone.embedding_fingerprint", ["a"], r"backbone\.embedding_fingerprint; expected is a list of numbers"),
+        ("backbone", "base", "backbone='base' was given; allowed are mappings"),
+        ("backbone.name", None, r"backbone\.name=None was given; allowed are texts"),
+        ("backbone.hidden_size", 2.5, r"backbone\.hidden_size=2\.5 was given; allowed are integers"),
+        ("backbone.vocab_size", "29", r"backbone\.vocab_size='29' was given; allowed are integers"),
+        ("backbone.embedding_fingerprint", 3, "embedding_fingerprint=3 was given; allowed are lists of numbers"),
+        ("backbone.embedding_fingerprint", ["a"], r"fingerprint=\['a'\] was given; allowed are lists of numbers"),
+        ("trained_backbone", {"folder": "x"}, r"trained_backbone\.fingerprint is missing of heads\.json"),
+        ("measured_acuracy", None, "'measured_acuracy' is no field of .* Did you mean 'measured_accuracy'"),
         ("measured_accuracy", 0.5, "measured_accuracy"),
         ("measured_accuracy", [0.5], "measured_accuracy"),
         ("measured_accuracy", [[]], "measured_accuracy"),
         ("measured_accuracy", [[0.5], [0.5, 0.1]], "measured_accuracy"),
         ("measured_accuracy", [["a"]], "measured_accuracy"),
-        ("recipe", "x", "'x' as recipe"),
+        ("recipe", "x", "recipe='x' was given; allowed are mappings, or null"),
     ],
 )
 def test_a_field_of_another_type_is_named_with_its_file(saved, model, place, value, message):
@@ -198,7 +200,7 @@ def test_a_full_disk_leaves_the_old_files_whole(saved, model, monkeypatch, fails
         if len(calls) == fails_at:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(save_load.os, "fsync", full)
     with torch.no_grad():
         token_heads.bodies[0].first.bias += 1
     with pytest.raises(OSError, match=r"No space left on device.*untouched"):

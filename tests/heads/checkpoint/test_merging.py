@@ -12,8 +12,8 @@ from tiny import random_tokens, tiny_model
 from typer.testing import CliRunner
 
 import heads
-from heads.checkpoint import save_load as checkpoint
-from heads.checkpoint.backbone import LoraSettings, add_adapter, has_adapter
+from heads.checkpoint import schema
+from heads.checkpoint.adapter import LoraSettings, add_adapter, has_adapter
 from heads.checkpoint.convert import check_same, check_stored, merge, merge_adapter, probe, round_weights
 from heads.cli.main import app
 from heads.families import create
@@ -71,10 +71,10 @@ def test_what_is_written(tmp_path):
     assert (backbone / "tokenizer_config.json").is_file()
     for name in ("heads.safetensors", "tree.json"):
         assert (tmp_path / "merged" / name).read_bytes() == (folder / name).read_bytes()
-    old, new = (checkpoint.read_description(f) for f in (folder, tmp_path / "merged"))
-    assert (new["trained_backbone"]["adapter"], new["merged_from"]) == (False, str(folder))
-    assert new["trained_backbone"]["fingerprint"] != old["trained_backbone"]["fingerprint"]
-    assert new["recipe"] == old["recipe"]
+    old, new = (schema.read_description(f) for f in (folder, tmp_path / "merged"))
+    assert (new.trained_backbone.adapter, new.merged_from) == (False, str(folder))
+    assert new.trained_backbone.fingerprint != old.trained_backbone.fingerprint
+    assert new.recipe == old.recipe
     original = heads.load_backbone(heads.BackboneConfig(name_or_path=str(tmp_path / "base")))
     with pytest.raises(ValueError, match="trained together with their backbone"):
         heads.load(tmp_path / "merged", original)

@@ -10,8 +10,7 @@ import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
 
-from heads.checkpoint import opening
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import opening, save_load
 from heads.checkpoint.opening import open_heads, recorded_backbone
 from heads.families import create
 
@@ -23,7 +22,7 @@ def save_heads(folder: Path, backbone: Any) -> Path:
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "words")
     recipe = {"config": {"backbone": backbone}}
-    checkpoint.save(create("medusa", model, num_heads=1), folder / "heads", recipe=recipe)
+    save_load.save(create("medusa", model, num_heads=1), folder / "heads", recipe=recipe)
     return folder / "heads"
 
 
@@ -57,7 +56,10 @@ def test_a_recipe_without_a_backbone_is_no_hindrance(tmp_path: Path, recorded: A
 
 def test_a_recorded_field_of_another_type_is_named(tmp_path: Path) -> None:
     folder = save_heads(tmp_path, {"quantization": "4bit"})
-    with pytest.raises(ValueError, match=r"heads\.json has '4bit' as recipe\.config\.backbone\.quantization"):
+    with pytest.raises(
+        ValueError,
+        match=r"heads\.json, recipe\.config\.backbone\.quantization='4bit' was given",
+    ):
         open_heads([folder])
 
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from tiny import random_tokens, tiny_model
 
 import heads
-from heads.checkpoint import save_load as checkpoint
-from heads.checkpoint.backbone import LoraSettings, add_adapter
+from heads.checkpoint import save_load, schema
+from heads.checkpoint.adapter import LoraSettings, add_adapter
 from heads.families import create
 from heads.interface.token_heads import TeacherForcing
 
@@ -154,7 +154,7 @@ def test_a_new_save_replaces_the_old_backbone_only_when_it_is_whole(tmp_path, mo
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(save_load.os, "fsync", full)
         with pytest.raises(OSError, match="untouched"):
             save_changed(model, token_heads, where)
     again, loaded = heads.load_with_backbone(where, dtype="float32")
@@ -181,7 +181,7 @@ def test_heads_on_an_adapted_backbone_take_the_adapter_along(tmp_path):
     _, model, token_heads = changed(adapter=True, where=tmp_path)
     save_changed(model, token_heads, tmp_path / "first")
     model, token_heads = heads.load_with_backbone(tmp_path / "first")
-    heads.save(token_heads, tmp_path / "second", recipe=checkpoint.read_description(tmp_path / "first")["recipe"])
+    heads.save(token_heads, tmp_path / "second", recipe=schema.read_description(tmp_path / "first").recipe)
     again, loaded = heads.load_with_backbone(tmp_path / "second")
     assert all(torch.equal(a, b) for a, b in zip(outputs(again, loaded), outputs(model, token_heads), strict=True))
 
@@ -195,7 +195,7 @@ def test_a_failed_save_leaves_no_backbone_behind(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_whole", full)
+    monkeypatch.setattr(save_load, "write_whole", full)
     with pytest.raises(OSError, match="No space"):
         save_changed(model, token_heads, tmp_path / "heads")
     assert len(list((tmp_path / "heads").glob("backbone-*"))) == 1

@@ -14,7 +14,7 @@ from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
 from typer.testing import CliRunner
 
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load
 from heads.cli.main import COMMANDS, app
 from heads.cli.options import TreeOptions, use_color
 from heads.families import create
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in ("medusa", "grounded"):
         token_heads = create(family, model, num_heads=2)
         token_heads.measured_accuracy = [[0.5, 0.2, 0.1], [0.4, 0.1, 0.05]]
-        checkpoint.save(token_heads, folder / family, recipe={"commit": "abc123", "measured": {"step": 7}})
+        save_load.save(token_heads, folder / family, recipe={"commit": "abc123", "measured": {"step": 7}})
     return folder
 
 
@@ -184,14 +184,14 @@ def test_what_a_user_can_cause_is_one_sentence(folder: Path, arguments: list[str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"backbone": "base"}, "as backbone"),
+        ({"backbone": "base"}, "backbone='base' was given; allowed are mappings"),
         ({"backbone": {}}, "backbone.name"),
         ({"config": {"num_heads": "2"}}, "num_heads='2' was given"),
-        ({"config": None}, "as config"),
-        ({"family": 1}, "as family"),
-        ({"format_version": "1"}, "as format_version"),
+        ({"config": None}, "config=None was given"),
+        ({"family": 1}, "family=1 was given; allowed are texts"),
+        ({"format_version": "1"}, "format_version='1' was given; allowed are integers"),
         ({"measured_accuracy": [[]]}, "measured_accuracy"),
-        ({"recipe": [1]}, "as recipe"),
+        ({"recipe": [1]}, "recipe=[1] was given; allowed are mappings, or null"),
     ],
 )
 def test_a_broken_description_is_one_sentence(

@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from heads.backbone.model import Backbone, CommitPlan
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.dynamo.joint import JointConfig
@@ -270,7 +270,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     held_out = {"heldout_files": ["copyreg.py", "colorsys.py"]}
     (folder / "base" / "training.json").write_text(json.dumps(held_out), encoding="utf-8")
     for family in ("medusa", "grounded"):
-        checkpoint.save(create(family, model, num_heads=2), folder / family)
+        save_load.save(create(family, model, num_heads=2), folder / family)
     texts = [random_tokens(300, seed=seed, vocab=NUM_TOKENS).tolist() for seed in range(2)]
     count_ngrams(texts, folder=folder / "table", order=3, vocab_size=NUM_TOKENS)
     (folder / "text.txt").write_text("def main():\n    return 1\n" * 4, encoding="utf-8")

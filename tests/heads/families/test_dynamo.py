@@ -14,7 +14,7 @@ from tiny import ARCHITECTURES, random_tokens, tiny_model
 
 import heads
 from heads.backbone.model import Backbone, CommitPlan
-from heads.checkpoint.backbone import LoraSettings, add_adapter
+from heads.checkpoint.adapter import LoraSettings, add_adapter
 from heads.families import build_config
 from heads.families.dynamo import Heads
 

@@ -17,7 +17,7 @@ from tuning_cases import (
 from typer.testing import CliRunner
 
 import heads
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load
 from heads.cli import measure
 from heads.cli.main import app
 from heads.decoding.tuned_file import read_tree_file
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_tokenizer().save_pretrained(folder / "base")
     (folder / "prompts.txt").write_text("def main\n\nclass Stack\n\nimport os\n", encoding="utf-8")
     for family in ("medusa", "grounded"):
-        checkpoint.save(create(family, model, num_heads=2), folder / family)
+        save_load.save(create(family, model, num_heads=2), folder / family)
     return folder
 
 

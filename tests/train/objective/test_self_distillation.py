@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from typer.testing import CliRunner
 
 from heads.backbone.model import Backbone
-from heads.checkpoint.backbone import LoraSettings, adapter_off, add_adapter
+from heads.checkpoint.adapter import LoraSettings, adapter_off, add_adapter
 from heads.cli.main import app
 from heads.families import create
 from train.config import read_config

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.training.plan import TRAINED, Case, config_of, peak_on_cpu, planned
 from heads.backbone.loading import BackboneConfig
 from heads.backbone.model import Backbone
-from heads.checkpoint.backbone import LoraSettings
+from heads.checkpoint.adapter import LoraSettings
 from heads.data.documents import DataConfig, SourceConfig
 from heads.interface.token_heads import HeadsConfig
 from train.__main__ import dispatch

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone
-from heads.checkpoint import save_load as checkpoint
+from heads.checkpoint import save_load
 from heads.data.chat import choose_template, encode_chat
 from heads.data.documents import DataConfig, SourceConfig
 from heads.decoding.tree_decoding import TreeDecoding
@@ -100,7 +100,7 @@ def test_rows_do_not_depend_on_batches(folder, data, temperature):
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
 def test_heads_change_no_row(folder, backbone, temperature):
     model, _ = backbone
-    checkpoint.save(create("grounded", Backbone(model), num_heads=2), folder / "heads", dtype=torch.float64)
+    save_load.save(create("grounded", Backbone(model), num_heads=2), folder / "heads", dtype=torch.float64)
     flags = ("--temperature", temperature, "--limit", "9")
     plain = write(folder, "plain.jsonl", *flags)
     for batch in (1, 4):

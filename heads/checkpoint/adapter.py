@@ -1,0 +1,163 @@
+"""A LoRA adapter on the backbone, through peft, which is imported only where there is one.
+
+An adapter is float32 wherever the backbone has fewer bits: trained, saved and loaded. Its products are taken in float32
+and added in the backbone's dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+
+from heads.backbone.support import adapted_layers
+from heads.extras import needs_extra
+from heads.validation import validated, within
+
+TENSORS = "adapter_model.safetensors"
+
+
+@validated
+@dataclass(kw_only=True)
+class LoraSettings:
+    """A LoRA adapter on the backbone, through peft.
+
+    Attributes:
+        rank: of the added products; 0 for no adapter.
+        alpha: the product is scaled by alpha / rank, above 0; the rank where it is not given.
+        dropout: on the adapter's input, 0 up to 1.
+        targets: names of the linear layers that get one, each of which must be there; peft's choice for the
+            architecture where it is not given. The unembedding cannot have one.
+    """
+
+    rank: int = within(0, default=0, advice="0 stands for no adapter")
+    alpha: float | None = within(above=0, default=None, advice="at 0 the adapter would change nothing")
+    dropout: float = within(0, below=1, default=0.0)
+    targets: list[str] | None = None
+
+    def validate_rank(self) -> None:
+        if self.rank == 0 and (self.alpha, self.dropout, self.targets) != (None, 0.0, None):
+            raise ValueError("lora.alpha, dropout or targets were given without lora.rank; give a rank of 1 and more.")
+
+
+def add_adapter(model: Any, settings: LoraSettings) -> None:
+    """Put a new adapter into a model, in place and in float32; it changes nothing until it is trained.
+
+    Raises:
+        ValueError: peft knows no targets for this architecture, or one that is named does not exist, or is the
+            unembedding.
+    """
+    with needs_extra("lora", f"lora.rank={settings.rank} was given"):
+        from peft import LoraConfig
+    check_targets(model, settings.targets or [])
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.rank if settings.alpha is None else settings.alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.dropout,
+        target_modules=settings.targets,
+    )
+    try:
+        model.add_adapter(config)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+        name = type(model).__name__
+        raise ValueError(f"No LoRA adapter could be put into {name} ({first}); name lora.targets.") from error
+    keep_adapter_in_float32(model)
+
+
+def check_targets(model: Any, targets: list[str]) -> None:
+    """peft takes a list of which one name is right, and leaves the others out without a word.
+
+    Raises:
+        ValueError: a name that no module ends in, or the unembedding's.
+    """
+    modules = dict(model.named_modules())
+    for target in targets:
+        named = [module for name, module in modules.items() if f".{name}".endswith(f".{target}")]
+        if not named:
+            raise ValueError(
+                f"lora.targets has {target!r}, which names no layer of {type(model).__name__}; allowed are "
+                f"{', '.join(layers_with_matrices(model))}."
+            )
+        if model.get_output_embeddings() in named:
+            raise ValueError(
+                f"lora.targets has {target!r}, the unembedding of {type(model).__name__}, whose weight the losses read "
+                f"without an adapter, which would never learn; leave it out: {', '.join(layers_with_matrices(model))} "
+                f"can have one."
+            )
+
+
+def layers_with_matrices(model: Any) -> list[str]:
+    """The last parts of the names of all layers that multiply with a matrix, the unembedding left out."""
+    unembedding = model.get_output_embeddings()
+    matrices = {n for n, m in model.named_modules() if getattr(getattr(m, "weight", None), "ndim", 0) == 2}
+    return sorted({n.rpartition(".")[2] for n in matrices if model.get_submodule(n) is not unembedding})
+
+
+def put_on_adapter(model: Any, folder: Path) -> None:
+    """Load an adapter into a model, unrounded; how the model's own weights are named in its files stays as it was.
+
+    transformers leaves the adapter's names there, under which a model whose adapter was merged would be saved.
+    """
+    before = vars(model).get("_weight_conversions")
+    with needs_extra("lora", f"{folder} holds a LoRA adapter"):
+        import peft  # noqa: F401 - transformers loads the adapter with it
+
+    model.load_adapter(str(folder))
+    vars(model).pop("_weight_conversions", None)
+    if before is not None:
+        model._weight_conversions = before
+    keep_adapter_in_float32(model)
+    read_adapter(model, folder)  # transformers has rounded it to the backbone's dtype
+
+
+def keep_adapter_in_float32(model: Any) -> None:
+    """A step of 1e-4 on an entry of 0.03 is less than what bfloat16 keeps of it, and would be lost.
+
+    peft does it for its own wrapper alone. What has more bits already is left as it is.
+    """
+    with needs_extra("lora", "This model has a LoRA adapter"):
+        from peft.functional import cast_adapter_dtype
+    for name in model.peft_config:
+        cast_adapter_dtype(model, name)
+
+
+@contextlib.contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The weights under a LoRA adapter, for a moment; nothing changes where there is none.
+
+    peft's own switch also sets `requires_grad` of the adapter off and on, which engines that wrap parameters have
+    read before.
+    """
+    layers = list(adapted_layers(model).values())
+    before = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            layer._disable_adapters = was_off
+
+
+def has_adapter(model: Any) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def read_adapter(model: Any, folder: Path) -> None:
+    """Put an adapter's tensors into a model that has one of the same shape.
+
+    Raises:
+        FileNotFoundError: the folder holds none.
+        RuntimeError: its tensors are not the adapter's.
+    """
+    with needs_extra("lora", f"{folder} holds a LoRA adapter"):
+        from peft import set_peft_model_state_dict
+    outcome: Any = set_peft_model_state_dict(model, load_file(folder / TENSORS))
+    if outcome.unexpected_keys:
+        raise RuntimeError(f"unexpected tensors {', '.join(outcome.unexpected_keys[:3])}")

@@ -1,0 +1,116 @@
+"""heads.json, field by field: what `save` writes beside the tensors of heads, checked when it is read.
+
+It says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes and a
+fingerprint of its embedding), what they can do (accuracy by rank, from which trees are grown) and how they were made
+(recipe). `sha256` is the checksum of the tensors' file, so that a pair of files that do not belong together is found.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heads.families import build_config
+from heads.validation import build, validated
+
+FORMAT_VERSION = 1
+TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
+
+
+@validated
+@dataclass(kw_only=True)
+class BackboneDescription:
+    """The backbone that heads belong to.
+
+    Attributes:
+        name: a folder or a name on the hub.
+        architecture: its class in transformers; older files do not say.
+        embedding_fingerprint: entries of its embedding, by which another backbone of the same sizes is found out.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    embedding_fingerprint: list[float]
+    architecture: str | None = None
+
+
+@validated
+@dataclass(kw_only=True)
+class TrainedBackbone:
+    """The backbone that was trained with the heads and lies beside them.
+
+    Attributes:
+        folder: its name below the heads' folder.
+        adapter: the folder holds a LoRA adapter and not a whole model.
+        fingerprint: entries of the weights that were trained.
+    """
+
+    folder: str
+    fingerprint: list[float]
+    adapter: bool = False
+
+
+@validated
+@dataclass(kw_only=True)
+class HeadsDescription:
+    """A whole heads.json.
+
+    Attributes:
+        config: fields of the family's Config.
+        sha256: of the tensors' file.
+        trained_backbone: null where the backbone was frozen.
+        measured_accuracy: [k - 1][r]: share of positions at which rank r of head k was right; null where not measured.
+        recipe: how the heads were made: resolved config, versions, commit, measurements.
+        merged_from: the folder whose adapter was merged into the backbone.
+    """
+
+    format_version: int
+    family: str
+    config: dict[str, Any]
+    backbone: BackboneDescription
+    sha256: str
+    trained_backbone: TrainedBackbone | None = None
+    num_parameters: int | None = None
+    measured_accuracy: list[list[float]] | None = None
+    recipe: dict[str, Any] | None = None
+    merged_from: str | None = None
+
+    def validate_accuracy(self) -> None:
+        rows = self.measured_accuracy
+        if rows is not None and not (rows and rows[0] and all(len(row) == len(rows[0]) for row in rows)):
+            raise ValueError(
+                f"measured_accuracy has {[len(row) for row in rows]} ranks of its heads; allowed are equally long "
+                f"lists of numbers, one for each head, or null."
+            )
+
+
+def read_description(folder: str | Path) -> HeadsDescription:
+    """What heads.json says.
+
+    Raises:
+        ValueError: no such file, a damaged one, one of a later format, or a field with a value that `save` never
+            writes; the sentence names the field.
+    """
+    path = Path(folder) / DESCRIPTION
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that heads were saved to.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
+        ) from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; it is no description of heads: give their folder.")
+    version = content.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise ValueError(f"{path} has format version {version}; this version reads up to {FORMAT_VERSION}.")
+    try:
+        description = build(HeadsDescription, content, of=DESCRIPTION)
+        build_config(description.family, **description.config)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error} Save or copy the heads again.") from None
+    return description
