@@ -93,7 +93,7 @@ CHECKS = {
         shows="parameters of all sizes and variants of the paper beside the paper's own figures",
     ),
     "dynamo_ablation": Check(
-        command="python -m benchmarks.paper.dynamo_ablation --json checkpoints/runs/dynamo_ablation.json",
+        command="python -m benchmarks.paper.dynamo_ablation",
         shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
     ),
     "grounded_ablation": Check(
@@ -115,14 +115,18 @@ CHECKS = {
         command="headway evaluate checkpoints/demo/dynamo --metrics perplexity,accuracy --blocks 32 "
         "--cooccurrence checkpoints/runs/demo-ngrams --thresholds 0,0.25,0.5,0.75,1 --picture "
         "docs/dynamo_perplexity.png",
-        shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; benchmarks.demo counts the table of n-grams it needs",
+        shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; dynamo_speed counts its table of n-grams",
+    ),
+    "dynamo_speed": Check(
+        command="python -m benchmarks.speed.dynamo",
+        shows="DynaMo on the backbone that was trained with its heads: plain, lossless trees, lossy dynamic decoding",
     ),
     "dynamo_first_token": Check(
         command="python -m benchmarks.paper.dynamo_first_token",
         shows="PPL₁ of the demo backbone trained with heads, and as long without",
     ),
     "joint_training": Check(
-        command="python -m benchmarks.paper.joint_training --json checkpoints/runs/joint_training.json",
+        command="python -m benchmarks.paper.joint_training",
         shows="tokens per pass and the backbone's PPL₁ before and after: heads alone, with an adapter on the "
         "backbone, warm-in, self-distillation (Medusa-2); rows that an earlier call finished are kept",
     ),

@@ -2,35 +2,27 @@
 
 Each variant is its config in configs/pile/ablation/ (the paper's setting on Pythia-70M) with the demo's backbone, data
 and steps in place of the paper's, and the demo's three rates in place of LR_B, LR_M and LR_MB. PPL_n is exp of the mean
-loss on held-out blocks; PPL_{1:n} is their geometric mean. Finished rows are kept in --json and not trained again.
+loss on held-out blocks; PPL_{1:n} is their geometric mean. Finished rows are kept in --out and not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from rich import box
 from rich.table import Table
 
-from benchmarks.consoles import wide_console
-from benchmarks.training.training_rows import train_row
-from heads.evaluation.tables import describe_machine
+from benchmarks.paper.trained_rows import KeptRow, keep, short_run, train_row
+from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
 from train.config import RatesConfig, TrainConfig, read_config
-from train.data.hidden_states import checksum
 from train.loop.batches import collate
 from train.objective.losses import chunked_cross_entropy
 from train.objective.model import TrainedModel
-from train.run import explain_errors
 
 CONFIGS = Path("configs/pile/ablation")
 PAPER_RATES = {"base": 1e-5, "heads": 1e-3, "heads_to_base": 1e-6}
@@ -86,40 +78,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = wide_console()
     demo = read_config(["--config", options.config])
     demo.data.block_size = options.block_size
-    rows = read_rows(options)
-    for variant in VARIANTS:
-        if variant.name not in {row.name for row in rows}:
-            print(f"{variant.name} …", file=sys.stderr, flush=True)
-            rows.append(run_variant(variant, demo, options))
-            write_rows(rows, options)
-    machine = describe_machine(torch.device("cpu"))
-    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False, soft_wrap=True)
+    rows = [row_of(variant, demo, options) for variant in VARIANTS]
+    say(console, describe_cpu())
     console.print(table(rows, f"{options.steps} steps of {options.batch} × {options.block_size} tokens"))
     for text, holds in claims({row.name: row for row in rows}):
-        console.print(f"  {text}: {'yes' if holds else 'no'}", highlight=False, soft_wrap=True)
+        say(console, f"  {text}: {'yes' if holds else 'no'}")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.dynamo_ablation", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument(
-        "--config", default="configs/demo/dynamo.yaml", help="whose backbone, data and rates (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each variant (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="blocks of a step (default: %(default)s)")
-    parser.add_argument("--block-size", type=int, default=128, help="tokens of a block (default: %(default)s)")
-    parser.add_argument("--eval-blocks", type=int, default=64, help="held-out blocks (default: %(default)s)")
-    parser.add_argument("--json", help="keep finished rows here, and go on from them")
+    parser = parser_of("benchmarks.paper.dynamo_ablation", __doc__)
+    parser.add_argument("--config", default="configs/demo/dynamo.yaml", help="whose backbone, data and rates")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each variant")
+    parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
+    parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
+    parser.add_argument("--eval-blocks", type=int, default=64, help="held-out blocks")
+    parser.add_argument("--out", default="checkpoints/runs/dynamo_ablation", help="finished rows are kept here")
     return parser
 
 
-def run_variant(variant: Variant, demo: TrainConfig, options: argparse.Namespace) -> Row:
-    """Train one variant and measure it; nothing is saved but the row."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = on_the_demo(variant, demo, options, folder)
-        trains = variant.trains and variant.config is not None
-        found = train_row(config, steps=trains)
+def row_of(variant: Variant, demo: TrainConfig, options: argparse.Namespace) -> Row:
+    """The kept row, or a variant that is trained and measured; of its training nothing is saved."""
+    trains = variant.trains and variant.config is not None
+    config = on_the_demo(variant, demo, options)
+
+    def measure(folder: Path) -> Row:
+        found = train_row(dataclasses.replace(config, output_dir=str(folder)), steps=trains)
         return Row(
             name=variant.name,
             trained=found.parameters if trains else 0,
@@ -128,31 +111,18 @@ def run_variant(variant: Variant, demo: TrainConfig, options: argparse.Namespace
             ppl=perplexities(found.model, found.data.eval, options.eval_blocks),
         )
 
+    return keep(kept_row(variant, config, options), Row, measure)
 
-def on_the_demo(variant: Variant, demo: TrainConfig, options: argparse.Namespace, folder: str) -> TrainConfig:
+
+def on_the_demo(variant: Variant, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     """The variant's config with the demo's backbone, data, steps and rates."""
     path = CONFIGS / f"{variant.config or 'dynamo_70m_plus'}.yaml"
     config = read_config(["--config", str(path)])
     lora = {"lora_targets": None} if config.heads.get("lora_rank") else {}  # the demo's layers have other names
-    return dataclasses.replace(
-        config,
-        output_dir=folder,
-        backbone=demo.backbone,
-        data=demo.data,
-        heads=config.heads | lora,
-        rates=translate(config.rates, demo.rates, with_heads=config.family is not None),
-        evaluation=dataclasses.replace(demo.evaluation, every_steps=0),
-        trainer=demo.trainer
-        | {
-            "max_steps": options.steps,
-            "per_device_train_batch_size": options.batch,
-            "eval_on_start": False,
-            "disable_tqdm": True,
-            "logging_steps": options.steps,
-        },
-        report_to=[],
-        save_every_steps=0,
-    )
+    rates = translate(config.rates, demo.rates, with_heads=config.family is not None)
+    config = dataclasses.replace(config, backbone=demo.backbone, data=demo.data, rates=rates)
+    config = dataclasses.replace(config, evaluation=demo.evaluation, trainer=demo.trainer, heads=config.heads | lora)
+    return short_run(config, steps=options.steps, batch=options.batch)
 
 
 def translate(rates: RatesConfig, demo: RatesConfig, *, with_heads: bool) -> RatesConfig:
@@ -208,10 +178,8 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    made.add_column("variant", no_wrap=True)
-    for column in ("trained", "seconds", "PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃", "paper's PPL₁, PPL₂, PPL₃"):
-        made.add_column(column, justify="right")
+    perplexities = ("PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃", "paper's PPL₁, PPL₂, PPL₃")
+    made = figures_table(title, "variant", "trained", "seconds", *perplexities)
     papers = {variant.name: variant.paper for variant in VARIANTS}
     for row in sorted(rows, key=lambda row: list(papers).index(row.name)):
         measured = [*row.ppl, geometric_mean(row.ppl[:2]), geometric_mean(row.ppl)]
@@ -246,28 +214,10 @@ def claims(rows: dict[str, Row]) -> list[tuple[str, bool]]:
     ]
 
 
-def read_rows(options: argparse.Namespace, kind: type[Any] = Row) -> list[Any]:
-    """Rows of an earlier call with the same settings."""
-    if not options.json or not Path(options.json).is_file():
-        return []
-    content = json.loads(Path(options.json).read_text(encoding="utf-8"))
-    if content["options"] != settings(options):
-        raise ValueError(f"{options.json} holds rows of other settings ({content['options']}); give another file.")
-    return [kind(**row) for row in content["rows"]]
-
-
-def write_rows(rows: Sequence[Any], options: argparse.Namespace) -> None:
-    if options.json:
-        content = {"options": settings(options), "rows": [dataclasses.asdict(row) for row in rows]}
-        Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options, and what is in the file that `config` names: a name stays the same while its content changes."""
-    given = {name: value for name, value in vars(options).items() if name != "json"}
-    return given | ({"config_sha256": checksum(Path(options.config))} if "config" in given else {})
+def kept_row(variant: Variant, config: TrainConfig, options: argparse.Namespace) -> KeptRow:
+    content = dataclasses.asdict(config) | {"output_dir": None, "trains": variant.trains, "blocks": options.eval_blocks}
+    return KeptRow(folder=Path(options.out), name=variant.name.split(":")[0].replace(" ", "_"), settings=content)
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()
-    explain_errors(main)
+    run_benchmark(main)

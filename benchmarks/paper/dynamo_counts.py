@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
+from benchmarks.shared import figures_table, run_benchmark, wide_console
 from heads.backbone.model import Backbone
 from heads.families import create
 
@@ -89,9 +89,9 @@ def rounded(parameters: int) -> str:
 
 
 def suite_table() -> Table:
-    table = Table(title="DynaMo-T3: Pythia and two heads of one decoder layer")
-    for column in ("Pythia", "backbone", "heads", "heads / backbone", "together", "rounded", "paper"):
-        table.add_column(column, justify="right")
+    title = "DynaMo-T3: Pythia and two heads of one decoder layer"
+    counted = ("backbone", "heads", "heads / backbone", "together", "rounded", "paper")
+    table = figures_table(title, "Pythia", *counted)
     for name, shape in SHAPES.items():
         backbone = build_backbone(shape)
         base, extra = count(backbone.model), count_heads(backbone, num_heads=2)
@@ -101,9 +101,8 @@ def suite_table() -> Table:
 
 
 def variants_table() -> Table:
-    table = Table(title="Figure 12 and table 9: variants on Pythia-70M")
-    for column in ("variant", "heads", "together", "in millions", "paper"):
-        table.add_column(column, justify="right")
+    title = "Figure 12 and table 9: variants on Pythia-70M"
+    table = figures_table(title, "variant", "heads", "together", "in millions", "paper")
     backbone = build_backbone(SHAPES["70m"])
     base = count(backbone.model)
     for name, (config, paper) in VARIANTS.items():
@@ -113,7 +112,7 @@ def variants_table() -> Table:
 
 
 def main() -> None:
-    console = Console(width=120)
+    console = wide_console()
     console.print(suite_table())
     console.print(variants_table())
     width = SHAPES["70m"].width
@@ -124,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-import transformers
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.shared import (
+    NGRAMS,
+    describe_cpu,
+    figures_table,
+    held_out,
+    interpolate,
+    open_ngrams,
+    or_dash,
+    parser_of,
+    run_benchmark,
+    say,
+)
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_heads
-from heads.cli.folders import count_ngrams_command
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.evaluation.methods import end_tokens
-from heads.evaluation.prompts import default_prompts
-from heads.evaluation.tables import describe_machine, progress_bar
+from heads.evaluation.tables import progress_bar
 from heads.ngrams.table import NgramTable
-from train.run import explain_errors
 
 THRESHOLDS = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 
@@ -67,51 +72,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = Console()
     opened = open_heads([options.heads])
-    table = open_table(options, opened)
-    prompts_BT = torch.cat(default_prompts(opened.source, opened.tokenizer, options.prompts))
-    points = sweep(console, opened, table, prompts_BT.to(opened.model.device), options)
-    machine = describe_machine(opened.model.device)
-    console.print(
+    table = open_ngrams(opened, options.ngrams)
+    prompts_BT = torch.cat(held_out(opened, options.prompts))
+    points = sweep(console, opened, table, prompts_BT, options)
+    say(
+        console,
         f"{options.heads}, {options.prompts} held-out prompts, {options.new_tokens} new tokens, {options.draws} draws; "
-        f"top-k 50, temperature 0.7, repetition penalty 1.1; {machine['cpu']}, {machine['threads']} threads",
-        highlight=False,
-        soft_wrap=True,
+        f"top-k 50, temperature 0.7, repetition penalty 1.1; {describe_cpu()}",
     )
     console.print(at_equal_speed(points, options.tokens_per_pass))
     console.print(at_equal_threshold(points, 0.5))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.dynamo_decoding", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads (default: %(default)s)")
+    parser = parser_of("benchmarks.paper.dynamo_decoding", __doc__)
+    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads")
     parser.add_argument(
         "--ngrams",
-        default="checkpoints/runs/demo-ngrams",
-        help="table of n-grams; counted from the demo corpus where it does not exist (default: %(default)s)",
+        default=NGRAMS,
+        help="table of n-grams; counted from the demo corpus where it does not exist",
     )
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts (default: %(default)s)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=2, help="texts for each prompt (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
+    parser.add_argument("--draws", type=int, default=2, help="texts for each prompt")
     parser.add_argument(
         "--tokens-per-pass", type=float, nargs="+", default=[1.25, 1.5, 1.75, 2.0], help="where variants are compared"
     )
     return parser
-
-
-def open_table(options: argparse.Namespace, opened: Opened) -> NgramTable:
-    if not Path(options.ngrams).is_dir():
-        count_ngrams_command(
-            opened.source,
-            ["python-stdlib"],
-            Path(options.ngrams),
-            heldout_list=str(Path(opened.source) / "training.json"),
-            order=3,
-            min_count=1,
-            workers=0,
-        )
-    return NgramTable.open(options.ngrams, opened.tokenizer)
 
 
 def sweep(
@@ -179,48 +166,18 @@ def new_token_losses(backbone: Backbone, tokens_BL: Tensor, prompt_length: int) 
     return losses_BN[is_text_BN]
 
 
-def interpolate(points: Sequence[Point], tokens_per_pass: float) -> float | None:
-    """The loss at a speed, between the two neighbouring thresholds; None outside what was swept.
-
-    >>> a = Point(name="", threshold=0.9, tokens_per_pass=1.0, loss=2.0)
-    >>> b = Point(name="", threshold=0.1, tokens_per_pass=2.0, loss=4.0)
-    >>> interpolate([b, a], 1.25), interpolate([a, b], 2.5)
-    (2.5, None)
-    """
-    ordered = sorted(points, key=lambda point: point.tokens_per_pass)
-    for low, high in itertools.pairwise(ordered):
-        if low.tokens_per_pass <= tokens_per_pass <= high.tokens_per_pass != low.tokens_per_pass:
-            share = (tokens_per_pass - low.tokens_per_pass) / (high.tokens_per_pass - low.tokens_per_pass)
-            return low.loss + share * (high.loss - low.loss)
-    return None
-
-
 def at_equal_speed(points: Sequence[Point], speeds: Sequence[float]) -> Table:
-    table = Table(
-        title="\nmean -log p of the text under the backbone at equal tokens per pass (lower is likelier)",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("method")
-    for speed in speeds:
-        table.add_column(f"{speed:g}", justify="right")
+    title = "\nmean -log p of the text under the backbone at equal tokens per pass (lower is likelier)"
+    table = figures_table(title, "method", *(f"{speed:g}" for speed in speeds))
     for variant in VARIANTS:
-        own = [point for point in points if point.name == variant.name]
-        found = [interpolate(own, speed) for speed in speeds]
-        table.add_row(variant.name, *("–" if value is None else f"{value:.3f}" for value in found))
+        own = [(point.tokens_per_pass, point.loss) for point in points if point.name == variant.name]
+        table.add_row(variant.name, *(or_dash(interpolate(own, speed)) for speed in speeds))
     return table
 
 
 def at_equal_threshold(points: Sequence[Point], threshold: float) -> Table:
-    table = Table(
-        title=f"\nat ε_b = {threshold}, as the paper's table 8",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for column in ("method", "tokens per pass", "mean -log p"):
-        table.add_column(column, justify="left" if column == "method" else "right")
+    title = f"\nat ε_b = {threshold}, as the paper's table 8"
+    table = figures_table(title, "method", "tokens per pass", "mean -log p")
     for point in points:
         if point.threshold == threshold:
             table.add_row(point.name, f"{point.tokens_per_pass:.2f}", f"{point.loss:.3f}")
@@ -228,5 +185,4 @@ def at_equal_threshold(points: Sequence[Point], threshold: float) -> Table:
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()
-    explain_errors(main)
+    run_benchmark(main)

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.shared import figures_table, parser_of, run_benchmark, say
 from heads.backbone.loading import BackboneConfig, load_backbone
 from heads.checkpoint.opening import open_heads
 from heads.evaluation.predictions import read_blocks
-from train.run import explain_errors
 
 LONGER = Path("checkpoints/runs/demo-base-longer")
 COMMAND = (
@@ -53,15 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(show(losses))
     with_heads, without = losses["backbone, with DynaMo heads"], losses["backbone, as long without heads"]
     found = "no worse" if with_heads.mean() <= without.mean() else "worse"
-    console.print(f"PPL₁ with heads is {found} than without after the same training", highlight=False, soft_wrap=True)
+    say(console, f"PPL₁ with heads is {found} than without after the same training")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.dynamo_first_token", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads (default: %(default)s)")
-    parser.add_argument("--blocks", type=int, default=256, help="held-out blocks of 256 tokens (default: %(default)s)")
+    parser = parser_of("benchmarks.paper.dynamo_first_token", __doc__)
+    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads")
+    parser.add_argument("--blocks", type=int, default=256, help="held-out blocks of 256 tokens")
     return parser
 
 
@@ -82,14 +78,8 @@ def block_losses(model: Any, tokens_BT: Tensor) -> Tensor:
 
 def show(losses: dict[str, Tensor]) -> Table:
     """PPL₁ of each, and how far its loss lies from the last one's, with the standard error over blocks."""
-    table = Table(
-        title=f"first token on {len(next(iter(losses.values())))} held-out blocks",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for column in ("", "PPL₁", "loss over the last row's", "standard error"):
-        table.add_column(column, justify="right" if column else "left")
+    title = f"first token on {len(next(iter(losses.values())))} held-out blocks"
+    table = figures_table(title, "", "PPL₁", "loss over the last row's", "standard error")
     last = list(losses.values())[-1]
     for name, loss in losses.items():
         over = loss - last
@@ -99,5 +89,4 @@ def show(losses: dict[str, Tensor]) -> Table:
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()
-    explain_errors(main)
+    run_benchmark(main)

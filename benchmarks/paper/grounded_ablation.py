@@ -18,24 +18,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from rich import box
 from rich.table import Table
 
-from benchmarks.consoles import wide_console
-from benchmarks.paper.grounded_claims import claims
-from benchmarks.paper.grounded_picture import draw
-from benchmarks.training.step_costs import step_seconds
-from benchmarks.training.training_rows import KeptRow, Trained, read_overridden, train_row
+from benchmarks.paper.grounded_report import claims, draw
+from benchmarks.paper.trained_rows import KeptRow, Trained, keep, read_overridden, short_run, step_seconds, train_row
+from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
@@ -43,7 +37,6 @@ from heads.validation import nearest
 from train.config import TrainConfig
 from train.data.hidden_states import checksum
 from train.regenerate.output import is_finished
-from train.run import explain_errors
 
 DECODED_TOGETHER = 8
 REGENERATED = "checkpoints/runs/regenerated/python-stdlib.jsonl"
@@ -134,54 +127,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ValueError("No row is left to compare.")
     costs = step_seconds(configs, options.rounds, options.batch) if options.rounds else {}
     machine = describe_machine(torch.device("cpu"))
-    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False, soft_wrap=True)
+    say(console, describe_cpu())
     console.print(table(rows, costs, f"{options.steps} steps of {options.batch} blocks, {options.seeds} seed(s)"))
     for line in claims(rows):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
-    console.print(
-        f"rows are kept in {options.out}; made by {' and '.join(sorted(made))}", highlight=False, soft_wrap=True
-    )
+        say(console, f"  {line}")
+    say(console, f"rows are kept in {options.out}; made by {' and '.join(sorted(made))}")
     if options.json:
         content = {name: [dataclasses.asdict(row) for row in found] for name, found in rows.items()}
-        Path(options.json).write_text(
-            json.dumps({"machine": machine, "rows": content, "step_seconds": costs}, indent=2) + "\n"
-        )
+        write_figures(options.json, {"machine": machine, "rows": content, "step_seconds": costs})
     picture = options.picture or str(Path(options.out) / "ablation.png")
     draw(rows, picture)
-    console.print(f"picture: {picture}", highlight=False)
+    say(console, f"picture: {picture}")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.grounded_ablation", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("benchmarks.paper.grounded_ablation", __doc__)
     names = [variant.name for variant in VARIANTS]
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"of {', '.join(names)} (default: all)")
-    parser.add_argument(
-        "--config", default="configs/demo/grounded.yaml", help="what rows change (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each row (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="blocks of a step (default: %(default)s)")
-    parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each row (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of 64 tokens (default: %(default)s)")
-    parser.add_argument("--new-tokens", type=int, default=128, help="written for each prompt (default: %(default)s)")
-    parser.add_argument("--nodes", type=int, default=64, help="of the tree, the root included (default: %(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="of timing a step of each row, side by side; 0: none (default: 5)"
-    )
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"of {', '.join(names)}")
+    parser.add_argument("--config", default="configs/demo/grounded.yaml", help="what rows change")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each row")
+    parser.add_argument("--batch", type=int, default=16, help="blocks of a step")
+    parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each row")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of 64 tokens")
+    parser.add_argument("--new-tokens", type=int, default=128, help="written for each prompt")
+    parser.add_argument("--nodes", type=int, default=64, help="of the tree, the root included")
+    parser.add_argument("--rounds", type=int, default=5, help="of timing a step of each row, side by side; 0: none")
     parser.add_argument(
         "--no-cache", action="store_true", help="run the backbone in every step, not once for all rows with one tap"
     )
-    parser.add_argument(
-        "--out",
-        default="checkpoints/runs/grounded_ablation",
-        help="rows and heads are kept here (%(default)s)",
-    )
+    parser.add_argument("--out", default="checkpoints/runs/grounded_ablation", help="rows and heads are kept here")
     parser.add_argument("--json", metavar="FILE", help="write all rows with their evaluations here")
-    parser.add_argument(
-        "--picture", metavar="FILE", help="draw figures 2 and 5 to 8 into this PNG (default: ablation.png in --out)"
-    )
+    parser.add_argument("--picture", metavar="FILE", help="draw figures 2 and 5 to 8 into this PNG")
     return parser
 
 
@@ -204,47 +181,36 @@ def kept_row(variant: Variant, seed: int, options: argparse.Namespace) -> KeptRo
 
 
 def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Row:
-    """The kept row, or a new one that is then kept."""
-    config, kept = config_of(variant, seed, options), kept_row(variant, seed, options)
-    if (found := kept.read()) is not None:
-        return Row(**found)
-    print(f"{variant.name}, seed {seed} …", file=sys.stderr, flush=True)
-    trained = train_row(dataclasses.replace(config, output_dir=str(kept.place)), blocks=options.steps * options.batch)
-    row = Row(
-        name=variant.name,
-        seed=seed,
-        parameters=trained.parameters,
-        seconds=trained.seconds,
-        evaluations=evaluations(trained),
-        tokens_per_pass=tokens_per_pass(trained, options),
-    )
-    trained.trainer.write_heads("last", {"step": options.steps, "tokens_per_pass": row.tokens_per_pass})
-    kept.write(dataclasses.asdict(row))
-    return row
+    """The kept row, or a new one that is then kept beside its heads."""
+
+    def measure(folder: Path) -> Row:
+        config = dataclasses.replace(config_of(variant, seed, options), output_dir=str(folder))
+        trained = train_row(config, blocks=options.steps * options.batch)
+        row = Row(
+            name=variant.name,
+            seed=seed,
+            parameters=trained.parameters,
+            seconds=trained.seconds,
+            evaluations=evaluations(trained),
+            tokens_per_pass=tokens_per_pass(trained, options),
+        )
+        trained.trainer.write_heads("last", {"step": options.steps, "tokens_per_pass": row.tokens_per_pass})
+        return row
+
+    return keep(kept_row(variant, seed, options), Row, measure)
 
 
 def config_of(variant: Variant, seed: int, options: argparse.Namespace) -> TrainConfig:
     """The demo's config with the row's changes and, for all rows alike, this call's steps, batch and evaluations."""
     config = read_overridden(options.config, variant.changes)
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config,
         seed=seed,
         cache_hidden_states=not options.no_cache,
         data=dataclasses.replace(config.data, max_eval_blocks=options.eval_blocks),
-        evaluation=dataclasses.replace(
-            config.evaluation, every_steps=max(1, options.steps // 4), num_prompts=1, new_tokens=2
-        ),
-        trainer=config.trainer
-        | {
-            "max_steps": options.steps,
-            "per_device_train_batch_size": options.batch,
-            "eval_on_start": True,
-            "disable_tqdm": True,
-            "logging_steps": options.steps,
-        },
-        report_to=[],
-        save_every_steps=0,
+        evaluation=dataclasses.replace(config.evaluation, num_prompts=1, new_tokens=2),
     )
+    return short_run(config, steps=options.steps, batch=options.batch, every_steps=max(1, options.steps // 4))
 
 
 def settings(config: TrainConfig, options: argparse.Namespace) -> dict[str, Any]:
@@ -295,12 +261,9 @@ def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
 
 def table(rows: Mapping[str, Sequence[Row]], costs: Mapping[str, float], title: str) -> Table:
     """A line a row; a step's seconds are measured side by side, with the backbone's forward, and told of medusa's."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    made.add_column("row", no_wrap=True)
-    for column in ("figure", "top-1 by head, %", "top-5 by head, %", "tokens\na pass", "gain over\nmedusa"):
-        made.add_column(column, justify="right")
-    for column in ("parameters", "a step,\nseconds", "of\nmedusa's"):
-        made.add_column(column, justify="right")
+    accuracies = ("figure", "top-1 by head, %", "top-5 by head, %")
+    costs_of = ("tokens\na pass", "gain over\nmedusa", "parameters", "a step,\nseconds", "of\nmedusa's")
+    made = figures_table(title, "row", *accuracies, *costs_of)
     figures = {variant.name: variant.figure for variant in VARIANTS}
     reference = "medusa" in rows and statistics.mean(row.tokens_per_pass for row in rows["medusa"])
     for name, found in rows.items():
@@ -340,5 +303,4 @@ def with_spread(values: Sequence[float], form: str) -> str:
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()
-    explain_errors(main)
+    run_benchmark(main)

@@ -3,7 +3,7 @@
 The same heads, data and steps four times, each row with one thing more: heads on a frozen backbone; an adapter on the
 backbone trained with them; the heads' loss warmed in; the backbone taught by itself as it was (Medusa-2). PPL_1 is
 the backbone's on held-out blocks, tokens per pass are of greedy decoding by the heads alone, with the backbone as it
-has become. Finished rows are kept in --json and not trained again.
+has become. Finished rows are kept in --out and not trained again.
 """
 
 from __future__ import annotations
@@ -11,27 +11,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
-import torch
-import transformers
-from rich import box
 from rich.table import Table
-from transformers import PrinterCallback, set_seed
 
-from benchmarks.consoles import wide_console
-from benchmarks.paper.dynamo_ablation import read_rows, write_rows
-from heads.backbone.loading import load_tokenizer
+from benchmarks.paper.trained_rows import KeptRow, keep, short_run, train_row
+from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.adapter import LoraSettings
-from heads.evaluation.tables import describe_machine
 from train.config import RatesConfig, TrainConfig, read_config
-from train.data.packing import build_datasets
-from train.loop.building import build_model, build_trainer, training_arguments
 from train.objective.weights import SelfDistillationConfig, WarmInConfig
-from train.run import explain_errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,90 +67,59 @@ VARIANTS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
-    rows: list[Row] = read_rows(options, Row)
-    for name in VARIANTS:
-        if name not in {row.name for row in rows}:
-            print(f"{name} …", file=sys.stderr, flush=True)
-            rows.append(run_variant(name, options))
-            write_rows(rows, options)
-    machine = describe_machine(torch.device("cpu"))
-    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False, soft_wrap=True)
+    rows = [row_of(name, options) for name in VARIANTS]
+    say(console, describe_cpu())
     console.print(table(rows, f"{options.steps} steps of {options.batch} × {options.block_size} tokens"))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.joint_training", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument(
-        "--config",
-        default="configs/demo/medusa2.yaml",
-        help="the last row's; others leave out (default: %(default)s)",
-    )
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each variant (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="blocks of a step (default: %(default)s)")
-    parser.add_argument("--block-size", type=int, default=128, help="tokens of a block (default: %(default)s)")
-    parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks (default: %(default)s)")
-    parser.add_argument("--json", help="keep finished rows here, and go on from them")
+    parser = parser_of("benchmarks.paper.joint_training", __doc__)
+    parser.add_argument("--config", default="configs/demo/medusa2.yaml", help="the last row's; others leave out")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each variant")
+    parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
+    parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
+    parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks")
+    parser.add_argument("--out", default="checkpoints/runs/joint_training", help="finished rows are kept here")
     return parser
 
 
-def run_variant(name: str, options: argparse.Namespace) -> Row:
-    """Train one variant and measure it; nothing is saved but the row."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = VARIANTS[name](shortened(options, folder))
-        config.check()
-        arguments = training_arguments(config)
-        set_seed(config.seed)
-        tokenizer = load_tokenizer(config.backbone)
-        model = build_model(config, arguments.device)
-        data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
-        trainer = build_trainer(config, arguments, model, tokenizer, data)
-        trainer.remove_callback(PrinterCallback)  # the table is what is printed
-        before = math.exp(trainer.backbone_loss())  # the run's own measurement of it is part of its seconds
-        start = time.perf_counter()
-        trainer.train()
-        seconds = time.perf_counter() - start
-        found = trainer.evaluate()
+def row_of(name: str, options: argparse.Namespace) -> Row:
+    """The kept row, or a variant that is trained and measured; of its training nothing is saved."""
+    config = VARIANTS[name](shortened(options))
+    config.check()
+    kept = KeptRow(folder=Path(options.out), name=name.replace(", ", "-").replace(" ", "_"), settings=asdict(config))
+
+    def measure(folder: Path) -> Row:
+        before: list[float] = []
+        trained = train_row(
+            dataclasses.replace(config, output_dir=str(folder)),
+            at_start=lambda trainer: before.append(trainer.backbone_loss()),
+        )
+        found = trained.trainer.evaluate()
         return Row(
             name=name,
-            trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            trained=trained.parameters,
             steps=options.steps,
-            seconds=seconds,
+            seconds=trained.seconds,
             tokens_per_pass=found["eval_tokens_per_pass"],
-            ppl_before=before,
+            ppl_before=math.exp(before[0]),
             ppl_after=math.exp(found["eval_backbone_loss"]),
             kl=found.get("eval_backbone_kl"),
         )
 
+    return keep(kept, Row, measure)
 
-def shortened(options: argparse.Namespace, folder: str) -> TrainConfig:
+
+def shortened(options: argparse.Namespace) -> TrainConfig:
     """The config with this benchmark's steps and blocks, and nothing evaluated or saved on the way."""
     config = read_config(["--config", options.config])
     data = dataclasses.replace(config.data, block_size=options.block_size, max_eval_blocks=options.eval_blocks)
-    fields = {
-        "max_steps": options.steps,
-        "per_device_train_batch_size": options.batch,
-        "eval_on_start": False,
-        "disable_tqdm": True,
-        "logging_steps": options.steps,
-    }
-    return dataclasses.replace(
-        config,
-        output_dir=folder,
-        data=data,
-        evaluation=dataclasses.replace(config.evaluation, every_steps=0),
-        trainer=config.trainer | fields,
-        report_to=[],
-        save_every_steps=0,
-    )
+    return short_run(config, steps=options.steps, batch=options.batch, data=data, output_dir="")
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    made.add_column("", no_wrap=True)
-    for column in ("trained", "seconds", "tokens per pass", "PPL₁ before", "after", "KL from the original"):
-        made.add_column(column, justify="right")
+    measured = ("tokens per pass", "PPL₁ before", "after", "KL from the original")
+    made = figures_table(title, "", "trained", "seconds", *measured)
     for row in sorted(rows, key=lambda row: list(VARIANTS).index(row.name)):
         kl = "–" if row.kl is None else f"{row.kl:.4f}"
         figures = (f"{row.tokens_per_pass:.2f}", f"{row.ppl_before:.3f}", f"{row.ppl_after:.3f}", kl)
@@ -169,5 +128,4 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()
-    explain_errors(main)
+    run_benchmark(main)

@@ -17,19 +17,15 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-import transformers
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.paper.dynamo_decoding import open_table
+from benchmarks.shared import NGRAMS, figures_table, interpolate, open_ngrams, or_dash, parser_of, run_benchmark, say
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.decoding.dynamo.joint import mask, outer, total
 from heads.evaluation.predictions import predict, read_blocks
 from heads.ngrams.table import NgramTable
-from train.run import explain_errors
 
 ITERATIONS = 5
 SPEEDS = (1.1, 1.25, 1.5, 1.75)
@@ -63,33 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = Console()
     opened = open_heads([options.heads])
-    ngrams = open_table(options, opened)
+    ngrams = open_ngrams(opened, options.ngrams)
     places, second_B = read_positions(opened, options.blocks)
-    console.print(f"{options.heads}, {len(second_B):,} held-out positions, joint of two tokens", highlight=False)
-    table = Table(
-        title="\nshare of second tokens that are right, at equal tokens per decision",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("joint")
-    for speed in SPEEDS:
-        table.add_column(f"{speed:g}", justify="right")
+    say(console, f"{options.heads}, {len(second_B):,} held-out positions, joint of two tokens")
+    title = "\nshare of second tokens that are right, at equal tokens per decision"
+    table = figures_table(title, "joint", *(f"{speed:g}" for speed in SPEEDS))
     for way in WAYS:
         found = accuracy_at_speeds(form(places, ngrams, way), places, second_B)
-        table.add_row(way.name, *("–" if value is None else f"{value:.3f}" for value in found))
+        table.add_row(way.name, *map(or_dash, found))
     console.print(table)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.sinkhorn", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads (default: %(default)s)")
-    parser.add_argument(
-        "--ngrams", default="checkpoints/runs/demo-ngrams", help="table of n-grams (default: %(default)s)"
-    )
-    parser.add_argument("--blocks", type=int, default=8, help="held-out blocks of 256 tokens (default: %(default)s)")
+    parser = parser_of("benchmarks.paper.sinkhorn", __doc__)
+    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads")
+    parser.add_argument("--ngrams", default=NGRAMS, help="table of n-grams")
+    parser.add_argument("--blocks", type=int, default=8, help="held-out blocks of 256 tokens")
     return parser
 
 
@@ -156,21 +141,8 @@ def accuracy_at_speeds(joint_Bkk: Tensor, places: Sequence[Candidates], true_B2:
         emitted_B = peak_B > threshold
         if bool(emitted_B.any()):
             points.append((1 + float(emitted_B.float().mean()), float(right_B[emitted_B].mean())))
-    return [interpolate(sorted(points), speed) for speed in SPEEDS]
-
-
-def interpolate(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The value at x between neighbours; None outside.
-
-    >>> interpolate([(1.0, 0.5), (2.0, 0.3)], 1.5)
-    0.4
-    """
-    for (left, low), (right, high) in itertools.pairwise(points):
-        if left <= x <= right and right > left:
-            return low + (high - low) * (x - left) / (right - left)
-    return None
+    return [interpolate(points, speed) for speed in SPEEDS]
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()
-    explain_errors(main)
+    run_benchmark(main)

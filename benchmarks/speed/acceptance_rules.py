@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +20,18 @@ from rich.table import Table
 from torch import Tensor
 
 import heads
-from benchmarks.consoles import wide_console
+from benchmarks.shared import (
+    describe_cpu,
+    figures_table,
+    held_out,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+    write_figures,
+)
 from heads.checkpoint.opening import Opened, open_heads
-from heads.evaluation.prompts import default_prompts
-from heads.evaluation.tables import describe_machine
 from heads.interface.token_heads import TokenHeads
-from train.run import explain_errors
 
 RULES = {"exact": "exact", "rejection": "rejection", "typical (lossy)": "typical"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -54,14 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
     opened = open_heads(options.heads)
-    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
-    prompts_BT = torch.cat(prompts).to(opened.model.device)
-    machine = describe_machine(opened.model.device)
-    console.print(
+    prompts_BT = torch.cat(held_out(opened, options.prompts, options.prompt_tokens))
+    say(
+        console,
         f"{opened.source} with {', '.join(opened.token_heads)}; {options.prompts} held-out prompts, "
-        f"{options.new_tokens} new tokens, {options.seeds} seeds; {machine['cpu']}, {machine['threads']} threads",
-        highlight=False,
-        soft_wrap=True,
+        f"{options.new_tokens} new tokens, {options.seeds} seeds; {describe_cpu()}",
     )
     found = []
     for name, token_heads in opened.token_heads.items():
@@ -74,19 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(table_of(name, kept))
         found += kept
     if options.json:
-        Path(options.json).write_text(json.dumps([dataclasses.asdict(kept) for kept in found], indent=1) + "\n")
+        write_figures(options.json, [dataclasses.asdict(kept) for kept in found])
         console.print(f"rows: {options.json}")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.acceptance_rules", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("benchmarks.speed.acceptance_rules", __doc__)
     parser.add_argument("--heads", nargs="+", default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"])
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, decoded as one batch (default: 16)")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each prompt (default: 64)")
-    parser.add_argument("--seeds", type=int, default=2, help="seeds, each of which decodes all prompts (default: 2)")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, decoded as one batch")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each prompt")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds, each of which decodes all prompts")
     parser.add_argument("--json", metavar="FILE", help="write the rows here")
     return parser
 
@@ -142,9 +141,8 @@ def measure(
 
 def table_of(name: str, kept: Sequence[Kept]) -> Table:
     """Tokens per pass by tree and rule, a column for each setting."""
-    table = Table(title=f"\n{name}: tokens per pass", box=box.MARKDOWN, title_justify="left")
-    for column in ("tree", "rule", *SETTINGS, "ms"):
-        table.add_column(column, justify="left" if column in ("tree", "rule") else "right", no_wrap=True)
+    title = f"\n{name}: tokens per pass"
+    table = figures_table(title, "tree", "rule", *SETTINGS, "ms", left=2, look=box.MARKDOWN)
     by_row: dict[tuple[str, str], list[Kept]] = {}
     for one in kept:
         by_row.setdefault((one.tree, one.rule), []).append(one)
@@ -155,4 +153,4 @@ def table_of(name: str, kept: Sequence[Kept]) -> Table:
 
 
 if __name__ == "__main__":
-    explain_errors(main)
+    run_benchmark(main)

@@ -16,23 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import transformers
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.consoles import wide_console
+from benchmarks.shared import describe_cpu, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.judges import SameText
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.pictures import PALETTE, save_figure, tidy
-from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_json
 from heads.evaluation.throughput import clock_of, describe_verdicts, rotated
-from train.run import explain_errors
 
 SHORTEST = 16  # tokens of the shortest prompt
 LENGTHS = 4  # different ones, one after the other: any four neighbours have them all
@@ -85,16 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     opened = open_heads([options.heads])
     request = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=options.repetition_penalty)
     machine, found = describe_machine(opened.model.device), versions()
-    console.print(
+    say(
+        console,
         f"{opened.source} with {options.heads}, prompts of {SHORTEST} to {options.prompt_tokens} tokens, "
         f"{options.new_tokens} new tokens at most, greedy, repetition penalty {options.repetition_penalty}, "
         f"medians of {options.repeats} repeats\n"
-        f"{machine['cpu']}, {machine['threads']} threads, device {machine['device']}, torch {found['torch']}",
-        highlight=False,
-        soft_wrap=True,
+        f"{describe_cpu()}, device {machine['device']}, torch {found['torch']}",
     )
-    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, options.prompt_tokens)
-    prompts = [cut_prompt(i, prompt_1T).to(opened.model.device) for i, prompt_1T in enumerate(prompts)]
+    prompts = held_out(opened, options.prompts, options.prompt_tokens)
+    prompts = [cut_prompt(i, prompt_1T) for i, prompt_1T in enumerate(prompts)]
     rows = [row for n in options.batches for row in measure_size(console, opened, request, prompts, n, options)]
     console.print(table(rows))
     if options.json:
@@ -104,17 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.batches", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("benchmarks.speed.batches", __doc__)
     parser.add_argument("--heads", default="checkpoints/demo/grounded", help="folder of heads")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="batch sizes")
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, all for each size (default: 16)")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, all for each size")
     parser.add_argument("--trees", type=int, nargs="+", default=[2, 4, 8], help="node budgets of heads alone")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of the longest prompt (default: 64)")
-    parser.add_argument("--new-tokens", type=int, default=96, help="new tokens of each row at most (default: 96)")
-    parser.add_argument("--repetition-penalty", type=float, default=1.1, help="1 is none (default: 1.1)")
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (default: 3)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of the longest prompt")
+    parser.add_argument("--new-tokens", type=int, default=96, help="new tokens of each row at most")
+    parser.add_argument("--repetition-penalty", type=float, default=1.1, help="1 is none")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats")
     parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
     parser.add_argument("--picture", metavar="FILE", help="draw tokens per second by batch size here, as PNG")
     return parser
@@ -235,10 +228,7 @@ def until_end(tokens: list[int], opened: Opened) -> list[int]:
 
 def table(rows: Sequence[BatchRow]) -> Table:
     columns = ("batch", "tokens\nper s", "ratio\nto plain", "tokens\nper pass")
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("method", no_wrap=True)
-    for column in columns:
-        shown.add_column(column, justify="right")
+    shown = figures_table(None, "method", *columns)
     shown.add_column("same text")
     for row in rows:
         figures = (f"{row.tokens_per_second:.1f}", f"{row.ratio:.2f}", f"{row.tokens_per_pass:.2f}")
@@ -263,5 +253,4 @@ def draw(rows: Sequence[BatchRow], path: str) -> None:
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()  # ours are enough
-    explain_errors(main)
+    run_benchmark(main)

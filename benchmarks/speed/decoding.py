@@ -6,7 +6,7 @@ tree) and with the heads alone, eager and compiled, on held-out prompts: greedy,
 small model's greedy text loops and loops flatter every drafting method, copying most of all. DynaMo's heads have a
 backbone of their own, so their table, with tree decoding and lossy dynamic decoding, has a plain row of its own. Then
 where each millisecond goes, and whether the targets were reached. Before that each folder's tree is fitted to this
-machine (benchmarks/speed/tuned_heads.py), and graphs are compiled; neither is timed, and what was chosen and how long
+machine as `headway tune-tree` fits it, and graphs are compiled; neither is timed, and what was chosen and how long
 compiling took is printed.
 """
 
@@ -19,15 +19,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import transformers
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.consoles import wide_console
-from benchmarks.speed.decoding_tables import draw, parts_table, phase_table
-from benchmarks.speed.decoding_targets import say_targets
+from benchmarks.shared import held_out, parser_of, run_benchmark, say, wide_console
+from benchmarks.speed.decoding_report import draw, parts_table, phase_table, say_targets
 from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
-from benchmarks.speed.tuned_heads import fit_trees
 from heads.backbone.compiled import compiled, what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.decoding.proposers.compiled import compiled_drafting
@@ -44,12 +41,13 @@ from heads.evaluation.methods import (
     prompt_lookup,
     tree,
 )
-from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, measure, progress_bar, speed_table, versions, write_json
-from heads.evaluation.throughput import MethodResult
+from heads.evaluation.throughput import MethodResult, clock_of
 from heads.interface.token_heads import TokenHeads
 from heads.tuning.config import TuneConfig
-from train.run import explain_errors
+from heads.tuning.report import verdict
+from heads.tuning.tune import tune
+from heads.tuning.tuned_tree import build_tuned_tree
 
 REPETITION_PENALTY = 1.1
 FITTED_ON = 16  # prompts at least: fewer tell more of themselves than of the trees
@@ -63,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = wide_console()
     opened = open_heads(options.heads)
     to_fit = max(FITTED_ON, options.prompts)
-    found = default_prompts(opened.source, opened.tokenizer, 2 * to_fit, options.prompt_tokens)
-    found = [prompt_1T.to(opened.model.device) for prompt_1T in found]
+    found = held_out(opened, 2 * to_fit, options.prompt_tokens)
     say_what_runs(console, opened, options)
     fitted = TuneConfig(
         new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY, checked_prompts=FITTED_ON // 2
@@ -73,6 +70,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured, own = [found[0::2][place] for place in places], open_own(options)
     alone, own_alone = (fit_trees(console, one, found[1::2], fitted) if one else {} for one in (opened, own))
     compare(console, opened, own, measured, options, alone, own_alone)
+
+
+def fit_trees(
+    console: Console, opened: Opened, prompts: Sequence[Tensor], config: TuneConfig
+) -> dict[str, Tree | DynamicTree]:
+    """Fit a tree to each of the heads, which `TreeDecoding` uses from then on, and print what was chosen.
+
+    A tree.json beside shipped heads would be another machine's.
+
+    Returns:
+        By name of the heads the tree that is the fastest without a looked-up chain; none where no draft is accepted.
+    """
+    alone: dict[str, Tree | DynamicTree] = {}
+    for name, token_heads in opened.token_heads.items():
+        tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
+        say(console, f"{name}: {verdict(tuning)}")
+        token_heads.tuned_tree = build_tuned_tree(token_heads, tuning, num_prompts=len(prompts))
+        if tuning.finalists:
+            alone[name] = max(tuning.finalists.values(), key=lambda choice: choice.tokens_per_second).tree
+    return alone
 
 
 def open_own(options: argparse.Namespace) -> Opened | None:
@@ -106,7 +123,7 @@ def compare(
                 console, own, options, request, prompts, name, own_alone
             )
     for name, found in parts.items():
-        console.print(f"\n{name}:", highlight=False)
+        say(console, f"\n{name}:")
         say_targets(console, blocks[name], found, counts=name != "greedy")
     if options.json:
         by_name = {name: [dataclasses.asdict(p) for p in found] for name, found in parts.items()}
@@ -118,9 +135,7 @@ def compare(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.decoding", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("benchmarks.speed.decoding", __doc__)
     parser.add_argument(
         "--heads",
         nargs="+",
@@ -137,24 +152,21 @@ def build_parser() -> argparse.ArgumentParser:
         default="checkpoints/demo/dynamo",
         help="folder of heads for dynamic decoding, with a backbone of their own; '' leaves it out",
     )
-    parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding (default: 0.25)")
+    parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
     parser.add_argument(
-        "--prompts",
-        type=int,
-        default=20,
-        help="held-out prompts; trees are fitted to as many others, two at least (default: 20)",
+        "--prompts", type=int, default=20, help="held-out prompts; trees are fitted to as many others, two at least"
     )
     parser.add_argument(
         "--offset",
         type=int,
         default=0,
-        help="measure other prompts of the same half, shifted by so many (default: 0): how much there is to copy, and "
+        help="measure other prompts of the same half, shifted by so many: how much there is to copy, and "
         "so the speed, depends on the texts",
     )
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
-    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
-    parser.add_argument("--repeats", type=int, default=3, help="repeats, of which medians are taken (default: 3)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats, of which medians are taken")
     parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
     parser.add_argument("--picture", metavar="FILE", help="write bars of speeds and milliseconds here, as PNG")
     return parser
@@ -162,14 +174,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def say_what_runs(console: Console, opened: Opened, options: argparse.Namespace) -> None:
     machine, found = describe_machine(opened.model.device), versions()
-    console.print(
+    say(
+        console,
         f"{opened.source} with {', '.join(opened.token_heads)}; {options.prompts} held-out prompts of "
         f"{options.prompt_tokens} tokens, {options.new_tokens} new tokens, medians of {options.repeats} repeats\n"
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, device {machine['device']}, "
         f"{str(opened.model.dtype).removeprefix('torch.')}, torch {found['torch']}, "
         f"transformers {found['transformers']}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -179,7 +190,7 @@ def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -
     wrapped = next(iter(opened.token_heads.values())).backbone
     obstacle = obstacle or what_stops_compiling(wrapped)
     if obstacle:
-        console.print(f"compiled rows are left out: {obstacle}", highlight=False)
+        say(console, f"compiled rows are left out: {obstacle}")
     return not obstacle
 
 
@@ -234,10 +245,10 @@ def compile_first(
         for prompt_1T in prompts:
             method.run(prompt_1T)
     graphs, seconds = (now - then for now, then in zip(compile_seconds(opened), before, strict=True))
-    console.print(
+    say(
+        console,
         f"\n{name}: warm-up with compiling, not in the tables: {time.perf_counter() - start:.0f} s, of which our "
         f"{graphs:.0f} new graphs took {seconds:.0f} s",
-        highlight=False,
     )
 
 
@@ -291,5 +302,4 @@ def measure_where(
 
 
 if __name__ == "__main__":
-    transformers.logging.disable_progress_bar()  # ours are enough
-    explain_errors(main)
+    run_benchmark(main)

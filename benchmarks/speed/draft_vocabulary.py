@@ -20,19 +20,17 @@ from typing import Any
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import heads
+from benchmarks.shared import describe_cpu, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import open_heads
 from heads.decoding.defaults import choose_tree
 from heads.decoding.proposers.static_tree import TreeIndex, draft
 from heads.decoding.trees.static import grow_tree
-from heads.evaluation.prompts import default_prompts
-from heads.evaluation.tables import describe_machine
 from heads.interface.token_heads import TokenHeads
 from heads.tuning.timing import interleaved_medians
 from train.config import read_config
@@ -40,7 +38,6 @@ from train.data.draft_tokens import count_tokens
 from train.data.packing import build_datasets
 from train.objective.losses import weighted_loss
 from train.objective.targets import HeadRows
-from train.run import explain_errors
 
 NUM_HEADS, NODES = 4, 16
 PEAK_SIDE = 2048
@@ -49,9 +46,8 @@ PEAK_BYTES = 2**29
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console(width=120)
-    machine = describe_machine(torch.device("cpu"))
-    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False)
+    console = wide_console()
+    say(console, describe_cpu())
     if "speed" in options.parts:
         console.print(speed_table(options))
     if "acceptance" in options.parts:
@@ -59,20 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.draft_vocabulary", description=(__doc__ or "")[:76]
-    )
+    parser = parser_of("benchmarks.speed.draft_vocabulary", __doc__)
     parser.add_argument("parts", nargs="*", default=["speed", "acceptance"], help="speed, acceptance; both by default")
-    parser.add_argument("--vocab", type=int, default=128_256, help="tokens of the large vocabulary (default: 128256)")
+    parser.add_argument("--vocab", type=int, default=128_256, help="tokens of the large vocabulary")
     parser.add_argument("--sizes", type=int, nargs="+", default=[8192, 16384, 32768], help="tokens that are scored")
-    parser.add_argument("--width", type=int, default=1024, help="model width (default: 1024)")
-    parser.add_argument("--rows", type=int, default=128, help="supervised rows of each head in the loss (default: 128)")
-    parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over (default: 9)")
+    parser.add_argument("--width", type=int, default=1024, help="model width")
+    parser.add_argument("--rows", type=int, default=128, help="supervised rows of each head in the loss")
+    parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over")
     parser.add_argument("--heads", default="checkpoints/demo/grounded", help="heads that are cut")
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose training set is counted")
     parser.add_argument("--kept", type=int, nargs="+", default=[1024, 512, 256], help="tokens that are kept")
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts (default: 16)")
-    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt")
     return parser
 
 
@@ -149,10 +143,8 @@ def speed_table(options: argparse.Namespace) -> Table:
         f"nodes; loss over {options.rows} rows a head.\nLimits: {machine.bytes_per_second / 1e9:.1f} GB/s read, "
         f"{machine.flops_per_second / 1e9:.0f} GFLOP/s"
     )
-    table = Table(title=title, box=box.MARKDOWN, title_justify="left")
     columns = ("scored", "unembeddings", "MiB", "drafting ms", "limit", "ratio", "loss ms", "limit", "ratio")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = figures_table(title, *columns, left=0, look=box.MARKDOWN)
     for one in sizes:
         table.add_row(
             f"{one.scored:,}",
@@ -209,16 +201,15 @@ def acceptance_table(options: argparse.Namespace) -> Table:
     vocab = full.backbone.vocab_size
     packed = build_datasets(config.data, opened.tokenizer, num_heads=full.num_heads, vocab_size=vocab)
     counts_V = count_tokens(packed.train, vocab)
-    prompts = default_prompts(opened.source, opened.tokenizer, options.prompts, 64)
+    prompts = held_out(opened, options.prompts)
     plain = [write(opened.model, None, prompt, options.new_tokens) for prompt in prompts]
     tree = choose_tree(full, NODES)
     title = (
         f"\n{name}, cut after training; {len(prompts)} held-out prompts, {options.new_tokens} new tokens, greedy, "
         f"heads alone, {NODES} nodes; tokens counted: {int(counts_V.sum()):,}"
     )
-    table = Table(title=title, box=box.MARKDOWN, title_justify="left")
-    for column in ("scored", "of training tokens", "of the text", "tokens per pass", "of the full", "same text"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("scored", "of training tokens", "of the text", "tokens per pass", "of the full", "same text")
+    table = figures_table(title, *columns, left=0, look=box.MARKDOWN)
     whole = None
     for count in dict.fromkeys([vocab, *options.kept]):  # the full heads first: the others are shares of theirs
         ids = heads.most_frequent_tokens(counts_V, count)
@@ -266,4 +257,4 @@ def write(model: Any, decoding: Any, prompt_1T: Tensor, new_tokens: int) -> Any:
 
 
 if __name__ == "__main__":
-    explain_errors(main)
+    run_benchmark(main)

@@ -9,9 +9,7 @@ the unembedding are timed, with random weights.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -23,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console, write_figures
 from heads.evaluation.tables import describe_machine
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.table import NgramTable
@@ -145,9 +143,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    table = Table(title=f"50 × 50 × 50 joint, {found['trigrams']:,} different trigrams, one core")
-    for column in ("candidates", "seen", "counts", "mask", "dict / counts", "mask / pass"):
-        table.add_column(column, justify="left" if column == "candidates" else "right")
+    title = f"50 × 50 × 50 joint, {found['trigrams']:,} different trigrams, one core"
+    table = figures_table(title, "candidates", "seen", "counts", "mask", "dict / counts", "mask / pass")
     for name, row in found["lookups"].items():
         ratio = f"{row['dict_ms'] / row['counts_ms']:.1f}"
         share = f"{row['mask_ms'] / found['pass_ms'][1]:.2%}"
@@ -168,17 +165,15 @@ def say_target(console: Console, what: str, measured: float, target: float, unit
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("benchmarks.speed.ngrams", __doc__)
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder))
-    show(Console(), found)
-    if options.json:
-        machine = describe_machine(torch.device("cpu"))
-        Path(options.json).write_text(json.dumps({"machine": machine, **found}, indent=2) + "\n", encoding="utf-8")
+    show(wide_console(), found)
+    write_figures(options.json, {"machine": describe_machine(torch.device("cpu")), **found})
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -12,20 +12,17 @@ The demo's shape runs on any machine; a 7B's, in bfloat16, where a GPU is: elsew
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.consoles import wide_console
+from benchmarks.shared import figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.backbone.compiled import CompiledBackbone, what_stops_compiling
 from heads.backbone.model import Backbone, BackboneState, CommitPlan
 from heads.decoding.trees.static import grow_tree
@@ -71,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     costs: list[Cost] = []
     for name in options.shapes:
         if reason := why_not(name, device):
-            console.print(f"\n{name}: skipped, {reason}", highlight=False)
+            say(console, f"\n{name}: skipped, {reason}")
             continue
         backbone = Backbone(make_model(name, device), check_projection=False)
         for form in forms(console, backbone, compile=options.compile):
@@ -79,28 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             costs += found
             console.print(cost_table(found))
             console.print(worth_table(found, options.tokens_per_pass, options.draft))
-    if options.json:
-        content = {
-            "costs": [asdict(cost) for cost in costs],
-            "machine": describe_machine(device),
-            "versions": versions(),
-        }
-        Path(options.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    measured_on = {"machine": describe_machine(device), "versions": versions()}
+    write_figures(options.json, {"costs": [asdict(cost) for cost in costs], **measured_on})
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.pass_costs", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("benchmarks.speed.pass_costs", __doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
     parser.add_argument("--nodes", nargs="+", type=int, default=list(NODES), help="the root counts; 1 is always taken")
-    parser.add_argument("--repeats", type=int, default=15, help="interleaved, of which medians are taken (default: 15)")
+    parser.add_argument("--repeats", type=int, default=15, help="interleaved, of which medians are taken")
     parser.add_argument("--compile", action="store_true", help="measure compiled passes as well")
-    parser.add_argument(
-        "--tokens-per-pass", nargs="+", type=float, default=[2.0, 3.0, 4.0], help="measured elsewhere (default: 2 3 4)"
-    )
-    parser.add_argument("--draft", type=float, default=0.0, help="cost of drafting in plain steps (default: 0)")
+    parser.add_argument("--tokens-per-pass", nargs="+", type=float, default=[2.0, 3.0, 4.0], help="measured elsewhere")
+    parser.add_argument("--draft", type=float, default=0.0, help="cost of drafting in plain steps")
     parser.add_argument("--json", metavar="FILE")
     return parser
 
@@ -128,7 +116,7 @@ def forms(console: Console, backbone: Backbone, *, compile: bool) -> list[Backbo
     if not compile:
         return [backbone]
     if obstacle := what_stops_compiling(backbone):
-        console.print(f"compiled passes are left out: {obstacle}", highlight=False)
+        say(console, f"compiled passes are left out: {obstacle}")
         return [backbone]
     return [backbone, CompiledBackbone(backbone)]
 
@@ -223,11 +211,8 @@ def speed_up(tokens_per_pass: float, steps: float, draft: float) -> float:
 def filled_table(costs: Sequence[Cost], what: str, cell: Callable[[Cost], str]) -> Table:
     first = costs[0]
     title = f"\n{first.shape}{', compiled' if first.compiled else ''}: {what}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("nodes", justify="right")
     contexts = sorted({cost.context for cost in costs})
-    for context in contexts:
-        table.add_column(f"context {context}", justify="right")
+    table = figures_table(title, "nodes", *(f"context {context}" for context in contexts), left=0)
     by_place = {(cost.nodes, cost.context): cost for cost in costs}
     for nodes in sorted({cost.nodes for cost in costs}):
         table.add_row(str(nodes), *(cell(by_place[nodes, context]) for context in contexts))
@@ -235,4 +220,4 @@ def filled_table(costs: Sequence[Cost], what: str, cell: Callable[[Cost], str]) 
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.consoles import wide_console
+from benchmarks.shared import figures_table, held_out, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.defaults import default_nodes
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import TYPICAL_ACCURACY, grow_tree
-from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
 from heads.interface.token_heads import TokenHeads
@@ -77,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
     opened = open_heads(options.heads)
-    prompts = default_prompts(opened.source, opened.tokenizer, 2 * options.prompts, options.prompt_tokens)
-    prompts = [prompt_1T.to(opened.model.device) for prompt_1T in prompts]
+    prompts = held_out(opened, 2 * options.prompts, options.prompt_tokens)
     lines: list[Line] = []
     for name, token_heads in opened.token_heads.items():
         config = TuneConfig(
@@ -90,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         halves = []
         for fitted, other in ((prompts[0::2], prompts[1::2]), (prompts[1::2], prompts[0::2])):
             tuning = tune(token_heads, fitted, config, clock=clock_of(opened.model.device))
-            console.print(f"{name}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+            say(console, f"{name}: {verdict(tuning)}")
             halves.append(compare(name, opened, token_heads, tuning, other, options.rounds))
             for line in halves[-1]:
-                console.print(f"  {line.decoding}: {line.tree}", highlight=False)
+                say(console, f"  {line.decoding}: {line.tree}")
         lines += pool(*halves)
     console.print(lines_table(lines))
     for what, ours in (
@@ -111,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for line in lines
         ]
         machine = {"machine": describe_machine(opened.model.device), "versions": versions()}
-        Path(options.json).write_text(json.dumps({"lines": found, **machine}, indent=2) + "\n", encoding="utf-8")
+        write_figures(options.json, {"lines": found, **machine})
 
 
 def pool(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
@@ -150,38 +145,34 @@ def say_worst(console: Console, what: str, lines: Sequence[Line]) -> None:
     worst = max(lines, key=lambda line: abs(line.ratio_deviation))
     within = "yes" if abs(worst.ratio_deviation) <= ALLOWED else "no"
     drifts = [half.plain_measured / half.plain_predicted - 1 for line in lines for half in line.halves or (line,)]
-    console.print(
+    say(
+        console,
         f"{what}: speed over plain generation predicted within {ALLOWED:.0%} of measured: {within} (worst: "
         f"{worst.heads}, {worst.decoding}, {worst.ratio_deviation:+.1%}); between the two plain generation itself "
         f"changed its speed by {min(drifts):+.1%} to {max(drifts):+.1%}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.trees", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("benchmarks.speed.trees", __doc__)
     parser.add_argument(
         "--heads",
         nargs="+",
         default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
         help="folders of heads on one backbone; the last one is tuned for the large batch too",
     )
-    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of either half (default: 32)")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (default: 64)")
-    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt (default: 128)")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of either half")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt")
     parser.add_argument(
         "--repetition-penalty",
         type=float,
         default=1.1,
-        help="without one small models' texts loop, some at once and some late, and copying them is no prediction "
-        "(default: 1.1)",
+        help="without one small models' texts loop, some at once and some late, and copying them is no prediction ",
     )
-    parser.add_argument("--repeats", type=int, default=15, help="rounds of timing while tuning (default: 15)")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds of measuring, medians count (default: 1)")
-    parser.add_argument("--batch", type=int, default=16, help="the large batch; 0 leaves it out (default: 16)")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds of timing while tuning")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of measuring, medians count")
+    parser.add_argument("--batch", type=int, default=16, help="the large batch; 0 leaves it out")
     parser.add_argument("--json", metavar="FILE", help="write lines, machine and versions here")
     return parser
 
@@ -234,9 +225,7 @@ def lines_table(lines: Sequence[Line]) -> Table:
         "\npredicted on one half of the prompts, measured on the other, both ways; greedy with a repetition penalty;\n"
         "the last columns: the ratio's deviation where the first half was fitted, and where the second was"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("heads\n")
-    table.add_column("tree\n")
+    table = figures_table(title, "heads\n", "tree\n", left=2)
     for what in ("tokens\nper pass", "tokens\nper s", "ratio\nto plain"):
         table.add_column(what, justify="right")
         table.add_column("mea-\nsured", justify="right")
@@ -269,8 +258,8 @@ def say_large_batch(console: Console, opened: Opened, prompts: Sequence[Tensor],
     name, token_heads = list(opened.token_heads.items())[-1]
     config = TuneConfig(new_tokens=options.new_tokens, batch=options.batch, repeats=min(5, options.repeats))
     tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
-    console.print(f"\n{name}, batch {options.batch}: {verdict(tuning)}", highlight=False, soft_wrap=True)
+    say(console, f"\n{name}, batch {options.batch}: {verdict(tuning)}")
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -15,9 +15,7 @@ Parts, all where none is named:
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import statistics
 import tempfile
 import time
@@ -28,8 +26,8 @@ from typing import Any
 import matplotlib
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console, write_figures
 from benchmarks.training.training_options import compile_table, gpu_table, scaling_table, stored_table
 from benchmarks.training.training_speed import (
     MIB,
@@ -77,9 +75,8 @@ def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, fl
     kept = losses.CHUNK_ELEMENTS
     found = take_turns({str(elements): functools.partial(step, elements) for elements in CHUNKS}, rounds)
     losses.CHUNK_ELEMENTS = kept
-    table = Table(title=f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32")
-    for name in ("logits in a chunk", "rows", "ms", "in use"):
-        table.add_column(name, justify="right")
+    title = f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32"
+    table = figures_table(title, "logits in a chunk", "rows", "ms", "in use", left=0)
     medians = {int(elements): statistics.median(seconds) for elements, seconds in found.items()}
     for elements, seconds in medians.items():
         size = f"{4 * elements / MIB:,.0f} MiB"
@@ -90,9 +87,8 @@ def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, fl
 
 def memory_table(console: Console) -> list[dict[str, Any]]:
     rows = []
-    table = Table(title=f"Peak memory of loss and backward: {HEADS} heads, {ROWS:,} rows, width {WIDTH}, float32")
-    for name in ("vocabulary", "(rows, K, V) alone", "plain", "chunked", "plain / chunked"):
-        table.add_column(name, justify="right")
+    title = f"Peak memory of loss and backward: {HEADS} heads, {ROWS:,} rows, width {WIDTH}, float32"
+    table = figures_table(title, "vocabulary", "(rows, K, V) alone", "plain", "chunked", "plain / chunked", left=0)
     for vocab in VOCABULARIES:
         peaks = {name: in_own_process(peak_of_one_step, name, vocab, ROWS) for name in LOSSES}
         full = ROWS * HEADS * vocab * 4
@@ -147,9 +143,8 @@ def step_table(console: Console, config_path: str, steps: int) -> dict[str, floa
     total = timer.seconds.pop("total")
     shares = {name: seconds / total for name, seconds in timer.seconds.items()}
     shares["everything else"] = 1 - sum(shares.values())
-    table = Table(title=f"A training step of {Path(config_path).name}: {1000 * total / steps:,.0f} ms, {steps} steps")
-    table.add_column("part")
-    table.add_column("share", justify="right")
+    title = f"A training step of {Path(config_path).name}: {1000 * total / steps:,.0f} ms, {steps} steps"
+    table = figures_table(title, "part", "share")
     for name, share in shares.items():
         table.add_row(name, f"{share:.1%}")
     console.print(table)
@@ -197,7 +192,7 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("benchmarks.training", __doc__)
     parser.add_argument("parts", nargs="*", help="what to measure; all where none is named")
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose steps are timed")
     parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
@@ -205,7 +200,7 @@ def main() -> None:
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--picture", help="PNG of the memory curve")
     options = parser.parse_args()
-    console = Console(width=120)
+    console = wide_console()
     parts: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed_table(console, options.rounds),
         "memory": lambda: memory_table(console),
@@ -222,9 +217,8 @@ def main() -> None:
     found = {name: measure() for name, measure in parts.items() if name in (options.parts or parts)}
     if options.picture and "memory" in found:
         draw(found["memory"], options.picture)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_figures(options.json, found)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -10,7 +10,6 @@ machine with GPUs the same runs go over NCCL with `--gpu`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -29,11 +28,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wide_console, write_figures
+
 STEPS = 20
 TOLERANCE = 1e-5
 """Of losses and weights, relative where they exceed 1: float32 sums in another order."""
@@ -317,11 +316,9 @@ def runs(case: str, engine: str, gpu: bool) -> bool:
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    table = Table(title=f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed")
-    for name in ("case", "engine", "processes x blocks x accumulation"):
-        table.add_column(name)
-    for name in ("losses", "norms", "weights", "equal", "seconds"):
-        table.add_column(name, justify="right")
+    title = f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed"
+    names = ("case", "engine", "processes x blocks\nx accumulation")
+    table = figures_table(title, *names, "losses", "norms", "weights", "equal", "seconds", left=len(names))
     for row in rows:
         verdict = "yes" if row.equal else "NO"
         differences = [f"{value:.1e}" for value in (row.losses, row.norms, row.weights)]
@@ -330,14 +327,14 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("benchmarks.training.engines", __doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="NAME")
     parser.add_argument("--gpu", action="store_true", help="over NCCL, one process a GPU, in place of gloo")
     parser.add_argument("--runs", help="keep the runs in this folder; those that have finished there are not run again")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
-    console = Console(width=120)
+    console = wide_console()
     if options.runs:
         Path(options.runs).mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory() as folder:
@@ -372,12 +369,10 @@ def main() -> None:
     console.print(f"one step at rate 0 saves the same bytes: {sum(same.values())} of {len(same)}")
     for name, difference in moved.items():
         console.print(f"resumed half way, {name}: weights differ by {difference:.1e}")
-    if options.json:
-        figures = {"rows": [vars(row) for row in rows], "same_bytes": same, "resumed": moved}
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_figures(options.json, {"rows": [vars(row) for row in rows], "same_bytes": same, "resumed": moved})
     if not (all(row.equal for row in rows) and all(same.values()) and max(moved.values()) <= TOLERANCE):
         sys.exit("an engine trains or saves something else than one process")
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -11,26 +11,22 @@ memory.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.consoles import wide_console
+from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.backbone.projection import Projection
 from heads.evaluation.tables import describe_machine, versions
 from heads.tuning.timing import interleaved_medians
 from train.objective.losses import weighted_loss
 from train.objective.soft_targets import Distillation
 from train.objective.targets import HeadRows
-from train.run import explain_errors
 
 SIZES = ("2048,128,8192", "32000,256,1024", "32000,1024,512")
 HARD, SHARED = "hard", "hard, shared"
@@ -107,24 +103,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     found = {size: measure(read_size(size), options.rounds) for size in options.sizes}
-    machine = describe_machine(torch.device("cpu"))
     console = wide_console()
-    console.print(f"{machine['cpu']}, {machine['threads']} threads", highlight=False)
+    say(console, describe_cpu())
     console.print(table(found))
-    if options.json:
-        content = {"machine": machine, "versions": versions(), "milliseconds": found}
-        Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    measured_on = {"machine": describe_machine(torch.device("cpu")), "versions": versions()}
+    write_figures(options.json, {**measured_on, "milliseconds": found})
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training.loss_costs", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument(
-        "--sizes", nargs="+", default=list(SIZES), metavar="V,D,R", help="vocabulary, width, rows (default: three)"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over (default: 9)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of a product (default: 1)")
+    parser = parser_of("benchmarks.training.loss_costs", __doc__)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="V,D,R", help="vocabulary, width, rows")
+    parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a product")
     parser.add_argument("--json", metavar="FILE", help="write milliseconds, machine and versions here")
     return parser
 
@@ -153,11 +143,8 @@ def measure(size: tuple[int, int, int], rounds: int) -> dict[str, float]:
 
 def table(found: Mapping[str, Mapping[str, float]]) -> Table:
     title = "\nloss with a teacher over loss with hard labels, forward and backward; own unembeddings but where shared"
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    made.add_column("vocabulary,\nwidth, rows")
     soft = [name for name, loss in LOSSES.items() if loss.teacher is not None]
-    for name in (f"{HARD},\nms", f"{SHARED},\nms", *soft):
-        made.add_column(name, justify="right")
+    made = figures_table(title, "vocabulary,\nwidth, rows", f"{HARD},\nms", f"{SHARED},\nms", *soft)
     for size, milliseconds in found.items():
         ratios = [milliseconds[name] / milliseconds[LOSSES[name].beside] for name in soft]
         plain = [f"{milliseconds[name]:.0f}" for name in (HARD, SHARED)]
@@ -167,4 +154,4 @@ def table(found: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 if __name__ == "__main__":
-    explain_errors(main)
+    run_benchmark(main)

@@ -10,7 +10,6 @@ workspaces, and what the allocator keeps. Exits with 1 where plan and measuremen
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import multiprocessing
@@ -22,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, PrinterCallback
 
+from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console
 from heads.backbone.loading import BackboneConfig
 from heads.data.documents import DataConfig, SourceConfig
 from train import run as application
@@ -181,20 +179,20 @@ def compare(name: str) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("benchmarks.training.plan", __doc__)
     parser.add_argument("--case", nargs="*", choices=list(CASES), help="cases to run; all where none is named")
-    table = Table(title="Peak of a training step, MB: planned and measured tensors, and resident memory beside them")
-    for name in ("case, blocks x tokens", "planned", "measured", "planned / measured", "resident"):
-        table.add_column(name, justify="left" if name.startswith("case") else "right")
+    title = "Peak of a training step, MB: planned and measured tensors, and resident memory beside them"
+    measured_of = ("planned", "measured", "planned / measured", "resident")
+    table = figures_table(title, "case, blocks x tokens", *measured_of)
     worst = 0.0
     for name in parser.parse_args().case or CASES:
         plan, peak, resident = compare(name)
         worst = max(worst, abs(plan / peak - 1))
         table.add_row(name, *(f"{n / 1e6:.1f}" for n in (plan, peak)), f"{plan / peak:.3f}", f"{resident / 1e6:.0f}")
-    Console(width=110).print(table)
+    wide_console().print(table)
     print(f"farthest apart: {worst:.1%}; allowed: {TOLERANCE:.0%}")
     sys.exit(int(worst > TOLERANCE))
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

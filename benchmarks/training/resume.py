@@ -7,7 +7,6 @@ times left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file
 
+from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wide_console
 from train.checkpoint.whole import LIST, checkpoints, newest_whole, step_of
 
-ROOT = Path(__file__).resolve().parent.parent
 TIMES = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 FLAGS = (
     *("--config", "configs/demo/grounded.yaml", "--save_every_steps", "3", "--trainer.logging_steps", "2"),
@@ -101,15 +97,14 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("benchmarks.training.resume", __doc__)
     parser.add_argument("--kills", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    table = Table(title=f"{options.steps} steps, checkpoints every 3", box=box.MARKDOWN)
-    for column in ("kill", "after seconds", "where", "resumed from"):
-        table.add_column(column)
-    console, generator = Console(width=120), random.Random(options.seed)
+    title = f"{options.steps} steps, checkpoints every 3"
+    table = figures_table(title, "kill", "after seconds", "where", "resumed from", left=4)
+    console, generator = wide_console(), random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, parts = Path(folder) / "whole", Path(folder) / "parts"
         duration = finish(start(whole, options.steps))
@@ -135,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -18,9 +18,9 @@ import datasets
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.shared import ROOT, figures_table
 from benchmarks.training.training_speed import (
     MIB,
     WORKLOADS,
@@ -37,7 +37,6 @@ from train.engine.compiling import compile_layers
 from train.loop.batches import collate
 from train.objective.model import TrainedModel
 
-ROOT = Path(__file__).resolve().parent.parent
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16, from the makers' data sheets."""
 DEMO_SHAPE = Workload(family="medusa", unembedding="shared", vocab=2048, width=192, layers=8, batch=16)
@@ -49,9 +48,8 @@ ONE_BILLION = Workload(
 def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
     """Decoder layers as they are and compiled, taking turns: a frozen backbone's forward, a trained one's step."""
     torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
-    table = Table(title="torch.compile")
-    for name in ("backbone", "part", "as it is", "compiled", "ratio", "compiling took"):
-        table.add_column(name, justify="left" if name in ("backbone", "part") else "right")
+    names = ("backbone", "part", "as it is", "compiled", "ratio", "compiling took")
+    table = figures_table("torch.compile", *names, left=2)
     rows = []
     for workload in (DEMO_SHAPE, WORKLOADS[0]):
         for row in compile_rows(workload, rounds):
@@ -127,9 +125,8 @@ def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
         datasets.config.HF_DATASETS_CACHE = kept
     running, stored = (statistics.median(seconds[name]) for name in ("running", "stored"))
     tokens = len(blocks) * workload.length
-    table = Table(title=f"Stored hidden states: {workload.name}, {tokens:,} tokens, {size / MIB:,.0f} MiB on disk")
-    table.add_column("epoch")
-    table.add_column("tokens per second", justify="right")
+    title = f"Stored hidden states: {workload.name}, {tokens:,} tokens, {size / MIB:,.0f} MiB on disk"
+    table = figures_table(title, "epoch", "tokens per second")
     for name, value in (
         ("any, backbone running", running),
         ("first, storing and training", storing + stored),
@@ -142,9 +139,8 @@ def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
 
 def scaling_table(console: Console, config: str, steps: int) -> dict[int, float]:
     """The user's own command on one and two processes, one thread and one core each; tokens of the whole batch."""
-    table = Table(title=f"DDP over CPUs: {Path(config).name}, one thread a process, {steps} steps")
-    for name in ("processes", "tokens per second", "of twice the speed"):
-        table.add_column(name, justify="right")
+    title = f"DDP over CPUs: {Path(config).name}, one thread a process, {steps} steps"
+    table = figures_table(title, "processes", "tokens per second", "of twice the speed", left=0)
     speeds = {processes: launch(config, steps, processes) for processes in (1, 2)}
     for processes, speed in speeds.items():
         table.add_row(str(processes), f"{speed:,.0f}", "" if processes == 1 else f"{speed / (2 * speeds[1]):.0%}")
@@ -190,9 +186,9 @@ def gpu_table(console: Console, rounds: int, *, workload: Workload = ONE_BILLION
     rows = []
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     peak = next((flops for kind, flops in PEAK_FLOPS.items() if kind in name), None)
-    table = Table(title=f"{workload.name} on a 1B-shape backbone in bfloat16, random weights, {name}")
-    for column in ("decoder layers", "ms a step", "tokens per second", "model FLOP/s", "utilisation", "peak memory"):
-        table.add_column(column, justify="right")
+    title = f"{workload.name} on a 1B-shape backbone in bfloat16, random weights, {name}"
+    measured = ("ms a step", "tokens per second", "model FLOP/s", "utilisation", "peak memory")
+    table = figures_table(title, "decoder layers", *measured)
     for compiled in (False, True):
         model = workload.build(device, torch.bfloat16)
         if compiled:

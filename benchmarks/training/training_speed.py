@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.shared import figures_table
 from heads.backbone.model import Backbone
 from heads.families import create
 from heads.interface.token_heads import PositionWiseHeads
@@ -229,13 +229,12 @@ def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
 
 def speed_table(console: Console, rounds: int) -> list[dict[str, Any]]:
     first = WORKLOADS[0]
-    table = Table(
-        title=f"Tokens per second: {first.heads} heads, vocabulary {first.vocab:,}, {first.layers} layers of width "
+    title = (
+        f"Tokens per second: {first.heads} heads, vocabulary {first.vocab:,}, {first.layers} layers of width "
         f"{first.width}, {first.batch} × {first.length} tokens, float32, medians of {rounds} rounds"
     )
-    names = ("heads", "(a) reference", "(b) ours", "(c) floor", "b / a", "c / b", "peak a", "peak b", "peak b / a")
-    for name in names:
-        table.add_column(name, justify="left" if name == "heads" else "right")
+    speeds_of = ("(a) reference", "(b) ours", "(c) floor", "b / a", "c / b", "peak a", "peak b", "peak b / a")
+    table = figures_table(title, "heads", *speeds_of)
     rows = []
     for workload in WORKLOADS:
         found: dict[str, Any] = {"workload": workload.name, **measure(workload, rounds)}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.paper.grounded_ablation import VARIANTS, build_parser, chosen, config_of, settings
-from benchmarks.paper.grounded_claims import claims
-from benchmarks.training.training_rows import KeptRow, read_overridden, train_row
+from benchmarks.paper.grounded_report import claims
+from benchmarks.paper.trained_rows import KeptRow, read_overridden, train_row
 
 OPTIONS = ("--steps", "8")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.consoles import wide_console
+from benchmarks.shared import wide_console
 from benchmarks.speed.trees import Line, lines_table, pool, say_worst
 from heads.tuning.decoding_speed import Speed
 

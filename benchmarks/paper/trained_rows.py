@@ -2,19 +2,26 @@
 
 A kept row lies in a file of its own under a name and a fingerprint of all that decides it, so that a call with other
 settings neither meets it nor overwrites it, and a call that was stopped goes on behind its last finished row.
+
+Seconds of whole trainings tell as much of what else the machine did as of the recipe, so what a step costs is measured
+apart: every config's model stands beside the others and takes a step on the same tokens, in turn.
 """
+# B block, T position
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -27,9 +34,12 @@ from train.data.blocks import PackedData
 from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
 from train.loop.building import build_model, build_trainer, store_hidden_states, training_arguments
+from train.loop.optimizer_groups import optimizer_groups
 from train.loop.provenance import commit
 from train.loop.trainer import HeadsTrainer
 from train.objective.model import TrainedModel
+
+RowKind = TypeVar("RowKind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +58,19 @@ class Trained:
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
-def train_row(config: TrainConfig, *, steps: bool = True, blocks: int | None = None) -> Trained:
+def train_row(
+    config: TrainConfig,
+    *,
+    steps: bool = True,
+    blocks: int | None = None,
+    at_start: Callable[[HeadsTrainer], Any] = lambda trainer: None,
+) -> Trained:
     """Build what a run of this config builds, and train it; nothing is compiled and nothing is saved.
 
     Args:
         steps: take the config's steps; without, the variant stays as it starts.
         blocks: train on the first of the shuffled blocks alone, which is then all that is stored of hidden states.
+        at_start: called with the trainer before the first step.
 
     Raises:
         ValueError: fewer blocks than asked for: some would be seen twice.
@@ -77,6 +94,7 @@ def train_row(config: TrainConfig, *, steps: bool = True, blocks: int | None = N
         trainer.train_dataset = stored.select(range(blocks))
     if not steps:
         return Trained(model=model, trainer=trainer, data=data, tokenizer=tokenizer, seconds=0.0)
+    at_start(trainer)
     store_hidden_states(trainer)
     clock = StepClock()
     trainer.add_callback(clock)
@@ -130,6 +148,30 @@ def merge(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     return merged
 
 
+def short_run(config: TrainConfig, *, steps: int, batch: int, every_steps: int = 0, **more: Any) -> TrainConfig:
+    """The config with an ablation's steps and batch; nothing is reported, and nothing saved on the way.
+
+    Args:
+        every_steps: steps between evaluations, from the start on; 0: none on the way.
+        more: further fields to replace.
+    """
+    fields = {
+        "max_steps": steps,
+        "per_device_train_batch_size": batch,
+        "eval_on_start": every_steps > 0,
+        "disable_tqdm": True,
+        "logging_steps": steps,
+    }
+    evaluation = dataclasses.replace(config.evaluation, every_steps=every_steps)
+    given: dict[str, Any] = {
+        "evaluation": evaluation,
+        "trainer": config.trainer | fields,
+        "report_to": [],
+        "save_every_steps": 0,
+    }
+    return dataclasses.replace(config, **(given | more))
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeptRow:
     """Where one finished row lies.
@@ -163,3 +205,58 @@ class KeptRow:
         content = json.dumps({"settings": self.settings, "made": made, "row": row}, indent=2, default=str) + "\n"
         self.place.mkdir(parents=True, exist_ok=True)
         write_whole(self.place, {"row.json": content.encode()})
+
+
+def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -> dict[str, float]:
+    """Median seconds of a step of `blocks` blocks by name, on the CPU."""
+    steps = {name: stepper(config, blocks) for name, config in configs.items()}
+    for step in steps.values():
+        step()  # the first pays for its optimizer's state
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def choose_first_tokens(model: TrainedModel) -> int:
+    """How many tokens heads score; with a draft vocabulary the first ones, since nothing is counted here."""
+    token_heads = model.token_heads
+    if token_heads is None or token_heads.draft_tokens_S is None:
+        return model.backbone.vocab_size
+    token_heads.choose_draft_tokens(torch.arange(token_heads.num_scored))
+    return token_heads.num_scored
+
+
+def stepper(config: TrainConfig, blocks: int) -> Callable[[], None]:
+    """One step of a run of this config; random tokens cost what others cost, here all of them such that are scored."""
+    model = build_model(config, torch.device("cpu")).train()
+    tokens = choose_first_tokens(model)
+    groups = optimizer_groups(model, heads_rate=config.rates.heads, base_rate=config.rates.base, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(groups, fused=True)
+    generator = torch.Generator().manual_seed(0)
+    tokens_BT = torch.randint(tokens, (blocks, config.data.block_size), generator=generator)
+    batch = {
+        "input_ids": tokens_BT,
+        "loss_mask": torch.ones_like(tokens_BT, dtype=torch.bool),
+        "document_ids": torch.zeros_like(tokens_BT),
+    }
+
+    def step() -> None:
+        model(**batch)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def keep(row: KeptRow, kind: type[RowKind], measure: Callable[[Path], RowKind]) -> RowKind:
+    """The row that an earlier call finished, or a new one, which is then kept; `measure` is given the row's folder."""
+    if (found := row.read()) is not None:
+        return kind(**found)
+    print(f"{row.name} …", file=sys.stderr, flush=True)
+    made = measure(row.place)
+    row.write(dataclasses.asdict(made))  # type: ignore[call-overload]
+    return made

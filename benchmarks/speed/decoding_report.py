@@ -1,4 +1,4 @@
-"""What the decoding benchmark is held against: a line for each target, from what was measured.
+"""What the decoding benchmark says of its rows: tables, the picture, and a line for each target.
 
 For a method with its own phases, the best that its passes allow is
     tokens per pass × seconds of a plain step / seconds of (verify + draft) in a pass,
@@ -8,11 +8,65 @@ and a decoder whose other work is free reaches it. Prefill is a pass like others
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table
 
+from benchmarks.shared import figures_table, say
 from benchmarks.speed.parts import Parts
+from heads.evaluation.pictures import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.throughput import MethodResult
+
+PHASES = ("draft", "verify", "accept", "commit", "other")
+
+
+def phase_table(rows: Sequence[MethodResult], title: str) -> Table:
+    """Where a pass goes, for methods that say it; the prompt's pass counts as verifying."""
+    table = figures_table(title, "method", *PHASES, "ms a pass")
+    for row in rows:
+        if row.milliseconds:
+            spent = row.milliseconds | {"verify": row.milliseconds["verify"] + row.milliseconds["prefill"]}
+            total = sum(spent[phase] for phase in PHASES)
+            table.add_row(row.name, *(f"{spent[phase] / total:.0%}" for phase in PHASES), f"{total:.2f}")
+    return table
+
+
+def parts_table(parts: Sequence[Parts], title: str) -> Table:
+    forwards = ("backbone forward\n(with unembedding)", "head forwards\n(with projection)")
+    table = figures_table(title, "method", *forwards, "everything\nelse", "total\n")
+    for p in parts:
+        table.add_row(p.name, *(f"{value:.2f}" for value in (p.backbone, p.heads, p.rest, p.total)))
+    return table
+
+
+def draw(blocks: dict[str, list[MethodResult]], parts: dict[str, list[Parts]], path: str) -> None:
+    """Speeds above, milliseconds below, a column for each block."""
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    halves: Any = figure.subfigures(2, 1)
+    upper, lower = halves
+    for axes, name in zip(upper.subplots(1, len(parts)), parts, strict=True):
+        draw_speeds(axes, blocks[name], f"tokens per second, {name}")
+    for axes, (name, found) in zip(lower.subplots(1, len(parts)), parts.items(), strict=True):
+        draw_parts(axes, found, f"milliseconds for each token, {name}")
+    save_figure(figure, path)
+
+
+def draw_parts(axes: Any, parts: Sequence[Parts], title: str) -> None:
+    names = [p.name for p in parts]
+    shares = {"backbone": PALETTE[0], "heads": PALETTE[1], "rest": GREY}
+    labels = {"backbone": "backbone forward", "heads": "head forwards", "rest": "everything else"}
+    left = [0.0] * len(parts)
+    for part, color in shares.items():
+        widths = [getattr(p, part) for p in parts]
+        axes.barh(names, widths, left=left, color=color, height=0.6, label=labels[part])
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    tidy(axes, title, "ms")
+    axes.grid(visible=False, axis="y")
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+
 
 TARGET_RATIO = 2.33
 TARGET_GROUNDED = 1.07
@@ -35,10 +89,10 @@ def say_targets(console: Console, rows: Sequence[MethodResult], parts: Sequence[
         )
         if static := by_name.get("plain, compiled static cache"):
             found = best.tokens_per_second / static.tokens_per_second
-            console.print(f"  {best.name}: {found:.2f} × plain, compiled static cache", highlight=False)
+            say(console, f"  {best.name}: {found:.2f} × plain, compiled static cache")
         for row in ours:
             if row.ratio < TARGET_RATIO:
-                console.print(f"  {what_limits(row, plain)}", highlight=False, soft_wrap=True)
+                say(console, f"  {what_limits(row, plain)}")
     for name, row in by_name.items():
         if name.startswith("grounded") and (other := by_name.get(name.replace("grounded", "medusa", 1))):
             found = row.tokens_per_second / other.tokens_per_second
@@ -90,6 +144,4 @@ def what_limits(row: MethodResult, plain: MethodResult) -> str:
 
 
 def tell(console: Console, target: str, found: str, reached: bool) -> None:
-    console.print(
-        f"  target {target}: {found}, {'reached' if reached else 'not reached'}", highlight=False, soft_wrap=True
-    )
+    say(console, f"  target {target}: {found}, {'reached' if reached else 'not reached'}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.speed.decoding_targets import passes_allow, say_targets, what_limits
+from benchmarks.speed.decoding_report import passes_allow, say_targets, what_limits
 from benchmarks.speed.parts import Parts
 from heads.evaluation.throughput import MethodResult
 

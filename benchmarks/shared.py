@@ -1,0 +1,103 @@
+"""What every benchmark needs: its options, a console, tables of one look, files of figures, and the demo's n-grams."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from heads.checkpoint.opening import Opened
+from heads.cli.folders import count_ngrams_command
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.tables import describe_machine
+from heads.ngrams.table import NgramTable
+from train.run import explain_errors
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 132
+NGRAMS = "checkpoints/runs/demo-ngrams"
+
+
+def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
+    """Options of `python -m <module>`: its text's first line describes it, and every help ends with the default."""
+    lines = (text or "").splitlines()
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=lines[0], formatter_class=formatter)
+
+
+def run_benchmark(main: Callable[[], Any]) -> None:
+    """Run a benchmark; an error that its user caused ends it in a sentence."""
+    transformers.logging.disable_progress_bar()  # benchmarks show their own
+    explain_errors(main)
+
+
+def wide_console() -> Console:
+    """The terminal's own width; `WIDTH` columns where there is no terminal, as in a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def say(console: Console, text: str) -> None:
+    """Print without colours and without breaking lines, so that files hold what a terminal shows."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def describe_cpu() -> str:
+    machine = describe_machine(torch.device("cpu"))
+    return f"{machine['cpu']}, {machine['threads']} threads"
+
+
+def figures_table(title: str | None, *columns: str, left: int = 1, look: box.Box = box.SIMPLE_HEAD) -> Table:
+    """A table whose first columns (`left`) name its rows and whose others are figures, aligned on the right."""
+    table = Table(title=title, title_justify="left", box=look, padding=(0, 1, 0, 0))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=i < left)
+    return table
+
+
+def or_dash(value: float | None, form: str = ".3f") -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def write_figures(path: str | Path | None, content: Any) -> None:
+    """Write figures as JSON where a path was given."""
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def held_out(opened: Opened, count: int, length: int = 64) -> list[Tensor]:
+    """Prompts (1, T) from the backbone's held-out texts, on its device."""
+    found = default_prompts(opened.source, opened.tokenizer, count, length)
+    return [prompt_1T.to(opened.model.device) for prompt_1T in found]
+
+
+def open_ngrams(opened: Opened, folder: str = NGRAMS) -> NgramTable:
+    """The co-occurrence table of the demo corpus, counted where it is not there yet."""
+    if not Path(folder).is_dir():
+        heldout = str(Path(opened.source) / "training.json")
+        count_ngrams_command(opened.source, ["python-stdlib"], Path(folder), heldout_list=heldout)
+    return NgramTable.open(folder, opened.tokenizer)
+
+
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The value at x between its two neighbours among points (x, value); None outside.
+
+    >>> interpolate([(2.0, 0.3), (1.0, 0.5)], 1.5), interpolate([(1.0, 0.5), (2.0, 0.3)], 2.5)
+    (0.4, None)
+    """
+    for (left, low), (right, high) in itertools.pairwise(sorted(points)):
+        if left <= x <= right and right > left:
+            return low + (high - low) * (x - left) / (right - left)
+    return None
