@@ -28,7 +28,7 @@ from heads.evaluation.tables import measure, speed_table, write_json
 from heads.evaluation.throughput import MethodResult
 from train.config import read_config
 
-README, PICTURE = Path("README.md"), Path("docs/demo_report.png")
+README, PICTURE = Path("README.md"), Path("docs/pictures/demo_report.png")
 MARKERS = ("<!-- demo: written by `python -m benchmarks.demo --readme`, never by hand -->", "<!-- /demo -->")
 SHIPPED = {"medusa": "checkpoints/demo/medusa", "grounded": "checkpoints/demo/grounded"}
 TRAINED = "grounded, just trained"
@@ -128,14 +128,14 @@ def methods_of(opened: Opened, request: GreedySettings, *, compiles: bool) -> li
 
 def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
     """One line a method, the blocks side by side."""
-    head = "".join(f" {name}: tokens per pass | tokens per second | × plain |" for name in blocks)
+    head = "".join(f" {name}: tokens per pass | tokens/s | × plain |" for name in blocks)
     lines = [f"| |{head} same text |", "|---" * (3 * len(blocks) + 2) + "|"]
     for rows in zip(*blocks.values(), strict=True):
-        figures = "".join(f" {r.tokens_per_pass:.2f} | {r.tokens_per_second:.0f} | {r.ratio:.2f} |" for r in rows)
+        figures = "|".join(f"{r.tokens_per_pass:.2f}|{r.tokens_per_second:.0f}|{r.ratio:.2f}" for r in rows)
         verdicts = dict.fromkeys(row.same_text for row in rows)
-        lines.append(f"| {rows[0].name} |{figures} {'; '.join(verdicts)} |")
-    shares = "".join(f" {rows[0].repeated_4grams:.0%} | | |" for rows in blocks.values())
-    lines.append(f"| *share of 4-grams in the text that were in it before* |{shares} |")
+        lines.append(f"|{rows[0].name}|{figures}|{'; '.join(verdicts)}|")
+    shares = "".join(f"{rows[0].repeated_4grams:.0%}| | |" for rows in blocks.values())
+    lines.append(f"|*4-grams that were in the text before*|{shares} |")
     return "\n".join(lines) + "\n"
 
 

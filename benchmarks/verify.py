@@ -38,7 +38,7 @@ class Check:
 
 CHECKS = {
     "decoding": Check(
-        command="python -m benchmarks.speed.decoding --prompts 6 --picture docs/decoding_speed.png",
+        command="python -m benchmarks.speed.decoding --prompts 6 --picture docs/pictures/decoding_speed.png",
         shows="shipped heads beside plain generate and prompt lookup, eager and compiled, with and without "
         "repetition penalty, where each millisecond goes, and the targets",
     ),
@@ -55,10 +55,10 @@ CHECKS = {
     "acceptance_rules": Check(
         command="python -m benchmarks.speed.acceptance_rules",
         shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, "
-        "by tree and temperature (docs/acceptance.md)",
+        "by tree and temperature (docs/sampling.md)",
     ),
     "batches": Check(
-        command="python -m benchmarks.speed.batches --picture docs/batches.png",
+        command="python -m benchmarks.speed.batches --picture docs/pictures/batches.png",
         shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, "
         "heads alone with several node budgets",
     ),
@@ -72,7 +72,7 @@ CHECKS = {
     ),
     "loss_costs": Check(
         command="python -m benchmarks.training.loss_costs",
-        shows="the loss with a teacher's distribution in its kinds, beside hard labels (docs/losses.md)",
+        shows="the loss with a teacher's distribution in its kinds, beside hard labels (docs/train.md)",
     ),
     "draft_vocabulary": Check(
         command="python -m benchmarks.speed.draft_vocabulary",
@@ -98,7 +98,7 @@ CHECKS = {
     ),
     "grounded_ablation": Check(
         command="python -m benchmarks.paper.grounded_ablation --steps 100 --prompts 16 --rounds 3 --picture "
-        "docs/grounded_ablation.png",
+        "docs/pictures/grounded_ablation.png",
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo "
         "backbone, and the target; rows that an earlier call finished are kept",
     ),
@@ -114,7 +114,7 @@ CHECKS = {
     "dynamo_perplexity": Check(
         command="headway evaluate checkpoints/demo/dynamo --metrics perplexity,accuracy --blocks 32 "
         "--cooccurrence checkpoints/runs/demo-ngrams --thresholds 0,0.25,0.5,0.75,1 --picture "
-        "docs/dynamo_perplexity.png",
+        "docs/pictures/dynamo_perplexity.png",
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; dynamo_speed counts its table of n-grams",
     ),
     "dynamo_speed": Check(

@@ -12,7 +12,7 @@ from train.run import explain_errors, main
 COMMANDS = {
     "inspect-data": "show samples with supervised tokens coloured, and what was dropped, split or empty",
     "plan": "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit",
-    "regenerate-data": "write the training data as the backbone itself would say it (docs/regenerate_data.md)",
+    "regenerate-data": "write the training data as the backbone itself would say it (docs/data.md)",
     "run": "train, as `accelerate launch train.py` does",
 }
 

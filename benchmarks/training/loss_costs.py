@@ -1,6 +1,6 @@
 """What a teacher costs in the loss: `python -m benchmarks.training.loss_costs`. Forward and backward of the loss alone.
 
-Each loss of docs/losses.md beside hard labels at several sizes, all taking turns, medians; chunked as training has it
+Each loss of docs/train.md beside hard labels at several sizes, all taking turns, medians; chunked as training has it
 (train/objective/losses.py). The limit beside them counts products alone: hard labels take three of a row with the
 unembedding (logits, their gradient by states and by weights; two where the unembedding is frozen), a teacher one more
 for its own logits. What is above the limit is softmaxes, logarithms and choices over the vocabulary, which are bound by

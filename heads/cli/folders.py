@@ -105,7 +105,7 @@ def prune_vocabulary_command(
     ],
     backbone: BackboneOption = None,
 ) -> None:
-    """Cut heads to a draft vocabulary: less to read when drafting, and the same text (docs/draft_vocabulary.md)."""
+    """Cut heads to a draft vocabulary: less to read when drafting, and the same text (docs/families.md)."""
     if out.resolve() == heads.resolve():
         raise ValueError(f"--out {out} is the folder of the heads themselves; give another one.")
     opened = open_heads([heads], backbone)

@@ -1,4 +1,4 @@
-"""Draft and accept for code that owns its loop; docs/own_loop.md puts them together with verify and commit.
+"""Draft and accept for code that owns its loop; docs/decode.md puts them together with verify and commit.
 
 `TreeDecoding` does the same behind `generate`, with processors, stopping criteria, lookup and statistics.
 """

@@ -43,7 +43,7 @@ class TreeDecoding(Decoding):
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
             to be called where the backbone's weights have changed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
-        rule: which drafts are accepted where a request samples (docs/acceptance.md): "exact" samples from the backbone
+        rule: which drafts are accepted where a request samples (docs/sampling.md): "exact" samples from the backbone
             and follows the drafts that agree; "rejection" samples the drafts too and accepts them by modified rejection
             sampling, as lossless; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy. Greedy text
             is the same under all.

@@ -41,7 +41,7 @@ class HeadsConfig:
     Attributes:
         num_heads: K, the number of heads; head k predicts the token k + 1 places ahead.
         draft_vocabulary: how many tokens the heads score: the most frequent ones of the training data, all other tokens
-            are never drafted; None: every token (docs/draft_vocabulary.md).
+            are never drafted; None: every token (docs/families.md).
     """
 
     num_heads: int = within(1, MAX_HEADS, default=4)

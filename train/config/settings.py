@@ -131,7 +131,7 @@ class TrainConfig:
             steps below 1), lr_scheduler_type, bf16.
         report_to: where metrics go: any of jsonl, tensorboard, wandb.
         save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 saves none.
-            A run that gets SIGTERM or SIGUSR1 is saved in any case (docs/nothing_lost.md).
+            A run that gets SIGTERM or SIGUSR1 is saved in any case (docs/engines.md).
         save_dtype: of the saved heads.
         resume: continue from the last whole checkpoint in output_dir; from the start if the run was killed before one.
         max_skipped_steps: steps of the whole run whose loss or gradient is not finite and that are skipped; one more

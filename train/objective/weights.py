@@ -6,7 +6,7 @@
 s(t) is the warm-in of Medusa-2 (Cai et al., 2024, section 2.2.2): t optimizer steps were taken, T is its length. New
 heads know nothing, and what flows from them into the backbone at first is noise; s(t) lets it in slowly. AdamW divides
 each gradient by its running size, so a constant that all of a weight's gradients share changes nothing: the heads' own
-weights learn at their rate whatever c is (under a growing s a little faster: docs/joint_training.md). What c and s set
+weights learn at their rate whatever c is (under a growing s a little faster: docs/train.md). What c and s set
 is how much heads count against the backbone's own loss in the backbone's weights.
 
 Self-distillation (section 2.3 there) keeps the trained backbone near the one that the run found
@@ -33,7 +33,7 @@ Schedule = Literal["constant", "linear", "sine"]
 @validated
 @dataclass(kw_only=True)
 class LossConfig:
-    """Weights and kinds of the heads' losses; docs/losses.md has the formulas.
+    """Weights and kinds of the heads' losses; docs/train.md has the formulas.
 
     Attributes:
         hard: weight of the cross-entropy with the true tokens.

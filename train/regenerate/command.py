@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m train regenerate-data",
         description=regenerate.__doc__,
         epilog="--config FILE and every flag of train.py may be given too; backbone and data are what is read of them: "
-        "--config configs/demo/grounded.yaml --data.seed 1. See docs/regenerate_data.md.",
+        "--config configs/demo/grounded.yaml --data.seed 1. See docs/data.md.",
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -1,4 +1,4 @@
-"""The loop in docs/own_loop.md is run as it stands there: its text is generate's."""
+"""The loop in docs/decode.md is run as it stands there: its text is generate's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from tiny import PAD, left_padded, random_tokens
 
 import heads
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/own_loop.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/decode.md"
 
 
 def example() -> tuple[str, Any]:
     """The page's Python code, and the function that it defines."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (code,) = (block for block in blocks if "def decode(" in block)
     names: dict[str, Any] = {"torch": torch, "heads": heads}
     exec(compile(code, str(PAGE), "exec"), names)
     return code, names["decode"]

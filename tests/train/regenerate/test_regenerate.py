@@ -503,5 +503,5 @@ def test_help_explains(capsys, monkeypatch):
         dispatch(["regenerate-data", "--help"])
     told = capsys.readouterr().out
     assert end.value.code == 0
-    for words in ("--out FILE.jsonl", "0 is greedy", "goes on where it stopped", "docs/regenerate_data.md"):
+    for words in ("--out FILE.jsonl", "0 is greedy", "goes on where it stopped", "docs/data.md"):
         assert words in " ".join(told.split())

@@ -1,0 +1,52 @@
+"""Pages point at what is there: links, files of code, and a file of results for nothing but a check."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.verify import CHECKS, RESULTS, as_markdown, last_measured
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "checkpoints/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`((?:heads|train|benchmarks|tests|configs|launch|docs)/[\w./*-]*\w\.(?:py|yaml|json|md|sh|png))`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_files_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    links = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link and not link.startswith("#")]
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in CODE.findall(text) if not list(ROOT.glob(path))]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_configs_and_modules_in_commands_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    configs = re.findall(r"(?:configs|launch)/[\w/]+\.(?:yaml|sh)", text)
+    modules = re.findall(r"python -m (benchmarks\.[\w.]+\w)", text)
+    missing = [path for path in configs if not (ROOT / path).is_file()]
+    for module in modules:
+        path = ROOT / module.replace(".", "/")
+        missing += [] if path.with_suffix(".py").is_file() or (path / "__main__.py").is_file() else [module]
+    assert not missing
+
+
+def test_the_first_screen_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    assert len((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split()) <= 3000
+
+
+def test_every_file_of_results_belongs_to_a_check_and_names_its_day():
+    measured = [path.stem for path in RESULTS.glob("*.md")]
+    assert set(measured) <= set(CHECKS)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", last_measured(name)) for name in measured)
+
+
+def test_results_are_plain_text_without_progress():
+    text = as_markdown(
+        "plan", "python -m x", "2026-01-02, 1.0 minutes, a machine", "\x1b[1ma  \x1b[0m\n 3/9 1.2it/s]\nb"
+    )
+    assert "- command: `python -m x`\n- measured: 2026-01-02, 1.0 minutes, a machine\n\n```\na\nb\n```" in text
