@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     run = Path(read_config(["--config", options.config]).output_dir)
     for folder in SHIPPED.values():
-        read_description(folder)  # what is missing is told before minutes are spent
+        read_description(folder)  # what is missing ends in a sentence before minutes are spent
     if not options.no_training:
         train(options.config, console)
     trained = time.perf_counter()

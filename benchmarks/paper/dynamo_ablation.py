@@ -29,7 +29,7 @@ PAPER_RATES = {"base": 1e-5, "heads": 1e-3, "heads_to_base": 1e-6}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant:
+class AblationVariant:
     """A row of table 9.
 
     Attributes:
@@ -45,7 +45,7 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class AblationRow:
     """What was measured of one variant; `ppl` has PPL_1, PPL_2, PPL_3, None where a variant has no such head."""
 
     name: str
@@ -56,20 +56,20 @@ class Row:
 
 
 VARIANTS = (
-    Variant(name="backbone", config=None, paper=(20.2, None, None)),
-    Variant(name="backbone+", config="dynamo_70m_plus", paper=(20.1, None, None)),
-    Variant(name="T1-L2", config="dynamo_70m_t1_l2", paper=(21.4, 1455.8, None)),
-    Variant(name="T1-L2-M(-1)R", config="dynamo_70m_t1_l2_m1r", paper=(20.3, 645.3, None)),
-    Variant(name="96M-T2: own unembedding", config="dynamo_96m_t2", paper=(19.9, 252.4, None)),
-    Variant(name="74M-T2 (C): copied layer at LR_B", config="dynamo_74m_t2_c", paper=(18.3, 296.4, None)),
-    Variant(name="copied layer, not trained", config="dynamo_74m_t2_c", paper=(None, None, None), trains=False),
-    Variant(name="70M-T2 (LoRA)", config="dynamo_70m_t2_lora", paper=(20.2, 1368.1, None)),
-    Variant(name="99M-T2: own layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
-    Variant(name="74M-T2 (NP): last tap", config="dynamo_74m_t2_np", paper=(18.8, 131.1, None)),
-    Variant(name="74M-T2-H: heads only", config="dynamo_74m_t2_h", paper=(20.2, 119.1, None)),
-    Variant(name="74M-T2", config="dynamo_74m_t2", paper=(18.3, 112.4, None)),
-    Variant(name="77M-T2: two layers a head", config="dynamo_77m_t2", paper=(18.3, 86.7, None)),
-    Variant(name="77M-T3", config="dynamo_77m_t3", paper=(18.3, 111.4, 262.0)),
+    AblationVariant(name="backbone", config=None, paper=(20.2, None, None)),
+    AblationVariant(name="backbone+", config="dynamo_70m_plus", paper=(20.1, None, None)),
+    AblationVariant(name="T1-L2", config="dynamo_70m_t1_l2", paper=(21.4, 1455.8, None)),
+    AblationVariant(name="T1-L2-M(-1)R", config="dynamo_70m_t1_l2_m1r", paper=(20.3, 645.3, None)),
+    AblationVariant(name="96M-T2: own unembedding", config="dynamo_96m_t2", paper=(19.9, 252.4, None)),
+    AblationVariant(name="74M-T2 (C): copied layer at LR_B", config="dynamo_74m_t2_c", paper=(18.3, 296.4, None)),
+    AblationVariant(name="copied layer, not trained", config="dynamo_74m_t2_c", paper=(None, None, None), trains=False),
+    AblationVariant(name="70M-T2 (LoRA)", config="dynamo_70m_t2_lora", paper=(20.2, 1368.1, None)),
+    AblationVariant(name="99M-T2: own layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
+    AblationVariant(name="74M-T2 (NP): last tap", config="dynamo_74m_t2_np", paper=(18.8, 131.1, None)),
+    AblationVariant(name="74M-T2-H: heads only", config="dynamo_74m_t2_h", paper=(20.2, 119.1, None)),
+    AblationVariant(name="74M-T2", config="dynamo_74m_t2", paper=(18.3, 112.4, None)),
+    AblationVariant(name="77M-T2: two layers a head", config="dynamo_77m_t2", paper=(18.3, 86.7, None)),
+    AblationVariant(name="77M-T3", config="dynamo_77m_t3", paper=(18.3, 111.4, 262.0)),
 )
 
 
@@ -96,14 +96,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def row_of(variant: Variant, demo: TrainConfig, options: argparse.Namespace) -> Row:
+def row_of(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> AblationRow:
     """The kept row, or a variant that is trained and measured; of its training nothing is saved."""
     trains = variant.trains and variant.config is not None
     config = on_the_demo(variant, demo, options)
 
-    def measure(folder: Path) -> Row:
+    def measure(folder: Path) -> AblationRow:
         found = train_row(dataclasses.replace(config, output_dir=str(folder)), steps=trains)
-        return Row(
+        return AblationRow(
             name=variant.name,
             trained=found.parameters if trains else 0,
             steps=options.steps if trains else 0,
@@ -111,10 +111,10 @@ def row_of(variant: Variant, demo: TrainConfig, options: argparse.Namespace) -> 
             ppl=perplexities(found.model, found.data.eval, options.eval_blocks),
         )
 
-    return keep(kept_row(variant, config, options), Row, measure)
+    return keep(kept_row(variant, config, options), AblationRow, measure)
 
 
-def on_the_demo(variant: Variant, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
+def on_the_demo(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     """The variant's config with the demo's backbone, data, steps and rates."""
     path = CONFIGS / f"{variant.config or 'dynamo_70m_plus'}.yaml"
     config = read_config(["--config", str(path)])
@@ -177,7 +177,7 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
     return math.exp(sum(map(math.log, known)) / len(known)) if len(known) == len(values) else None
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
+def table(rows: Sequence[AblationRow], title: str) -> Table:
     perplexities = ("PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃", "paper's PPL₁, PPL₂, PPL₃")
     made = figures_table(title, "variant", "trained", "seconds", *perplexities)
     papers = {variant.name: variant.paper for variant in VARIANTS}
@@ -189,7 +189,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return made
 
 
-def claims(rows: dict[str, Row]) -> list[tuple[str, bool]]:
+def claims(rows: dict[str, AblationRow]) -> list[tuple[str, bool]]:
     """What table 9 says, held against these rows."""
 
     def ppl(name: str, n: int) -> float:
@@ -214,7 +214,7 @@ def claims(rows: dict[str, Row]) -> list[tuple[str, bool]]:
     ]
 
 
-def kept_row(variant: Variant, config: TrainConfig, options: argparse.Namespace) -> KeptRow:
+def kept_row(variant: AblationVariant, config: TrainConfig, options: argparse.Namespace) -> KeptRow:
     content = dataclasses.asdict(config) | {"output_dir": None, "trains": variant.trains, "blocks": options.eval_blocks}
     return KeptRow(folder=Path(options.out), name=variant.name.split(":")[0].replace(" ", "_"), settings=content)
 

@@ -39,7 +39,7 @@ THRESHOLDS = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant:
+class DecoderVariant:
     """A row: what is on."""
 
     name: str
@@ -49,12 +49,12 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(name="CO + AT + G-3", transparency=1.0, adaptive=True, blur=3),
-    Variant(name="CO + AT", transparency=1.0, adaptive=True, blur=1),
-    Variant(name="CO", transparency=1.0, adaptive=False, blur=1),
-    Variant(name="CO-0.5 + AT + G-3", transparency=0.5, adaptive=True, blur=3),
-    Variant(name="AT + G-3", transparency=0.0, adaptive=True, blur=3),
-    Variant(name="none", transparency=0.0, adaptive=False, blur=1),
+    DecoderVariant(name="CO + AT + G-3", transparency=1.0, adaptive=True, blur=3),
+    DecoderVariant(name="CO + AT", transparency=1.0, adaptive=True, blur=1),
+    DecoderVariant(name="CO", transparency=1.0, adaptive=False, blur=1),
+    DecoderVariant(name="CO-0.5 + AT + G-3", transparency=0.5, adaptive=True, blur=3),
+    DecoderVariant(name="AT + G-3", transparency=0.0, adaptive=True, blur=3),
+    DecoderVariant(name="none", transparency=0.0, adaptive=False, blur=1),
 )
 
 
@@ -117,7 +117,7 @@ def sweep(
 def measure(
     opened: Opened,
     table: NgramTable,
-    variant: Variant,
+    variant: DecoderVariant,
     threshold: float,
     prompts_BT: Tensor,
     options: argparse.Namespace,

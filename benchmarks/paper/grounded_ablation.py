@@ -66,7 +66,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class GroundedRow:
     """What was measured of one variant with one seed.
 
     Attributes:
@@ -111,7 +111,7 @@ VARIANTS = (
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[GroundedRow]] = {}
     made: set[str] = set()
     configs: dict[str, TrainConfig] = {}
     for variant in chosen(options.rows):
@@ -180,13 +180,13 @@ def kept_row(variant: Variant, seed: int, options: argparse.Namespace) -> KeptRo
     return KeptRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
 
 
-def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Row:
+def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> GroundedRow:
     """The kept row, or a new one that is then kept beside its heads."""
 
-    def measure(folder: Path) -> Row:
+    def measure(folder: Path) -> GroundedRow:
         config = dataclasses.replace(config_of(variant, seed, options), output_dir=str(folder))
         trained = train_row(config, blocks=options.steps * options.batch)
-        row = Row(
+        row = GroundedRow(
             name=variant.name,
             seed=seed,
             parameters=trained.parameters,
@@ -197,7 +197,7 @@ def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Row:
         trained.trainer.write_heads("last", {"step": options.steps, "tokens_per_pass": row.tokens_per_pass})
         return row
 
-    return keep(kept_row(variant, seed, options), Row, measure)
+    return keep(kept_row(variant, seed, options), GroundedRow, measure)
 
 
 def config_of(variant: Variant, seed: int, options: argparse.Namespace) -> TrainConfig:
@@ -259,8 +259,8 @@ def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
     return tokens / passes
 
 
-def table(rows: Mapping[str, Sequence[Row]], costs: Mapping[str, float], title: str) -> Table:
-    """A line a row; a step's seconds are measured side by side, with the backbone's forward, and told of medusa's."""
+def table(rows: Mapping[str, Sequence[GroundedRow]], costs: Mapping[str, float], title: str) -> Table:
+    """A line a row; seconds of a step are measured side by side, with the backbone's forward."""
     accuracies = ("figure", "top-1 by head, %", "top-5 by head, %")
     costs_of = ("tokens\na pass", "gain over\nmedusa", "parameters", "a step,\nseconds", "of\nmedusa's")
     made = figures_table(title, "row", *accuracies, *costs_of)
@@ -285,7 +285,7 @@ def table(rows: Mapping[str, Sequence[Row]], costs: Mapping[str, float], title: 
     return made
 
 
-def by_head(found: Sequence[Row], metric: str) -> str:
+def by_head(found: Sequence[GroundedRow], metric: str) -> str:
     """Percent of each head at the end of training, means over seeds."""
     last = [row.evaluations[-1] for row in found]
     heads = range(1, 1 + sum(name.endswith("_top1") and name.startswith("head") for name in last[0]))

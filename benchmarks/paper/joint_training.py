@@ -25,7 +25,7 @@ from train.objective.weights import SelfDistillationConfig, WarmInConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class JointRow:
     """What was measured of one variant; `kl` is from the backbone as it was, where the run keeps that."""
 
     name: str
@@ -83,20 +83,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def row_of(name: str, options: argparse.Namespace) -> Row:
+def row_of(name: str, options: argparse.Namespace) -> JointRow:
     """The kept row, or a variant that is trained and measured; of its training nothing is saved."""
     config = VARIANTS[name](shortened(options))
     config.check()
     kept = KeptRow(folder=Path(options.out), name=name.replace(", ", "-").replace(" ", "_"), settings=asdict(config))
 
-    def measure(folder: Path) -> Row:
+    def measure(folder: Path) -> JointRow:
         before: list[float] = []
         trained = train_row(
             dataclasses.replace(config, output_dir=str(folder)),
             at_start=lambda trainer: before.append(trainer.backbone_loss()),
         )
         found = trained.trainer.evaluate()
-        return Row(
+        return JointRow(
             name=name,
             trained=trained.parameters,
             steps=options.steps,
@@ -107,7 +107,7 @@ def row_of(name: str, options: argparse.Namespace) -> Row:
             kl=found.get("eval_backbone_kl"),
         )
 
-    return keep(kept, Row, measure)
+    return keep(kept, JointRow, measure)
 
 
 def shortened(options: argparse.Namespace) -> TrainConfig:
@@ -117,7 +117,7 @@ def shortened(options: argparse.Namespace) -> TrainConfig:
     return short_run(config, steps=options.steps, batch=options.batch, data=data, output_dir="")
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
+def table(rows: Sequence[JointRow], title: str) -> Table:
     measured = ("tokens per pass", "PPL₁ before", "after", "KL from the original")
     made = figures_table(title, "", "trained", "seconds", *measured)
     for row in sorted(rows, key=lambda row: list(VARIANTS).index(row.name)):

@@ -1,8 +1,8 @@
-"""What the rules of acceptance keep of the same heads: `python -m benchmarks.speed.acceptance_rules`.
+"""What the rules of acceptance accept of the same heads: `python -m benchmarks.speed.acceptance_rules`.
 
 Held-out prompts are decoded by sampling, heads alone (no looked-up chain), under each rule with each tree. Printed are
 tokens per pass, behind the prompt's own pass, with the standard error over prompts; and the milliseconds (ms) that
-drafting and acceptance take for each pass of a row, which is what drawing and weighing drafts costs beyond the pass.
+drafting and acceptance take for each pass of a row, which is what sampling and weighing drafts costs beyond the pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kept:
+class Accepted:
     """One rule with one tree under one setting."""
 
     heads: str
@@ -106,7 +106,7 @@ def measure(
     tree: str,
     rule: str,
     setting: str,
-) -> Kept:
+) -> Accepted:
     """Decode all prompts with each seed; texts go on behind an end token, so that all are equally long."""
     per_pass, seconds, passes = [], 0.0, 0
     for seed in range(options.seeds):
@@ -128,7 +128,7 @@ def measure(
         per_pass += [(len(row) - 1) / max(1, len(row) - 1 - sum(row)) for row in stats.drafted]
         seconds += stats.seconds["draft"] + stats.seconds["accept"]
         passes += stats.row_passes - len(prompts_BT)
-    return Kept(
+    return Accepted(
         heads=name,
         tree=tree,
         rule=rule,
@@ -139,11 +139,11 @@ def measure(
     )
 
 
-def table_of(name: str, kept: Sequence[Kept]) -> Table:
+def table_of(name: str, kept: Sequence[Accepted]) -> Table:
     """Tokens per pass by tree and rule, a column for each setting."""
     title = f"\n{name}: tokens per pass"
     table = figures_table(title, "tree", "rule", *SETTINGS, "ms", left=2, look=box.MARKDOWN)
-    by_row: dict[tuple[str, str], list[Kept]] = {}
+    by_row: dict[tuple[str, str], list[Accepted]] = {}
     for one in kept:
         by_row.setdefault((one.tree, one.rule), []).append(one)
     for (tree, rule), row in by_row.items():

@@ -1,9 +1,9 @@
 """Counted n-grams: how fast a corpus is counted and a whole joint is looked up: `python -m benchmarks.speed.ngrams`.
 
-The corpus is drawn from a fixed seed: tokens of a Zipf distribution over 50,000, in documents of 1,000. A joint of
+The corpus is sampled from a fixed seed: tokens of a Zipf distribution over 50,000, in documents of 1,000. A joint of
 50 × 50 × 50 candidates is looked up in a table of over 10 million different trigrams, on one core: with candidates
-drawn as the tokens are, and, the hardest case, with the 50 commonest tokens at every position. Beside it: a Python dict
-of this joint's trigrams alone, and a backbone's pass in the shape of Llama 3.2 1B, of which one layer and an eighth of
+sampled as the tokens are, and, the hardest case, with the 50 commonest tokens at every position. Beside it: a dict of
+this joint's trigrams alone, and a backbone's pass in the shape of Llama 3.2 1B, of which one layer and an eighth of
 the unembedding are timed, with random weights.
 """
 
@@ -52,7 +52,7 @@ def zipf_tokens(num: int, rng: np.random.Generator) -> Any:
     return np.searchsorted(cumulative, rng.random(num) * cumulative[-1]).astype(np.int32)
 
 
-def draw_candidates(rng: np.random.Generator) -> Tensor:
+def sample_candidates(rng: np.random.Generator) -> Tensor:
     """Different tokens in the order in which the distribution gives them."""
     return torch.tensor(list(dict.fromkeys(zipf_tokens(100 * CANDIDATES, rng).tolist()))[:CANDIDATES])
 
@@ -130,7 +130,7 @@ def measure(folder: Path) -> dict[str, Any]:
     del documents
     rng = np.random.default_rng(1)
     joints = {
-        "drawn as tokens are": [[draw_candidates(rng) for _ in range(ORDER)] for _ in range(31)],
+        "sampled as tokens are": [[sample_candidates(rng) for _ in range(ORDER)] for _ in range(31)],
         "the 50 commonest": [[torch.randperm(CANDIDATES) for _ in range(ORDER)] for _ in range(31)],
     }
     return {

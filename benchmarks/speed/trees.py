@@ -2,7 +2,7 @@
 
 For each folder of heads a tree is tuned on one half of held-out prompts; then plain `generate`, the default tree, the
 best static and the best dynamic tree decode the other half with the heads alone, and the tree that was fitted for it
-beside a looked-up chain. The halves then change places, and both together are judged: the texts of one half may copy
+beside a looked-up chain. The halves then change places, and both together count: the texts of one half may copy
 more than those of the other, which no fit to one can know and which a swap takes out of the comparison; the halves'
 own deviations stay in the table. Prediction and measurement leave out the prompts' passes. A last line tunes for a
 large batch, where trees stop paying.
@@ -141,7 +141,7 @@ def pool_speeds(one: Speed, other: Speed) -> Speed:
 
 
 def say_worst(console: Console, what: str, lines: Sequence[Line]) -> None:
-    """The ratio to plain generation is judged, which is timed beside either: a machine may change its speed."""
+    """Judge the ratio to plain generation, which is timed beside either: a machine may change its speed."""
     worst = max(lines, key=lambda line: abs(line.ratio_deviation))
     within = "yes" if abs(worst.ratio_deviation) <= ALLOWED else "no"
     drifts = [half.plain_measured / half.plain_predicted - 1 for line in lines for half in line.halves or (line,)]

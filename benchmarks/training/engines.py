@@ -45,7 +45,7 @@ DYNAMO = {"family": "dynamo", "heads": {"num_heads": 2}, "rates": THREE_RATES}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class RunCase:
     """One run: what its config adds, whether the backbone's embeddings are tied, how far engines may differ.
 
     In bfloat16, which keeps 8 bits, another order of sums shows in the third digit.
@@ -57,23 +57,23 @@ class Case:
 
 
 CASES = {
-    "grounded, frozen": Case(config=GROUNDED),
-    "dynamo, three rates": Case(config=DYNAMO),
-    "medusa, shared unembedding, tied": Case(
+    "grounded, frozen": RunCase(config=GROUNDED),
+    "dynamo, three rates": RunCase(config=DYNAMO),
+    "medusa, shared unembedding, tied": RunCase(
         config={"family": "medusa", "heads": {"num_heads": 2, "unembedding": "shared"}, "rates": {"heads": 3e-3}},
         tied=True,
     ),
-    "grounded, draft vocabulary": Case(config=GROUNDED | {"heads": {"num_heads": 2, "draft_vocabulary": 24}}),
-    "medusa, draft vocabulary, shared": Case(
+    "grounded, draft vocabulary": RunCase(config=GROUNDED | {"heads": {"num_heads": 2, "draft_vocabulary": 24}}),
+    "medusa, draft vocabulary, shared": RunCase(
         config=GROUNDED
         | {"family": "medusa", "heads": {"num_heads": 2, "draft_vocabulary": 24, "unembedding": "shared"}},
     ),
-    "dynamo, tied, checkpointing": Case(config=DYNAMO | {"backbone": {"gradient_checkpointing": True}}, tied=True),
-    "dynamo, LoRA heads": Case(
+    "dynamo, tied, checkpointing": RunCase(config=DYNAMO | {"backbone": {"gradient_checkpointing": True}}, tied=True),
+    "dynamo, LoRA heads": RunCase(
         config=DYNAMO | {"heads": {"num_heads": 2, "lora_rank": 4}},
     ),
-    "grounded, backbone with LoRA": Case(config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4}}),
-    "medusa, LoRA, self-distillation": Case(
+    "grounded, backbone with LoRA": RunCase(config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4}}),
+    "medusa, LoRA, self-distillation": RunCase(
         config={
             "family": "medusa",
             "heads": {"num_heads": 2},
@@ -83,7 +83,7 @@ CASES = {
             "self_distillation": {"weight": 0.5},
         }
     ),
-    "medusa, LoRA on bfloat16, self-distillation": Case(
+    "medusa, LoRA on bfloat16, self-distillation": RunCase(
         config={
             "family": "medusa",
             "heads": {"num_heads": 2},
@@ -94,9 +94,9 @@ CASES = {
         },
         tolerance=2e-2,
     ),
-    "grounded, frozen in bfloat16": Case(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
-    "dynamo, bf16": Case(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
-    "backbone alone": Case(config={"family": None, "rates": {"base": 1e-3}}),
+    "grounded, frozen in bfloat16": RunCase(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
+    "dynamo, bf16": RunCase(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
+    "backbone alone": RunCase(config={"family": None, "rates": {"base": 1e-3}}),
 }
 
 
@@ -138,7 +138,7 @@ def prepare(folder: Path, *, tied: bool) -> None:
 
 
 def write_config(
-    folder: Path, name: str, case: Case, split: Split, *, gpu: bool = False, **more: Any
+    folder: Path, name: str, case: RunCase, split: Split, *, gpu: bool = False, **more: Any
 ) -> tuple[Path, Path]:
     """The run's config and its output folder; `more` replaces top-level keys, `trainer` is added to."""
     prepare(folder, tied=case.tied)
@@ -240,7 +240,7 @@ HALFWAY: dict[str, Any] = {"save_every_steps": STEPS // 2, "trainer": {"save_tot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class EngineRow:
     case: str
     engine: str
     split: str
@@ -272,11 +272,11 @@ class Comparison:
             finished.write_text(launch(config, engine, split))
         return run
 
-    def compare(self, case: str, engine: str, split: Split) -> Row:
+    def compare(self, case: str, engine: str, split: Split) -> EngineRow:
         reference = self.train(case, "single", ONE, **HALFWAY)
         started = time.perf_counter()
         run = self.train(case, engine, split, **HALFWAY)
-        return Row(
+        return EngineRow(
             case=case,
             engine=engine,
             split=str(split),
@@ -315,7 +315,7 @@ def runs(case: str, engine: str, gpu: bool) -> bool:
     return gpu or not (CASES[case].config.get("trainer", {}).get("bf16") and engine.startswith("zero"))
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[EngineRow], console: Console) -> None:
     title = f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed"
     names = ("case", "engine", "processes x blocks\nx accumulation")
     table = figures_table(title, *names, "losses", "norms", "weights", "equal", "seconds", left=len(names))

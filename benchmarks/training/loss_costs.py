@@ -41,7 +41,7 @@ class Loss:
 
     @property
     def beside(self) -> str:
-        """The loss of hard labels that it is told of."""
+        """The loss of hard labels that it is compared with."""
         return HARD if self.trained else SHARED
 
     @property
@@ -62,7 +62,7 @@ LOSSES = {
 }
 
 
-class Workload:
+class LossWorkload:
     """Random weights and states of one size; what is measured does not depend on their values."""
 
     def __init__(self, vocabulary: int, width: int, rows: int) -> None:
@@ -136,7 +136,7 @@ def read_size(text: str) -> tuple[int, int, int]:
 
 def measure(size: tuple[int, int, int], rounds: int) -> dict[str, float]:
     """Milliseconds of each loss."""
-    workload = Workload(*size)
+    workload = LossWorkload(*size)
     seconds = interleaved_medians({name: workload.step(loss) for name, loss in LOSSES.items()}, rounds)
     return {name: 1000 * value for name, value in seconds.items()}
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from benchmarks.training.loss_costs import HARD, LOSSES, SHARED, Workload, measure, read_size, table
+from benchmarks.training.loss_costs import HARD, LOSSES, SHARED, LossWorkload, measure, read_size, table
 from train.objective.losses import plain_loss, weighted_loss
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_a_timed_loss_is_the_plain_one(name):
-    workload, loss = Workload(50, 8, 6), LOSSES[name]
+    workload, loss = LossWorkload(50, 8, 6), LOSSES[name]
     weight = workload.weight_VD.clone().requires_grad_(loss.trained)
     part = workload.rows(loss, weight, workload.hidden_RD.clone().requires_grad_())
     fast, plain = weighted_loss([part])[0], plain_loss(part)
@@ -19,7 +19,7 @@ def test_a_timed_loss_is_the_plain_one(name):
 
 
 def test_losses_with_other_names_differ():
-    workload = Workload(200, 8, 6)  # more tokens than top_n keeps
+    workload = LossWorkload(200, 8, 6)  # more tokens than top_n keeps
     values = {
         name: float(weighted_loss([workload.rows(loss, workload.weight_VD.clone(), workload.hidden_RD)])[0])
         for name, loss in LOSSES.items()
