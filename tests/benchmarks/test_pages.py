@@ -50,3 +50,10 @@ def test_results_are_plain_text_without_progress():
         "plan", "python -m x", "2026-01-02, 1.0 minutes, a machine", "\x1b[1ma  \x1b[0m\n 3/9 1.2it/s]\nb"
     )
     assert "- command: `python -m x`\n- measured: 2026-01-02, 1.0 minutes, a machine\n\n```\na\nb\n```" in text
+
+
+def test_the_readmes_lines_load_heads_and_generate(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    exec(compile(code.replace("max_new_tokens=128", "max_new_tokens=6"), "README.md", "exec"), {})
+    assert "def main(" in capsys.readouterr().out
