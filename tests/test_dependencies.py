@@ -32,10 +32,6 @@ EXTRAS = {
 }
 OURS = {"heads", "train", "benchmarks"} | {file.stem for file in ROOT.glob("tests/**/*.py")}
 BEHIND_THE_COMMAND = ("heads/cli/", "heads/tuning/", "heads/evaluation/")  # `headway` asks for [cli] before it runs
-NOT_YET = {
-    *(f"heads/evaluation/{name}.py" for name in ("lossy/joint_picture", "pictures")),
-    "heads/cli/folders.py",
-}
 OTHER_NAMES = {"yaml": "PyYAML"}  # modules whose distribution is named otherwise
 USED_WITHOUT_AN_IMPORT = {
     "ninja": "DeepSpeed compiles its operators with it",
@@ -114,7 +110,7 @@ def test_the_library_asks_for_what_is_not_in_the_wheel_s_dependencies():
         extra = found.extra or ("cli" if found.file.startswith(BEHIND_THE_COMMAND) else None)
         if found.package not in (declared(extra) if extra else base) | base:
             unasked.add((found.file, found.package))
-    assert {file for file, _ in unasked} <= NOT_YET
+    assert not unasked
 
 
 def test_everything_declared_is_used():

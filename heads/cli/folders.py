@@ -25,7 +25,7 @@ from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import read_description
 from heads.checkpoint.summary import describe, list_facts
 from heads.cli.options import BackboneOption, Heads
-from heads.data.documents import DataConfig, Documents, SourceConfig, load_documents
+from heads.extras import needs_extra
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.files import MAX_ORDER
@@ -33,6 +33,8 @@ from heads.ngrams.table import NgramTable
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from heads.data.documents import Documents, SourceConfig
 
 RANKS_SHOWN = 5
 LARGEST_BAD_SHARE = 0.01  # of a source's rows, as in training
@@ -173,6 +175,8 @@ def count_ngrams_command(
 
     An interrupted count goes on where it stopped when the same command is given again. No n-gram crosses a document.
     """
+    from heads.data.documents import DataConfig, SourceConfig, load_documents
+
     loaded = load_tokenizer(BackboneConfig(name_or_path=tokenizer))
     sources = [SourceConfig(path=path, name=name, split=split, column=column) for path in data]
     config = DataConfig(train=sources, heldout_list=heldout_list, chat_template=chat_template)
@@ -225,8 +229,8 @@ def read_ids(documents: Documents) -> Iterator[Any]:
 
 
 def stored_rows(documents: Documents) -> Dataset:
-    from datasets import Dataset
-
+    with needs_extra("train", "Rows of data are to be read"):
+        from datasets import Dataset
     assert isinstance(documents.rows, Dataset)  # they were not asked for as a stream
     return documents.rows
 
@@ -234,6 +238,7 @@ def stored_rows(documents: Documents) -> Dataset:
 def describe_source(source: SourceConfig, heldout_list: str | None) -> str:
     """A source as the table records it.
 
+    >>> from heads.data.documents import SourceConfig
     >>> describe_source(SourceConfig(path="python-stdlib"), "training.json")
     'python-stdlib, split train, heldout_list training.json'
     """

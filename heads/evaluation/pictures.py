@@ -156,8 +156,8 @@ def head_colors(num_heads: int) -> list[Any]:
     """The palette; for more heads than it has colours, a sequence from dark to light."""
     if num_heads <= len(PALETTE):
         return list(PALETTE[:num_heads])
-    from matplotlib import colormaps
-
+    with needs_extra("plots", "A picture is to be drawn"):
+        from matplotlib import colormaps
     return [colormaps["viridis"](0.85 * i / (num_heads - 1)) for i in range(num_heads)]
 
 

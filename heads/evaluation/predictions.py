@@ -21,7 +21,6 @@ from heads.backbone.loading import max_positions
 from heads.backbone.masks import causal
 from heads.backbone.projection import Projection
 from heads.checkpoint.opening import Opened
-from heads.data.documents import DataConfig, SourceConfig, load_documents
 from heads.data.standard_library import STDLIB
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.evaluation.accuracy import CHUNK_ELEMENTS
@@ -65,6 +64,8 @@ def read_blocks(opened: Opened, files: Sequence[Path], count: int, block_tokens:
 
 def read_texts(opened: Opened, files: Sequence[Path]) -> Iterator[list[int]]:
     """The tokens of each document of the files, as training reads them; of held-out text if there are no files."""
+    from heads.data.documents import DataConfig, SourceConfig, load_documents
+
     record = Path(opened.source) / "training.json"
     if not files and not record.is_file():
         raise ValueError(

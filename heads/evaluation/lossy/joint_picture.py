@@ -24,6 +24,7 @@ from heads.decoding.dynamo.decoding import check_independent, open_cooccurrence
 from heads.decoding.dynamo.joint import Cooccurrence, mask, outer, penalize_repetition
 from heads.decoding.dynamo.threshold import adaptive_threshold
 from heads.evaluation.pictures import DARK, STYLE, new_figure, save_figure
+from heads.extras import needs_extra
 from heads.interface.token_heads import TokenHeads
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def joint_maps(places: Sequence[Candidates], cooccurrence: Cooccurrence | None) 
 def draw_maps(maps: Mapping[str, Tensor], labels: Sequence[Sequence[str]], title: str, path: str | Path) -> None:
     """Draw two rows of three maps on one colour scale, which is finer for small probabilities."""
     figure = new_figure(13, 9)
-    from matplotlib.colors import PowerNorm
-
+    with needs_extra("plots", "A picture is to be drawn"):
+        from matplotlib.colors import PowerNorm
     norm = PowerNorm(0.5, vmin=0, vmax=max(float(map_kk.max()) for map_kk in maps.values()))
     panels = figure.subplots(2, 3)
     for axes, (name, map_kk) in zip(panels.flat, maps.items(), strict=True):
