@@ -1,9 +1,9 @@
-# make setup | demo | test | verify | lint | format
+# make setup | demo | test | verify | wheel-check | lint | format
 VENV := .venv
 PYTHON ?= python3
 RUN := . $(VENV)/bin/activate &&
 
-.PHONY: setup demo test verify lint format
+.PHONY: setup demo test verify wheel-check lint format
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,15 @@ test: lint
 
 verify: setup
 	$(RUN) python -m benchmarks.verify
+
+# What tests/test_wheel.py emulates, with downloaded packages: the wheel alone in an empty environment decodes.
+wheel-check: setup
+	rm -rf build/wheel-check
+	$(RUN) python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel-check .
+	$(PYTHON) -m venv build/wheel-check/environment
+	build/wheel-check/environment/bin/python -m pip install --quiet torch==2.13.0
+	build/wheel-check/environment/bin/python -m pip install --quiet --constraint constraints.txt build/wheel-check/*.whl
+	cd build/wheel-check && environment/bin/python -I -P ../../tests/decode_with_wheel.py
 
 format: setup
 	$(RUN) ruff check --fix . && ruff format .

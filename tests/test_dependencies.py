@@ -11,19 +11,16 @@ import functools
 import importlib
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from repository import ROOT
+from requirements import PROJECT, declared
 
 from heads.extras import MissingExtraError, needs_extra
 
-ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {
     "heads": ("cli", "lora", "plots", "train"),
     "train": ("train",),
@@ -50,18 +47,6 @@ class Import(NamedTuple):
     file: str
     package: str  # distribution, as pyproject.toml names it
     extra: str | None  # named by the `needs_extra` around it
-
-
-def declared(*extras: str) -> dict[str, Requirement]:
-    """What the wheel with some extras asks for, without what comes with those packages."""
-    found = dict[str, Requirement]()
-    wanted = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
-    for requirement in map(Requirement, wanted):
-        if requirement.name == PROJECT["name"]:
-            found |= declared(*sorted(requirement.extras))
-        else:
-            found[canonicalize_name(requirement.name)] = requirement
-    return found
 
 
 @functools.cache
