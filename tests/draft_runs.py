@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import torch
+from plain_text import plain_generate
 from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def shared(name: str, vocab: int = VOCAB) -> Any:
 def both(model: Any, decoding: Any, tokens: Tensor = PROMPT, **options: Any) -> tuple[Tensor, Any]:
     """What `generate` gives, and what it gives with the decoding."""
     options = {"do_sample": False, "max_new_tokens": 24, **NO_EOS, **options}
-    plain = model.generate(tokens, **options)
+    plain = plain_generate(model, tokens, **options)
     return plain, model.generate(tokens, custom_generate=decoding, return_dict_in_generate=True, **options)
 
 

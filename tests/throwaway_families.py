@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate.hooks import remove_hook_from_module
+from plain_text import plain_generate
 from tiny import random_tokens, shared_model
 from torch import Tensor, nn
 
@@ -203,8 +204,8 @@ def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tok
     """A plain loop: AdamW on the greedy continuations of the prompts; the last loss. The backbone gets no gradient."""
     backbone = token_heads.backbone
     with torch.no_grad():
-        tokens_BT = backbone.model.generate(
-            prompts_BT, max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        tokens_BT = plain_generate(
+            backbone.model, prompts_BT, max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         batch, length = tokens_BT.shape
         valid_BT = torch.ones_like(tokens_BT, dtype=torch.bool)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from throwaway_families import fitted_heads
 from tiny import PAD, random_tokens, tiny_model
 from torch import Tensor
@@ -31,8 +32,7 @@ def decoding_of(family: str = "grounded", name: str = "llama", **options: Any) -
 def both(model: Any, decoding: Any, tokens: Tensor = PROMPT, **options: Any) -> tuple[Any, Any]:
     """What `generate` gives, and what it gives with the decoding, from the same seed."""
     options = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True, **options}
-    torch.manual_seed(0)
-    plain = model.generate(tokens, **options)
+    plain = plain_generate(model, tokens, seed=0, **options)
     torch.manual_seed(0)
     ours = model.generate(tokens, custom_generate=decoding, **options)
     return plain, ours

@@ -60,7 +60,7 @@ class DraftModelDecoding(Decoding):
     ) -> None:
         if not isinstance(draft_model, nn.Module):
             raise ValueError(
-                f"draft_model={draft_model!r} was given; a causal LM is expected, not its name: load it with "
+                f"draft_model={draft_model!r} was given; a causal LM is wanted, not its name: load it with "
                 f"AutoModelForCausalLM.from_pretrained(…)."
             )
         self.length: DraftLength = build_length(k)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from reading import shapes
 from throwaway_families import FAMILIES, fitted_heads
 from tiny import PAD, left_padded, random_tokens
@@ -33,7 +34,7 @@ def ragged(name: str) -> tuple[Tensor, Tensor, int, list[int]]:
     for seed in range(8):
         tokens, mask = left_padded([random_tokens(n, seed=100 * seed + n).tolist() for n in LENGTHS])
         asked = {"attention_mask": mask, "max_new_tokens": NEW_TOKENS, "do_sample": False}
-        new = model.generate(tokens, eos_token_id=None, pad_token_id=PAD, **asked)[:, tokens.shape[1] :].tolist()
+        new = plain_generate(model, tokens, eos_token_id=None, pad_token_id=PAD, **asked)[:, tokens.shape[1] :].tolist()
         for eos in range(3, 29):
             ends = [row.index(eos) + 1 if eos in row else NEW_TOKENS for row in new]
             score = 1000 * len(set(ends)) + max(ends) - min(ends)

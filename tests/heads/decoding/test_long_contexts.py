@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from reading import reads
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, shared_model, tiny_model
@@ -79,7 +80,7 @@ def test_text_behind_chunks_is_generates(family, name, monkeypatch):
     model, decoding = token_heads.backbone.model, heads.TreeDecoding(token_heads, TREE)
     tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 23, 9)])
     for prompt, valid in ((tokens, mask), (tokens[1:2], mask[1:2])):
-        plain = model.generate(prompt, attention_mask=valid, max_new_tokens=12, **NO_EOS)
+        plain = plain_generate(model, prompt, attention_mask=valid, max_new_tokens=12, **NO_EOS)
         with reads(token_heads.backbone) as seen:
             ours = model.generate(prompt, attention_mask=valid, max_new_tokens=12, custom_generate=decoding, **NO_EOS)
         assert torch.equal(ours, plain)

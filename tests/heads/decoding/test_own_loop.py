@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads
 from tiny import PAD, left_padded, random_tokens
 
@@ -32,7 +33,7 @@ def test_the_pages_loop_writes_generates_text(family, name):
     _, decode = example()
     tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 12, 7)])
     asked = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
-    plain = token_heads.backbone.model.generate(tokens, attention_mask=mask, **asked)
+    plain = plain_generate(token_heads.backbone.model, tokens, attention_mask=mask, **asked)
     tree = heads.Tree([[0], [0, 0], [0, 1], [1]])
     assert decode(token_heads, tokens, mask.bool(), tree, 20) == plain[:, 12:].tolist()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from reading import reads
 from throwaway_families import FAMILIES, fitted_heads
 from tiny import PAD, left_padded, random_tokens
@@ -31,7 +32,7 @@ def say(decoding: Any, tokens: Tensor, **options: Any) -> Any:
 
 def plainly(decoding: Any, tokens: Tensor, **options: Any) -> Tensor:
     asked = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 12, **NO_EOS, **options}
-    text: Tensor = decoding.token_heads.backbone.model.generate(tokens, **asked)
+    text: Tensor = plain_generate(decoding.token_heads.backbone.model, tokens, **asked)
     return text
 
 

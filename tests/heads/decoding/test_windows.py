@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from throwaway_families import fitted_heads
 from tiny import PAD, left_padded, random_tokens
 from torch import Tensor
@@ -35,11 +36,11 @@ def plain_texts(model: Any, prompt: Tensor, valid: Tensor, attn: str, asked: dic
     """Plain generate's text. With eager attention in float64 its logits are NaN for padded rows of windowed models (its
     mask's lowest float64 is -inf to a float32 softmax): there each row is generated alone, without its padding."""
     if attn == "sdpa":
-        texts: Tensor = model.generate(prompt, **asked)
+        texts: Tensor = plain_generate(model, prompt, **asked)
         return texts
     rows = []
     for row, real in zip(prompt, valid.bool(), strict=True):
-        alone = model.generate(row[real][None], **{**asked, "attention_mask": torch.ones_like(row[real][None])})
+        alone = plain_generate(model, row[real][None], **{**asked, "attention_mask": torch.ones_like(row[real][None])})
         rows.append(torch.cat([row[~real], alone[0]]))
     return torch.stack(rows)
 

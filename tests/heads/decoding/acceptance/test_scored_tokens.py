@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, random_tokens, shared_model
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
@@ -40,7 +41,7 @@ def test_greedy_text_is_generates_and_holds_tokens_that_are_not_scored(family, t
     model, accepted, outside = token_heads.backbone.model, 0, 0
     for tokens in PROMPTS:
         options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, **NO_EOS}
-        plain = model.generate(tokens, **options).sequences
+        plain = plain_generate(model, tokens, **options).sequences
         for rule in ("exact", "rejection") if tree is TREE else ("exact",):
             decoding = heads.TreeDecoding(token_heads, tree, lookup=0, rule=rule)
             out = model.generate(tokens, custom_generate=decoding, **options)

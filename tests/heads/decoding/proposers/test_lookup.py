@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import EOS, PAD, left_padded, random_tokens, tiny_model
 from transformers.generation.logits_process import LogitsProcessor
@@ -88,8 +89,7 @@ def run(family, tokens, token_heads=None, **options):
         "do_sample": False,
         **options,
     }
-    torch.manual_seed(0)
-    plain = model.generate(tokens, **settings)
+    plain = plain_generate(model, tokens, seed=0, **settings)
     torch.manual_seed(0)
     return plain, model.generate(tokens, custom_generate=heads.TreeDecoding(token_heads, 6, lookup=7), **settings)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, VOCAB, left_padded, random_tokens, shared_model
 from torch import Tensor
@@ -183,7 +184,7 @@ def test_greedy_text_is_generates_in_ragged_batches(family, lookup, monkeypatch)
         token_heads = fitted_heads(family, name)
         decoding = heads.TreeDecoding(token_heads, heads.DynamicTree(nodes=12, width=3), lookup=lookup)
         options = {"max_new_tokens": 24, "do_sample": False, "attention_mask": mask, **NO_EOS}
-        plain = token_heads.backbone.model.generate(tokens, **options)
+        plain = plain_generate(token_heads.backbone.model, tokens, **options)
         ours = token_heads.backbone.model.generate(tokens, custom_generate=decoding, **options)
         assert torch.equal(ours, plain), name
     assert depths >= {0, 1, 2, 3}, f"accepted depths {depths}: the equality above shows too little"
@@ -199,7 +200,7 @@ def test_rows_that_end_leave_the_batch_and_the_texts_end_cuts_paths(family):
     eos = int(free[0, 5])
     for length in (1, 2, 7, 24):
         options = {"max_new_tokens": length, "do_sample": False, "eos_token_id": eos, "pad_token_id": PAD}
-        plain = model.generate(tokens, **options)
+        plain = plain_generate(model, tokens, **options)
         assert torch.equal(model.generate(tokens, custom_generate=decoding, **options), plain)
 
 
