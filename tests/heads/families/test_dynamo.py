@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_families import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, drafted, prefilled, teacher_forced
+from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, drafted, prefilled, teacher_forced
 from throwaway_families import fit, make_heads
 from tiny import ARCHITECTURES, random_tokens, tiny_model
 

@@ -10,83 +10,22 @@ import dataclasses
 
 import pytest
 import torch
+from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, drafted, prefilled, teacher_forced
 from throwaway_families import FAMILIES, VARIANTS, make_heads
-from tiny import ARCHITECTURES, VOCAB, left_padded, random_tokens, shared_model, tiny_model
-from torch import Tensor
+from tiny import ARCHITECTURES, VOCAB, random_tokens, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import heads
-from heads.backbone.masks import positions_within_documents, within_documents
 from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.trees.static import Tree
 from heads.families import build_config, family_module
-from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
+from heads.interface.token_heads import HeadsConfig, TokenHeads
 
 NUM_HEADS = 3
-# Models run with sdpa in float64 where they have it: rounding is 1e-14 there. CodeGen's float32 softmax over rows of
-# another length costs 1e-5 (tests/heads/backbone/test_backbone.py); an off-by-one moves states by units.
-TOLERANCE = {"codegen": 1e-4}
-DEFAULT_TOLERANCE = 1e-9
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0], [1, 1], [2]])  # nodes 1 2 3 4 5 6 7 8, the root is 0
 
 KINDS = (*FAMILIES, *VARIANTS)
 everything = [(kind, name) for kind in KINDS for name in (*ARCHITECTURES, "mistral_windowed", "gemma3")]
-
-
-def backbone_of(name: str) -> Backbone:
-    return Backbone(shared_model(name, "eager" if name == "codegen" else "sdpa", torch.float64))
-
-
-def teacher_forced(token_heads: TokenHeads, tokens_BT: Tensor, documents_BT: Tensor) -> list[dict[tuple, Tensor]]:
-    """For each head the states by (row of the batch, position), at every position whose label is in its document."""
-    backbone = token_heads.backbone
-    positions_BT = positions_within_documents(documents_BT)
-    mask = backbone.mask_style.finish(within_documents(documents_BT), positions_BT, positions_BT, backbone.dtype)
-    batch, length = tokens_BT.shape
-    where = [
-        [
-            (b, t)
-            for b in range(batch)
-            for t in range(length - 1 - k)
-            if documents_BT[b, t] == documents_BT[b, t + 1 + k]
-        ]
-        for k in range(1, token_heads.num_heads + 1)
-    ]
-    with torch.no_grad():
-        _, taps = backbone.forward(
-            tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
-        )
-        forcing = TeacherForcing(
-            tokens_BT=tokens_BT,
-            taps=taps,
-            positions_BT=positions_BT,
-            mask=mask,
-            rows=[torch.tensor([b * length + t for b, t in at]) for at in where],
-        )
-        states = list(token_heads.teacher_forced(forcing))
-    assert len(states) == token_heads.num_heads, "one head's states at a time, K in all"
-    assert [len(s) for s in states] == [len(at) for at in where], "states at the supervised rows only"
-    return [dict(zip(at, s, strict=True)) for at, s in zip(where, states, strict=True)]
-
-
-@torch.no_grad()
-def drafted(token_heads: TokenHeads, state, tokens_Bk: Tensor) -> list[Tensor]:
-    """Head 1 … K's states, step by step along given tokens x_{t+1} … x_{t+K}, one node a row."""
-    rows_B = torch.arange(tokens_Bk.shape[0])
-    level = token_heads.first_level(state)
-    hidden = []
-    for k in range(1, tokens_Bk.shape[1] + 1):
-        hidden_BD, level = token_heads.step(k, level, tokens_Bk[:, k - 1], rows_B)
-        hidden.append(hidden_BD)
-    return hidden
-
-
-@torch.no_grad()
-def prefilled(token_heads: TokenHeads, prompts: list[list[int]]):
-    tokens_BT, mask_BT = left_padded(prompts)
-    state, output = token_heads.backbone.prefill(tokens_BT, mask_BT.bool(), token_heads.taps)
-    plan = CommitPlan.whole(mask_BT.bool())
-    return state, token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
 
 
 @pytest.mark.parametrize(("family", "name"), everything)
@@ -95,18 +34,21 @@ def test_teacher_forcing_equals_drafting_along_the_true_tokens(family, name):
     tokens_BT = random_tokens(2, 14, seed=11)
     documents_BT = torch.tensor([[0] * 14, [0] * 6 + [1] * 8])
     states = teacher_forced(token_heads, tokens_BT, documents_BT)
-    compared = 0
-    for b, first, end in ((0, 0, 14), (1, 0, 6), (1, 6, 14)):
+    prefixes, following, where = [], [], []
+    for b, first, end in ((0, 0, 14), (1, 0, 6), (1, 6, 14)):  # every prefix of every document is one row of a batch
         document = tokens_BT[b, first:end].tolist()
-        for t in range(0, len(document) - 1 - 1):
-            following = document[t + 1 : t + 1 + NUM_HEADS]
-            steps = drafted(token_heads, prefilled(token_heads, [document[: t + 1]])[1], torch.tensor([following]))
-            for k in range(1, NUM_HEADS + 1):
-                if t + 1 + k < len(document):
-                    wanted = states[k - 1][b, first + t]
-                    error = (steps[k - 1][0] - wanted).abs().max()
-                    assert error < TOLERANCE.get(name, DEFAULT_TOLERANCE), f"head {k} at {t}, row {b}, document {first}"
-                    compared += 1
+        for t in range(len(document) - 2):
+            prefixes.append(document[: t + 1])
+            following.append((document[t + 1 :] + [0] * NUM_HEADS)[:NUM_HEADS])
+            where.append((b, first + t, end))
+    steps = drafted(token_heads, prefilled(token_heads, prefixes)[1], torch.tensor(following))
+    compared = 0
+    for row, (b, t, end) in enumerate(where):
+        for k in range(1, NUM_HEADS + 1):
+            if t + 1 + k < end:
+                error = (steps[k - 1][row] - states[k - 1][b, t]).abs().max()
+                assert error < TOLERANCE.get(name, DEFAULT_TOLERANCE), f"head {k} at {t}, row {b}"
+                compared += 1
     assert compared == sum(len(head) for head in states)
 
 

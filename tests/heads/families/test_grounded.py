@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_families import DEFAULT_TOLERANCE, backbone_of, drafted, prefilled, teacher_forced
-from throwaway_families import fit, make_heads
-from tiny import left_padded, random_tokens, shared_model, tiny_model
+from family_checks import DEFAULT_TOLERANCE, backbone_of, check_greedy, drafted, prefilled, teacher_forced
+from throwaway_families import make_heads
+from tiny import random_tokens, shared_model, tiny_model
 
 import heads
 from heads.backbone.model import Backbone
@@ -131,19 +131,6 @@ def test_heads_of_another_dtype_read_an_inner_tap(family):
 @pytest.mark.parametrize("family", ["grounded", "gru"])
 def test_greedy_decoding_at_an_offset_is_the_backbones_own(family):
     check_greedy(make_heads(family, backbone_of("llama"), num_heads=3, seed=1, hidden_offset=1, unembedding="shared"))
-
-
-def check_greedy(token_heads, steps=30, **options):
-    """Fitted for a moment, so that paths of all lengths are accepted; a ragged batch."""
-    fit(token_heads, torch.cat([random_tokens(1, 5, seed=seed) for seed in range(50, 54)]), steps=steps)
-    model = token_heads.backbone.model
-    prompts, mask = left_padded([random_tokens(n, seed=50).tolist() for n in (5, 3)])
-    settings = {"max_new_tokens": 24, "do_sample": False, "attention_mask": mask, "eos_token_id": None}
-    wanted = model.generate(prompts, **settings)
-    decoding = heads.TreeDecoding(token_heads.eval(), lookup=0, **options)
-    output = model.generate(prompts, **settings, return_dict_in_generate=True, custom_generate=decoding)
-    assert torch.equal(output.sequences, wanted)
-    return output.stats
 
 
 @pytest.mark.parametrize("family", ["grounded", "gru"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_families import DEFAULT_TOLERANCE, backbone_of, drafted, prefilled
-from test_grounded import check_greedy
+from family_checks import DEFAULT_TOLERANCE, backbone_of, check_greedy, drafted, prefilled
 from throwaway_families import make_heads
 from tiny import random_tokens
 

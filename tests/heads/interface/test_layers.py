@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_families import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, drafted, prefilled
-from test_grounded import check_greedy
+from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, check_greedy, drafted, prefilled
 from throwaway_families import VARIANTS, fitted_heads, make_heads
 from tiny import CONFIGS, PAD, left_padded, random_tokens, shared_model, tiny_model
 
