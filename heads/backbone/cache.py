@@ -1,15 +1,15 @@
 """A key-value cache that takes a token tree and keeps one path of it, without copying what is already committed.
 
 Hugging Face's DynamicCache concatenates the whole cache at every pass; here each layer owns a buffer with room to grow,
-a pass writes behind the committed slots, and a commit moves the few accepted slots to the front of what was written.
-All layers keep all slots: windows are the mask's business (heads/backbone/masks.py), so rolling back is exact for them
-too.
+a pass writes behind the committed slots, and a commit moves the few accepted slots to the front of those.
+Every layer stores every slot, since the mask alone limits windows (heads/backbone/masks.py); rolling back is therefore
+exact for layers with windows too.
 
-Memory: a slot is 2 x layers x key-value heads x head width numbers. A buffer begins with the room that was asked for
-and 256 slots, and grows by half: at most a third of it is unused beside those, and each slot is copied twice on average
-however long the text gets. While one tensor of a layer grows, its old and its new buffer both exist.
+Memory: a slot takes 2 x layers x key-value heads x head width numbers. A buffer begins with the slots that are known to
+come plus 256, and grows by half. So at most a third of it is unused beside the 256, and each slot is copied twice on
+average. While a layer's tensor grows, its old and its new buffer both exist.
 """
-# B batch, H key-value head, S cache slot, A accepted slot, R row that stays, D head width
+# B batch, H key-value head, S cache slot, A accepted slot, R remaining row, D head width
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TreeCacheLayer(DynamicLayer):
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
-        """Keep `slots_BA` of the pending slots, in this order, as committed; None: they are already the first ones."""
+        """Commit `slots_BA` of the pending slots, in this order; None: they are the first ones already."""
         if slots_BA is not None:
             slots_BA = slots_BA.to(self.keys.device)
             for buffer in (self.keys, self.values):
@@ -59,20 +59,21 @@ class TreeCacheLayer(DynamicLayer):
         self.pending = 0
 
     def keep_rows(self, rows_R: Tensor, slots_S: Tensor | None = None) -> None:
-        """Let go of all rows but these and, where given, of all committed slots but those."""
+        """Drop all rows but these and, where slots are given, all committed slots but those."""
         if slots_S is None:
             slots_S = torch.arange(self.length, device=rows_R.device)
         self.keys, self.values = (
-            _kept(buffer, rows_R.to(buffer.device), slots_S.to(buffer.device)) for buffer in (self.keys, self.values)
+            _rows_and_slots(buffer, rows_R.to(buffer.device), slots_S.to(buffer.device))
+            for buffer in (self.keys, self.values)
         )
         self.length, self.pending = len(slots_S), 0
 
     def keep_slots(self, num_slots: int) -> None:
-        """Roll back to the first committed slots; what was written behind them is overwritten by the next pass."""
+        """Roll back to the first committed slots; the next pass overwrites what was written behind them."""
         self.length, self.pending = min(self.length, num_slots), 0
 
     def reopen(self, num_slots: int) -> None:
-        """The last committed slots are pending again."""
+        """Make the last committed slots pending again."""
         self.length -= num_slots
         self.pending = num_slots
 
@@ -101,7 +102,7 @@ class TreeCache(Cache):
             layer.commit(slots_BA, num_slots)
 
     def reopen(self, num_slots: int) -> None:
-        """Slots that were committed one pass after another become those of one pass, of which a path can be kept."""
+        """Make the last committed slots pending, as if one pass had written them: a path of them can be committed."""
         for layer in self.layers:
             layer.reopen(num_slots)
 
@@ -125,11 +126,11 @@ def _grown(buffer_BHSD: Tensor, length: int, num_slots: int) -> Tensor:
     return grown_BHSD
 
 
-def _kept(buffer_BHSD: Tensor, rows_R: Tensor, slots_S: Tensor) -> Tensor:
-    kept_RHSD = _buffer(buffer_BHSD[: len(rows_R)], len(slots_S))
+def _rows_and_slots(buffer_BHSD: Tensor, rows_R: Tensor, slots_S: Tensor) -> Tensor:
+    remaining_RHSD = _buffer(buffer_BHSD[: len(rows_R)], len(slots_S))
     for to, row in enumerate(rows_R.tolist()):  # row by row: no second copy of the whole batch
-        kept_RHSD[to, :, : len(slots_S)] = buffer_BHSD[row].index_select(1, slots_S)
-    return kept_RHSD
+        remaining_RHSD[to, :, : len(slots_S)] = buffer_BHSD[row].index_select(1, slots_S)
+    return remaining_RHSD
 
 
 def _gather_slots(pending_BHSD: Tensor, slots_BA: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Passes as compiled graphs of fixed shapes: `heads.TreeDecoding(token_heads, compile=True)`.
 
-A plain pass grows by a few slots each time, so no two passes have one shape. Here the cache's buffers have the size of
-a bucket (256 slots, then twice as many, …), keys and values are written at a position that is a tensor, and nodes are
-filled up to a multiple of 4. On CUDA every pass attends to the whole bucket under a mask, so that one CUDA graph serves
-every pass of one bucket and one number of nodes. Elsewhere a pass attends to the slots that there are, a dimension that
-the graph leaves open: one graph for each number of nodes, however long the text gets. A graph holds the decoder, its
-taps and its masks, and what layers of the heads' own make of the taps. It is made for the batch that a text begins
-with: where rows end, dead rows that repeat the last one take their places, until all have ended or a smaller graph that
-was made for another batch holds those that are left.
+A plain pass grows by a few slots each time, so no two passes have the same shape. Here the cache's buffers have the
+size of a bucket (256 slots, then twice as many, …), keys and values are written at a position that is a tensor, and
+nodes are padded to a multiple of 4. On CUDA every pass attends to the whole bucket under a mask, so one CUDA graph
+serves every pass of one bucket and one number of nodes. Elsewhere a pass attends to the slots that exist, a dimension
+that the graph leaves open: one graph for each number of nodes, however long the text gets.
+
+A graph is compiled for the batch that a text begins with. Where rows end, dead rows that repeat the last one take their
+places, until all rows have ended or a smaller graph, compiled for another batch, holds the remaining ones.
 
 The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
 operations in another order (tests/heads/backbone/test_compiled.py compares them).
@@ -102,7 +102,7 @@ class CompiledBackbone(Backbone):
     def run(
         self, taps: Sequence[Tap], buffers: Buffers, shape: tuple[int, int, int], inputs: tuple[Tensor, ...]
     ) -> Any:
-        """The graph of this shape on these inputs; its first call compiles it, and the seconds are kept.
+        """The graph of this shape on these inputs; its first call compiles it and is timed.
 
         Raises:
             ValueError: torch cannot make one graph of this backbone's passes.
@@ -125,12 +125,12 @@ class CompiledBackbone(Backbone):
         return output
 
     def graphs_of(self, taps: Sequence[Tap]) -> dict[Key, Graph]:
-        """Graphs in which layers of heads run go when those heads go; the others belong to the backbone."""
+        """Graphs that run layers of heads live as long as those heads; the others as long as the backbone."""
         owner = next((tap.heads for tap in taps if isinstance(tap, StackTap)), self)
         return self._graphs.setdefault(owner, {})
 
     def rows_for(self, cache: TreeCache, batch: int, taps: Sequence[Tap], shape: tuple[int, int]) -> int:
-        """Rows of the graph that a batch runs in: those that it began with, or fewer where there is such a graph."""
+        """Rows of the graph that a batch runs in: the batch at its beginning, or fewer where such a graph exists."""
         began_with = self._loans[cache].began_with if cache in self._loans else batch
         wanted = names_of(taps), shape
         known = {
@@ -187,7 +187,7 @@ Size = tuple[int, int, int]
 
 @dataclass(kw_only=True)
 class Loan:
-    """What a cache was lent: buffers of `size`; and the rows that its first compiled pass had."""
+    """The buffers that a cache uses for now, their size, and the rows of its first compiled pass."""
 
     began_with: int
     size: Size = (0, 0, 0)

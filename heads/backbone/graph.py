@@ -26,8 +26,8 @@ Buffers = list[tuple[Tensor, Tensor]]
 class Graph:
     """A compiled pass of one shape.
 
-    The hooks that record taps become part of the graph, which asks for these very hooks at every call: the same ones
-    are put in place each time.
+    The hooks that record taps become part of the graph, whose guards check for the same hooks at every call. So these
+    hooks are registered before each call and removed behind it.
     """
 
     def __init__(self, backbone: Backbone, taps: tuple[HiddenTap, ...], num_layers: int) -> None:
@@ -50,7 +50,7 @@ class Graph:
                     self.backbone, self.cache, taps, self.recorded, *inputs
                 )
         finally:
-            for mine in self.cache.layers:  # the buffers were lent: a graph outlives the texts that it ran for
+            for mine in self.cache.layers:  # a graph outlives the caches whose buffers it used
                 mine.keys = mine.values = None
         if self.on_cuda:  # the next replay writes over what this one returned
             return final_BPD.clone(), positions_BP.clone(), [x_BPD.clone() for x_BPD in recorded]
@@ -139,7 +139,7 @@ class FixedLayer(DynamicLayer):
 
 
 class FixedCache(Cache):
-    """What a graph takes for a cache: the buffers of a `TreeCache`, lent for one pass."""
+    """The cache that a graph is called with: the buffers of a `TreeCache`, for one pass."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[FixedLayer() for _ in range(num_layers)])

@@ -2,7 +2,7 @@
 
 A mask is built once as booleans (True: may attend) and handed over as what the implementation reads: booleans for sdpa,
 additive floats for eager, and a dict by layer type for models that mix full and windowed layers.
-Windows are judged by positions and never by cache slots: a cache of a decoded tree or a ragged batch has holes.
+Windows count positions and never cache slots, since the cache of a tree or of a ragged batch has masked slots.
 """
 # B batch, Q query, S cache slot, T position
 

@@ -45,7 +45,7 @@ from heads.backbone.support import (
 __all__ = ["Backbone", "BackboneState", "CommitPlan", "Pass", "Tap", "Taps", "read_layer_type"]
 
 PREFILL_TOKENS = 1024
-"""Of a prompt read in one pass at most."""
+"""The most tokens of a prompt that one pass reads."""
 
 
 class Backbone:
@@ -66,7 +66,7 @@ class Backbone:
         refuse_offloaded_weights(model)
         self.mask_style = read_mask_style(self.config)
         self.decoder = model.get_decoder()
-        self._embeddings = model.get_input_embeddings()  # asked for at every pass, and transformers searches for them
+        self._embeddings = model.get_input_embeddings()  # read at every pass, and transformers searches for them
         self._unembedding = model.get_output_embeddings()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
         self._layer_takes = frozenset(inspect.signature(self.layers[-1].forward).parameters)
@@ -75,7 +75,7 @@ class Backbone:
         self.rope_border = find_rope_border(self.decoder)
         self.norm = find_final_norm(self.decoder)
         self.gradient_scale = 1.0
-        """LR_MB / LR_B: what gradients of heads are multiplied with where they enter a backbone that is trained."""
+        """LR_MB / LR_B: factor on gradients of heads where they enter a trained backbone."""
         if check_projection:
             check_logits(
                 model, lambda tokens_BT: self.projection(self.forward(tokens_BT, taps=[0], use_cache=False)[1][0])
@@ -87,7 +87,7 @@ class Backbone:
     dtype = property(lambda self: self._embeddings.weight.dtype)
     device = property(lambda self: self._embeddings.weight.device)
     heads_device = property(lambda self: self._unembedding.weight.device)
-    """Where a spread backbone ends: hidden states are handed over there, and heads and states live there."""
+    """The device of the unembedding. Heads run there, and a backbone on several devices hands its states over there."""
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class Backbone:
         return self.projection(taps[0])
 
     def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
-        """The decoder's own forward: the hidden states after the final norm, and those asked for."""
+        """The decoder's own forward: the hidden states after the final norm, and the taps."""
         with recording(self.layers, taps, self.heads_device) as recorded:
             output = self.decoder(input_ids=tokens_BT.to(self.device), **inputs)
         final_BTD = output.last_hidden_state.to(self.heads_device)
@@ -134,16 +134,19 @@ class Backbone:
         commit: Callable[[Pass, CommitPlan], None] | None = None,
         chunk: int | None = None,
     ) -> tuple[BackboneState, Pass]:
-        """Run a prompt, or what follows a state's tokens, in passes of at most `PREFILL_TOKENS` tokens; the last one.
+        """Run a prompt, or what follows a state's tokens, in passes of at most `PREFILL_TOKENS` tokens.
 
-        So no mask is square and large: 8192 tokens are read with masks of at most 1024 x 8192. A prompt beyond a border
-        of the rotary embeddings (heads/backbone/rope.py) is read in one pass: its first tokens as its last.
+        Masks stay small: 8192 tokens need masks of at most 1024 x 8192. A prompt that is longer than a limit of the
+        rotary embeddings (heads/backbone/rope.py) is read in one pass, so that all its keys are rotated alike.
 
         Args:
             valid_BT: False for padding, which lies on the left.
             state: what is committed already; None: nothing.
-            commit: told each pass and the plan to keep it whole, in order, for states beside the backbone's.
-            chunk: another number of tokens a pass.
+            commit: called with each pass and its plan, which commits every token; heads update their state with it.
+            chunk: tokens of a pass, where it is not `PREFILL_TOKENS`.
+
+        Returns:
+            The state, and the last pass.
         """
         tokens_BT, valid_BT = tokens_BT.to(self.heads_device), valid_BT.to(self.heads_device)
         batch, length = tokens_BT.shape
@@ -230,7 +233,7 @@ class Backbone:
         return {tap: found[tap] if isinstance(tap, StackTap) else recorded[tap] for tap in taps}
 
     def commit(self, state: BackboneState, output: Pass, plan: CommitPlan) -> BackboneState:
-        """Keep the planned slots of the last pass in the cache; the rest is gone."""
+        """Commit the planned slots of the last pass; the other slots are dropped."""
         state.cache.commit(None if plan.in_place else plan.slots_BA, plan.slots_BA.shape[1])
         positions_BA = plan.select(output.positions_BN)
         return BackboneState(

@@ -53,11 +53,11 @@ class RopeBorder:
             f"smaller max_new_tokens, or decode with plain generate."
         )
 
-    def parts(self, one: int, other: int) -> bool:
+    def separates(self, one: int, other: int) -> bool:
         """Do texts of so many tokens lie on different sides?
 
         >>> border = RopeBorder(kind="longrope", tokens=24)
-        >>> border.parts(24, 25), border.parts(3, 24), border.parts(25, 90)
+        >>> border.separates(24, 25), border.separates(3, 24), border.separates(25, 90)
         (True, False, False)
         """
         return (one > self.tokens) != (other > self.tokens)

@@ -1,9 +1,9 @@
-"""A pass over new slots and what stays of it: tapped hidden states, the plan of a commit, and what is committed.
+"""A pass over new slots: the hidden states that it records, the plan of what is committed, and the committed state.
 
-The backbone's cache and the state of every family, drafter and reader follow one `CommitPlan`, so that they cannot fall
-out of step. Rows of a batch keep different numbers of slots: what fills up a row is a masked hole from then on.
+The backbone's cache and the state of every family and drafter follow one `CommitPlan`, so they always hold the same
+tokens. Rows of a batch commit different numbers of slots; slots that only pad a shorter row stay masked ("holes").
 """
-# B batch, T position, N slot of a pass, S cache slot, A accepted slot, R row that stays, D model width
+# B batch, T position, N slot of a pass, S cache slot, A accepted slot, R remaining row, D model width
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def hook(layers: nn.ModuleList, tap: int, recorded: HiddenTaps, device: torch.de
 
 @dataclass(frozen=True, kw_only=True)
 class CommitPlan:
-    """Which slots of one pass stay. The backbone's cache and every family's state follow the same plan.
+    """Which slots of one pass are committed, for the backbone's cache and every family's state.
 
     >>> plan = CommitPlan.from_paths([[0, 2], [0]], device="cpu")   # a ragged batch of two
     >>> plan.slots_BA, plan.valid_BA.int(), plan.newest_B
@@ -111,11 +111,11 @@ class CommitPlan:
             [1, 0]], dtype=torch.int32), tensor([2, 0]))
 
     Attributes:
-        slots_BA: slots of the pass in the order in which they are kept; where a row keeps fewer, slot 0 fills up.
-        valid_BA: False for what only fills up (a masked hole from then on) and for padding.
-        newest_B: the slot of the pass that each row keeps last.
-        all_keep: every row is known to keep something.
-        in_place: the kept slots are the first slots of the pass, in order, in every row; nothing has to move.
+        slots_BA: the committed slots of the pass, in order; slot 0 pads rows that commit fewer.
+        valid_BA: False for slots that only pad, which stay masked, and for padding of the prompt.
+        newest_B: the slot of the pass that each row commits last.
+        all_keep: every row is known to commit something.
+        in_place: in every row the committed slots are the first slots of the pass, in order, so nothing has to move.
     """
 
     slots_BA: Tensor
@@ -126,7 +126,7 @@ class CommitPlan:
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]], device: torch.device | str) -> CommitPlan:
-        """A plan from the accepted slots of each row; a row that keeps nothing has an empty path."""
+        """A plan from the accepted slots of each row; a row that commits nothing has an empty path."""
         longest = max(1, *(len(path) for path in paths))
         slots = [[*path, *[0] * (longest - len(path))] for path in paths]
         valid = [[i < len(path) for i in range(longest)] for path in paths]
@@ -140,29 +140,29 @@ class CommitPlan:
 
     @classmethod
     def whole(cls, valid_BT: Tensor) -> CommitPlan:
-        """Keep every slot, as after a prefill; padding on the left becomes holes."""
+        """Commit every slot, as after a prefill; padding on the left stays masked."""
         batch, length = valid_BT.shape
         slots_BT = torch.arange(length, device=valid_BT.device).expand(batch, length)
         newest_B = torch.full((batch,), length - 1, device=valid_BT.device)
         return cls(slots_BA=slots_BT, valid_BA=valid_BT, newest_B=newest_B, all_keep=False, in_place=True)
 
     def select(self, x_BN: Tensor) -> Tensor:
-        """The kept slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
+        """The committed slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
         if self.in_place:
             return x_BN[:, : self.slots_BA.shape[1]]
         rows_B1 = torch.arange(x_BN.shape[0], device=x_BN.device)[:, None]
         return x_BN[rows_B1, self.slots_BA]
 
     def last(self, x_BA: Tensor) -> Tensor:
-        """Each row's last kept entry of a tensor over kept slots: (B, A, …) to (B, …)."""
+        """Each row's last entry of a tensor over committed slots: (B, A, …) to (B, …)."""
         places_A = torch.arange(x_BA.shape[1], device=x_BA.device)
         return x_BA[torch.arange(len(x_BA), device=x_BA.device), (self.valid_BA * places_A).argmax(dim=1)]
 
     def newest(self, x_BND: Tensor, before_BD: Tensor | None = None) -> Tensor:
-        """(B, D): each row's last kept slot of a tensor over the pass's slots (B, N, D).
+        """(B, D): each row's last committed slot of a tensor over the pass's slots (B, N, D).
 
         Args:
-            before_BD: what a row that keeps nothing goes on with; None where that is of no account.
+            before_BD: the values of rows that commit nothing; None where no row does, or nobody reads theirs.
         """
         if len(x_BND) == 1:
             newest_BD = x_BND.index_select(1, self.newest_B)[:, 0]
@@ -175,7 +175,7 @@ class CommitPlan:
 
 @dataclass(kw_only=True)
 class BackboneState:
-    """What is committed: one cache slot for each kept token, holes masked."""
+    """What is committed: one cache slot for each token, and masked slots that only pad."""
 
     cache: TreeCache
     valid_BS: Tensor
@@ -184,7 +184,7 @@ class BackboneState:
 
     @classmethod
     def empty(cls, batch: int, device: torch.device, num_slots: int) -> BackboneState:
-        """Nothing is committed; `num_slots` are known to come, and the cache makes room for them at once."""
+        """Nothing is committed yet; the cache allocates `num_slots`, which are known to come."""
         nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
         return cls(
             cache=TreeCache(room=num_slots),
@@ -194,7 +194,7 @@ class BackboneState:
         )
 
     def keep_rows(self, rows_R: Tensor) -> BackboneState:
-        """The state of some rows; the cache lets go of the others, and of slots that are holes in all that stay."""
+        """The state of some rows; the cache drops the others, and slots that are masked in all remaining rows."""
         valid_RS = self.valid_BS[rows_R]
         slots_S = valid_RS.any(dim=0).nonzero().flatten()
         self.cache.keep_rows(rows_R, slots_S)
@@ -219,7 +219,7 @@ class BackboneState:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One forward over new slots: the tokens, their positions, and the hidden states that were asked for."""
+    """One forward over new slots: the tokens, their positions, and the taps."""
 
     tokens_BN: Tensor
     positions_BN: Tensor

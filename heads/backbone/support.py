@@ -1,4 +1,4 @@
-"""What wrapping a model finds in it, and what is refused in one sentence: a backbone's layers, final norm and logits.
+"""Find layers, final norm and adapters in a model that is wrapped as a backbone, and refuse models that cannot be one.
 
 tests/heads/backbone/test_backbone.py asks the same of each architecture that was tried.
 """

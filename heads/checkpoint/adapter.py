@@ -71,7 +71,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
 
 
 def check_targets(model: Any, targets: list[str]) -> None:
-    """peft takes a list of which one name is right, and leaves the others out without a word.
+    """peft accepts a list as soon as one name is right, and ignores the others silently.
 
     Raises:
         ValueError: a name that no module ends in, or the unembedding's.
@@ -93,16 +93,16 @@ def check_targets(model: Any, targets: list[str]) -> None:
 
 
 def layers_with_matrices(model: Any) -> list[str]:
-    """The last parts of the names of all layers that multiply with a matrix, the unembedding left out."""
+    """Short names of all layers that have a weight matrix, except the unembedding."""
     unembedding = model.get_output_embeddings()
     matrices = {n for n, m in model.named_modules() if getattr(getattr(m, "weight", None), "ndim", 0) == 2}
     return sorted({n.rpartition(".")[2] for n in matrices if model.get_submodule(n) is not unembedding})
 
 
 def put_on_adapter(model: Any, folder: Path) -> None:
-    """Load an adapter into a model, unrounded; how the model's own weights are named in its files stays as it was.
+    """Load an adapter into a model, in float32, and keep the model's own mapping of weight names.
 
-    transformers leaves the adapter's names there, under which a model whose adapter was merged would be saved.
+    transformers leaves the adapter's mapping there, with which a merged model would be saved under wrong names.
     """
     before = vars(model).get("_weight_conversions")
     with needs_extra("lora", f"{folder} holds a LoRA adapter"):
@@ -117,9 +117,9 @@ def put_on_adapter(model: Any, folder: Path) -> None:
 
 
 def keep_adapter_in_float32(model: Any) -> None:
-    """A step of 1e-4 on an entry of 0.03 is less than what bfloat16 keeps of it, and would be lost.
+    """bfloat16 would lose a step of 1e-4 on an entry of 0.03; float64 adapters stay as they are.
 
-    peft does it for its own wrapper alone. What has more bits already is left as it is.
+    peft does this for its own wrapper alone.
     """
     with needs_extra("lora", "This model has a LoRA adapter"):
         from peft.functional import cast_adapter_dtype
@@ -129,10 +129,9 @@ def keep_adapter_in_float32(model: Any) -> None:
 
 @contextlib.contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The weights under a LoRA adapter, for a moment; nothing changes where there is none.
+    """Inside the block the model runs without its LoRA adapter, if it has one.
 
-    peft's own switch also sets `requires_grad` of the adapter off and on, which engines that wrap parameters have
-    read before.
+    peft's own switch also toggles `requires_grad`, which engines that wrap parameters have already read.
     """
     layers = list(adapted_layers(model).values())
     before = [layer._disable_adapters for layer in layers]

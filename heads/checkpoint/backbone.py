@@ -1,8 +1,8 @@
 """Backbones that were trained together with their heads: saved beside them, loaded with them in one call.
 
-A folder of such heads holds a further folder `backbone-…`: the whole changed backbone with its tokenizer, or the LoRA
-adapter that was trained. heads.json names it and holds a fingerprint of the changed weights. The name is made from the
-weights, so a new save never writes over the backbone that the heads.json in place still names.
+A folder of such heads has a subfolder `backbone-…` with the whole trained backbone and its tokenizer, or with the
+trained LoRA adapter. heads.json names it and holds a fingerprint of the trained weights. The name is a digest of the
+weights, so a new save never overwrites the backbone that the present heads.json names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def save_backbone(
         final = Path(folder) / f"{PREFIX}{digest(begun)}"
         if not final.exists():
             begun.rename(final)
-    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk by an error of its own
+    except (OSError, SafetensorError) as error:  # safetensors raises an error of its own on a full disk
         raise OSError(
             f"The trained backbone could not be written to {folder} ({error}); what was saved there "
             f"before is untouched. Free space or choose another folder."

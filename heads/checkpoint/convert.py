@@ -40,7 +40,7 @@ PROBE_TOKENS = 16
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Of the logits, as a share of the largest: a merged product is rounded once where two were, in every layer."""
 MUCH_LOST = 0.1
-"""Of the adapter's effect on the distributions; what rounding loses above it is told."""
+"""Share of the adapter's effect on the distributions; a warning is logged where rounding loses more."""
 
 
 def merge(
@@ -51,8 +51,8 @@ def merge(
     Args:
         folder: heads that were trained with a LoRA adapter on their backbone.
         out: a folder that does not exist, or is empty.
-        dtype: of the merged backbone on disk; "auto" is the one that the original's config.json names. Products are
-            added in float32, or in float64 where that is asked for.
+        dtype: of the merged backbone on disk; "auto" is the one that the unmerged backbone's config.json names.
+            Products are added in float32, or in float64 where dtype is that.
         device: an accelerator if there is one, where it is not given.
 
     Raises:
@@ -63,16 +63,16 @@ def merge(
     description, config = check(folder, out)
     adder: Dtype = "float64" if dtype == "float64" else "float32"
     model = load_recorded(replace(config, dtype=adder), folder, device or default_device())
-    load(folder, model)  # tells of damaged heads, or of another adapter, before anything is written
+    load(folder, model)  # raises on damaged heads or another adapter before anything is written
     before_BTV = probe(model)
     with adapter_off(model):
-        original_BTV = probe(model)
+        frozen_BTV = probe(model)
     merge_adapter(model)
     check_same(before_BTV, probe(model), folder)
     stored = stored_dtype(config, dtype)
     round_weights(model, stored)
     check_stored(before_BTV, stored_BTV := probe(model), stored)
-    tell_what_is_lost(original_BTV, before_BTV, stored_BTV, stored)
+    warn_of_rounding(frozen_BTV, before_BTV, stored_BTV, stored)
     where = Path(out)
     where.mkdir(parents=True, exist_ok=True)
     trained = save_backbone(model, where, dtype=stored, tokenizer=load_tokenizer(config))
@@ -112,12 +112,12 @@ def check(folder: str | Path, out: str | Path) -> tuple[HeadsDescription, Backbo
 
 
 def stored_dtype(config: BackboneConfig, dtype: Dtype) -> torch.dtype:
-    """The dtype asked for, or the one in which the original lies on disk."""
+    """The dtype that was asked for, or the one that the unmerged backbone has on disk."""
     if dtype != "auto":
         found: torch.dtype = getattr(torch, dtype)
         return found
-    original = AutoConfig.from_pretrained(config.name_or_path, revision=config.revision).get_text_config().dtype
-    return original if isinstance(original, torch.dtype) else torch.float32
+    on_disk = AutoConfig.from_pretrained(config.name_or_path, revision=config.revision).get_text_config().dtype
+    return on_disk if isinstance(on_disk, torch.dtype) else torch.float32
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def merge_adapter(model: Any) -> None:
 
 @torch.no_grad()
 def round_weights(model: Any, dtype: torch.dtype) -> None:
-    """To what a dtype can hold, in place; they stay in their own, so that the next probe sees this rounding alone."""
+    """Round weights in place to what `dtype` can hold; they are not cast, so the next probe sees the rounding alone."""
     for parameter in model.parameters():
         parameter.copy_(parameter.to(dtype))
 
@@ -187,9 +187,9 @@ def largest_difference(before_BTV: Tensor, after_BTV: Tensor) -> float:
     return float((before_BTV - after_BTV).abs().max() / before_BTV.abs().max())
 
 
-def tell_what_is_lost(original_BTV: Tensor, adapted_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
+def warn_of_rounding(frozen_BTV: Tensor, adapted_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
     """A warning where rounding moves the merged backbone by much of what the adapter had moved it by."""
-    lost, effect = divergence(stored_BTV, adapted_BTV), divergence(original_BTV, adapted_BTV)
+    lost, effect = divergence(stored_BTV, adapted_BTV), divergence(frozen_BTV, adapted_BTV)
     if torch.finfo(dtype).eps > torch.finfo(adapted_BTV.dtype).eps and lost > MUCH_LOST * effect:
         logger.warning(
             "Rounded to %s, the merged backbone lies at a KL of %.1e from the adapted one, which the adapter had moved "

@@ -42,7 +42,7 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
         ValueError: no heads there, a backbone that is not found, or heads that belong to another one.
     """
     for folder in folders:
-        read_description(folder)  # before the backbone is loaded: a wrong folder is told at once
+        read_description(folder)  # raises on a wrong folder before minutes are spent on the backbone
     if backbone is None:
         config = recorded_backbone(folders[0], dtype)
         model = load_recorded(config, folders[0], default_device())
@@ -107,8 +107,8 @@ def load_with_backbone(
 ) -> tuple[Any, TokenHeads]:
     """The backbone and its heads, from a folder of heads alone.
 
-    Where the backbone was trained with the heads, it is the changed one that lies beside them (or the original with the
-    trained LoRA adapter); else the one that heads.json names.
+    Where the backbone was trained with the heads, it is the trained one that lies beside them (or the pretrained one
+    with the trained LoRA adapter); else the one that heads.json names.
 
     Args:
         dtype: of the backbone and the heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU. An
@@ -128,7 +128,7 @@ def load_with_backbone(
 def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.device | str) -> Any:
     """The backbone, changed as it was trained with the heads.
 
-    Where it needs code that is not run unasked, the error says how to go on.
+    Where it needs remote code, which is never run unless the user asks for it, the error says how to load it.
     """
     trained = read_description(folder).trained_backbone
     try:
@@ -164,7 +164,7 @@ def default_device() -> str:
 
 
 def name_folders(folders: Sequence[str | Path]) -> list[str]:
-    """Short and different names: as few last parts of each path as tell all apart.
+    """The shortest ends of the paths that differ from each other.
 
     >>> name_folders(["a/medusa", "a/grounded"]), name_folders(["runs/x/last", "runs/y/last"])
     (['medusa', 'grounded'], ['x/last', 'y/last'])

@@ -40,7 +40,7 @@ def save(
     with_backbone: bool | None = None,
     tokenizer: Any = None,
 ) -> None:
-    """Write heads to a folder; what was there stays whole until the new files are.
+    """Write heads to a folder; the files that were there stay whole until the new ones are.
 
     Args:
         recipe: how the heads were made: resolved config, versions, commit.
@@ -92,7 +92,7 @@ def save(
 
 
 def named_backbone(folder: Path) -> Path | None:
-    """The trained backbone that the heads.json in place names, if it lies there."""
+    """The folder of the trained backbone that the present heads.json names, if it exists."""
     try:
         name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["trained_backbone"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -113,7 +113,7 @@ class VerifiedRun:
                 f"caches are kept for one row without padding: give one text at a time, or leave keep_caches out."
             )
         border = self.backbone.rope_border
-        if border is not None and border.parts(self.reusable.length, tokens_BT.shape[1]):
+        if border is not None and border.separates(self.reusable.length, tokens_BT.shape[1]):
             self.reusable.forget()
         cached = self.reusable.take(tokens_BT[0].tolist())
         if cached is None:

@@ -25,7 +25,7 @@ from heads.interface.token_heads import MAX_HEADS, TeacherForcing
 from heads.validation import validated
 
 RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
-"""Of the gates at start: σ(2) = 88 % of the state reaches the new one, and σ(-1) = 27 % of it stays as it is."""
+"""Of the gates at start: σ(2) = 88 % of the state enters the candidate state, and σ(-1) = 27 % of it is copied."""
 
 
 @validated
@@ -97,9 +97,9 @@ class Heads(RepresentationHeads):
 
 
 def starting_cell(width: int) -> nn.GRUCell:
-    """A cell that hands its state on whatever it reads, squashed: h' = z h + (1 - z) tanh(r h), r and z constant.
+    """A cell that at first ignores what it reads: h' = z h + (1 - z) tanh(r h), with r and z constant.
 
-    So heads begin with f, and unit d of every state stays unit d of what unembeddings read.
+    So every head begins with a squashed f, unit by unit, which is what unembeddings read.
     """
     cell = nn.GRUCell(width, width)
     reset, update, new = (slice(gate * width, (gate + 1) * width) for gate in range(3))  # PyTorch's order
@@ -112,7 +112,7 @@ def starting_cell(width: int) -> nn.GRUCell:
 
 
 def advance(cell: nn.GRUCell, inputs_RG: Tensor, hidden_RD: Tensor) -> Tensor:
-    """`cell(x, h)` where W_ih x + b_ih is at hand."""
+    """`cell(x, h)` from W_ih x + b_ih, which is computed already."""
     reset_x, update_x, new_x = inputs_RG.chunk(3, dim=1)
     reset_h, update_h, new_h = nn.functional.linear(hidden_RD, cell.weight_hh, cell.bias_hh).chunk(3, dim=1)
     new_RD = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)

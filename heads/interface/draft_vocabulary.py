@@ -54,7 +54,7 @@ class SharedRows:
 
 
 Mark = tuple[Any, ...]
-"""A tensor, not kept alive, and what changes when its content does."""
+"""A weak reference to a tensor, and what changes when its content does."""
 
 
 def remember(tensor: Tensor) -> Mark:

@@ -1,4 +1,4 @@
-"""f(x_≤t), the backbone's representation of a text so far, in the forms that position-wise heads can be given it.
+"""f(x_≤t): which representation of the text so far position-wise heads read from the backbone.
 
     hidden_offset 0    what the unembedding reads: the last layer's output after the final norm
     hidden_offset o    the output of the layer o layers before the end, through the same final norm
@@ -6,9 +6,8 @@
 
     prefix_layers 1    a decoder layer of the heads' own over any of these (Hydra++), the identity at first
 
-Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7); Hydra's hidden_states[-(o + 1)]. Layers write to one
-residual stream that the final norm alone brings to scale, so an inner tap as it is would be of another scale than what
-heads and unembeddings start from.
+Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7); Hydra's hidden_states[-(o + 1)]. Inner taps pass through
+the final norm too, since without it they have another scale than what heads and unembeddings start from.
 """
 # B batch, T position, N slot of a pass, R row, D model width
 

@@ -77,7 +77,7 @@ class TeacherForcing:
 
 
 def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
-    """The place of a draft vocabulary that is not chosen yet.
+    """The buffer of a draft vocabulary whose tokens are not chosen yet.
 
     Raises:
         ValueError: more tokens than the backbone has.
@@ -93,16 +93,16 @@ def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
 
 
 def mark_chosen(token_heads: Any, _: Any) -> None:
-    """Ids came with the tensors that were loaded."""
+    """Loaded tensors include the ids."""
     token_heads._unchosen = False
 
 
 class TokenHeads(nn.Module):
     """Heads 1 … K of one family on one backbone.
 
-    Drafting goes through three verbs. `commit` moves what a pass committed into the family's state; `first_level` makes
-    of it the level above the root; `step(k, …)` goes one level deeper for many nodes at once. States and levels belong
-    to the family: the decoder only hands them back.
+    Drafting has three verbs. `commit` moves what a pass committed into the family's state, `first_level` makes the
+    level above the root of it, and `step(k, …)` goes one level deeper for many nodes at once. The decoder never looks
+    into states and levels.
     """
 
     draft_tokens_S: Tensor | None
@@ -121,7 +121,7 @@ class TokenHeads(nn.Module):
         self._unchosen = config.draft_vocabulary is not None
         self.register_load_state_dict_post_hook(mark_chosen)  # type: ignore[no-untyped-call]
         self.backbone_was_trained = False
-        """The backbone was changed together with these heads, so it is saved with them."""
+        """The backbone was trained together with these heads, so it is saved with them."""
         self.measured_accuracy: list[list[float]] | None = None
         """accuracy[k - 1][r]: measured share of positions at which rank r of head k was right; trees grow from it."""
         self.tuned_tree: Any = None
@@ -135,7 +135,7 @@ class TokenHeads(nn.Module):
 
     @property
     def max_depth(self) -> int:
-        """How deep they can draft: K, where nothing says that step and projection go on behind it."""
+        """The deepest level that they can draft: K, unless the family's step and projection go on behind K."""
         return self.num_heads
 
     @property
@@ -143,12 +143,12 @@ class TokenHeads(nn.Module):
         """The tokens that the heads score, where these are not all.
 
         Raises:
-            ValueError: they were not chosen yet.
+            ValueError: the tokens are not chosen yet.
         """
         if self.draft_tokens_S is None:
             return None
         if self._unchosen:
-            raise ValueError(f"Which tokens these {self.family} heads score was not said; call choose_draft_tokens.")
+            raise ValueError(f"Draft tokens of these {self.family} heads are not chosen; call choose_draft_tokens.")
         return DraftVocabulary(tokens_S=self.draft_tokens_S, size=self._vocab_size)
 
     @property
@@ -158,7 +158,7 @@ class TokenHeads(nn.Module):
 
     @torch.no_grad()
     def choose_draft_tokens(self, tokens: Tensor | Sequence[int]) -> None:
-        """Say which tokens new heads with a draft vocabulary score; their own unembeddings start from these rows.
+        """Choose the tokens that new heads with a draft vocabulary score; their own unembeddings start from these rows.
 
         Raises:
             ValueError: ids that are none, another number of them, or heads that score every token.
@@ -205,7 +205,7 @@ class TokenHeads(nn.Module):
     @property
     @abstractmethod
     def taps(self) -> tuple[Tap, ...]:
-        """What a decoding pass is asked to record for `commit`."""
+        """What a decoding pass records for `commit`."""
 
     @property
     def hidden_taps(self) -> tuple[HiddenTap, ...]:
@@ -219,7 +219,7 @@ class TokenHeads(nn.Module):
 
         Args:
             index: the tap's.
-            cache: layers write to it under indices behind the backbone's own, which are kept and compacted like those.
+            cache: layers write to it under indices behind the backbone's own, and they are committed alike.
         """
         raise NotImplementedError(f"{self.family} heads have no layers over the context")
 
@@ -230,7 +230,7 @@ class TokenHeads(nn.Module):
 
     @abstractmethod
     def projection(self, k: int) -> Projection:
-        """From head k's hidden states to logits; `return self.scored(…)`, so that a draft vocabulary is heeded."""
+        """From head k's hidden states to logits; families return `self.scored(…)`, which applies a draft vocabulary."""
 
     @abstractmethod
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
@@ -238,7 +238,7 @@ class TokenHeads(nn.Module):
 
     @abstractmethod
     def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Any:
-        """The family's state after a pass: `plan` says which of the pass's N slots were kept. First state: None."""
+        """The family's state after a pass, of whose N slots `plan` commits some. The first state is None."""
 
     @abstractmethod
     def keep_rows(self, state: Any, rows_R: Tensor) -> Any:

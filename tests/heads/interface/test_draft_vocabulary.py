@@ -265,7 +265,7 @@ def test_heads_that_score_everything_have_nothing_to_choose():
 
 def test_heads_whose_tokens_were_not_chosen_refuse_every_use():
     token_heads = create_unchosen("medusa", backbone_of(), draft_vocabulary=3)
-    with pytest.raises(ValueError, match="was not said; call choose_draft_tokens"):
+    with pytest.raises(ValueError, match="heads are not chosen; call choose_draft_tokens"):
         token_heads.projection(1)
     token_heads.load_state_dict(heads.create("medusa", backbone_of(), draft_tokens=[4, 5, 6]).state_dict())
     assert token_heads.projection(1).ids(torch.arange(3)).tolist() == [4, 5, 6]
