@@ -1,73 +1,95 @@
-"""`python -m train inspect-data | plan | regenerate-data --config configs/X.yaml`: what is done before a run."""
+"""`python -m train COMMAND --config configs/X.yaml`: what is done before a run, and the run itself.
+
+A command's flags are the fields of its dataclass, `top_p` as `--top-p`; the flags of train.py may stand beside them.
+"""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_type_hints
 
-from heads.backbone.loading import load_tokenizer, read_vocab_size
-from train.config import read_config
-from train.run import explain_errors, main
+from docstring_parser import parse as parse_docstring
+
+from train.config import Parser, add_run_flags, build_config_of, check_config_files
+from train.data.inspect import InspectFlags, inspect_data
+from train.plan.command import plan
+from train.plan.costs import Machine
+from train.regenerate.command import regenerate
+from train.regenerate.config import RegenerateFlags
+from train.run import explain_errors, run_to_the_end
+
+
+@dataclass(kw_only=True)
+class NoFlags:
+    """A command that has no flags of its own."""
+
+
+class Command(NamedTuple):
+    """What a command is told with, its flags, and what it does with a run's config and them."""
+
+    help: str
+    flags: Any
+    action: Callable[[Any, Any], Any]
+
 
 COMMANDS = {
-    "inspect-data": "show samples with supervised tokens coloured, and what was dropped, split or empty",
-    "plan": "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit",
-    "regenerate-data": "write the training data as the backbone itself would say it (docs/data.md)",
-    "run": "train, as `accelerate launch train.py` does",
+    "inspect-data": Command(
+        "show samples with supervised tokens coloured, and what was dropped, split or empty", InspectFlags, inspect_data
+    ),
+    "plan": Command(
+        "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit", Machine, plan
+    ),
+    "regenerate-data": Command(
+        "write the training data as the backbone itself would say it (docs/data.md)",
+        RegenerateFlags,
+        regenerate,
+    ),
+    "run": Command("train, as `accelerate launch train.py` does", NoFlags, lambda config, _: run_to_the_end(config)),
 }
 
 
-def inspect_data(arguments: list[str]) -> None:
-    """Arguments are those of train.py and `--samples N`."""
-    from train.data.inspect import run  # imports rich and datasets only for this command
-
-    parser = argparse.ArgumentParser(add_help=False)  # jsonargparse's own knows no rest
-    parser.add_argument("--samples", type=int, default=3, help="documents to show")
-    options, rest = parser.parse_known_args(arguments)
-    config = read_config(rest, prog="python -m train inspect-data [--samples N]")
-    tokenizer = load_tokenizer(config.backbone)
-    run(
-        config.data,
-        tokenizer,
-        num_heads=config.num_heads,
-        vocab_size=read_vocab_size(config.backbone),
-        samples=options.samples,
-    )
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    explain_errors(lambda: run_command(arguments))
 
 
-def plan(arguments: list[str]) -> None:
-    """Arguments are those of train.py and flags about the machine."""
-    from train.plan.command import plan as run  # imports what builds and counts only for this command
+def run_command(arguments: list[str]) -> None:
+    """Parse and do what a command line asks for.
 
-    run(arguments)
+    Raises:
+        SystemExit: on what cannot be parsed, after one sentence on stderr.
+        ValueError: on values that the command cannot work with.
+    """
+    check_config_files(arguments)
+    parsers = {name: command_parser(name, command) for name, command in COMMANDS.items()}
+    parser = Parser(prog="python -m train", description="What is done before a run, and the run itself.")
+    subcommands = parser.add_subcommands(dest="command", metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        subcommands.add_subcommand(name, parsers[name], help=command.help)
+        parsers[name].prog = f"python -m train {name}"
+    found = parser.parse_args(arguments)
+    values, command = found[found.command], COMMANDS[found.command]
+    flags = command.flags(**{field.name: values[field.name] for field in dataclasses.fields(command.flags)})
+    if command.flags is RegenerateFlags and not isinstance(values["heads"], dict):
+        values["heads"] = {}  # a folder that the command reads; a run has fields there
+    command.action(build_config_of(values), flags)
 
 
-def regenerate_data(arguments: list[str]) -> None:
-    """Arguments are those of train.py and flags about what is written."""
-    from train.regenerate.command import regenerate as run  # imports what decodes only for this command
-
-    run(arguments)
-
-
-def dispatch(arguments: list[str]) -> None:
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if command == "inspect-data":
-        explain_errors(lambda: inspect_data(rest))
-    elif command == "plan":
-        explain_errors(lambda: plan(rest))
-    elif command == "regenerate-data":
-        explain_errors(lambda: regenerate_data(rest))
-    elif command == "run":
-        main(rest)
-    else:
-        lines = "\n".join(f"  {name:17}{text}" for name, text in COMMANDS.items())
-        asked = command in ("-h", "--help")
-        wrong = "" if asked else f"error: unknown command {command!r}; allowed are {', '.join(COMMANDS)}.\n"
-        (sys.stdout if asked else sys.stderr).write(
-            f"{wrong}usage: python -m train COMMAND --config FILE [--help]\n{lines}\n"
-        )
-        sys.exit(0 if asked else 2)
+def command_parser(name: str, command: Command) -> Parser:
+    """The command's own flags, which its dataclass explains, and behind them a run's. One that both have is one."""
+    parser = Parser(description=command.help, usage=f"python -m train {name} --config FILE [flags]")
+    documented = [parse_docstring(kind.__doc__ or "") for kind in command.flags.__mro__]
+    help_of = {found.arg_name: found.description for doc in documented for found in doc.params}
+    hints, fields = get_type_hints(command.flags), dataclasses.fields(command.flags)
+    for field in fields:
+        flag = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(flag, type=hints[field.name], default=field.default, help=help_of[field.name])
+    add_run_flags(parser, skip={field.name for field in fields})
+    return parser
 
 
 if __name__ == "__main__":
-    dispatch(sys.argv[1:])
+    main()

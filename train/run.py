@@ -42,7 +42,11 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: list[str] | None = None) -> None:
     """What train.py does."""
-    explain_errors(lambda: run(read_config(arguments)))
+    explain_errors(lambda: run_to_the_end(read_config(arguments)))
+
+
+def run_to_the_end(config: TrainConfig) -> None:
+    run(config)
     end_together()
 
 

@@ -30,7 +30,7 @@ from train import run as application
 from train.config import RatesConfig, TrainConfig
 from train.data.blocks import PackedData
 from train.data.report import DataReport
-from train.plan.memory import ENGINES, memory_of
+from train.plan.memory import LAUNCHES, memory_of
 from train.plan.plan import make_plan
 
 TOLERANCE = 0.15
@@ -102,7 +102,7 @@ def planned(config: TrainConfig) -> int:
     """Bytes of tensors at the peak of a step of one process."""
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     plan = make_plan(config, device_type=device_type, tokens=config.data.block_size)
-    return sum(memory_of(ENGINES[0], plan.sizes, 1).training.values())
+    return sum(memory_of(LAUNCHES[0], plan.sizes, 1).training.values())
 
 
 def train_once(config: TrainConfig, answer: Any) -> None:

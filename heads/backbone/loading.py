@@ -67,6 +67,8 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
                 config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
             )
             kwargs.pop("revision")  # of the config, which is read
+            if dtype == "auto":
+                dtype = model_config.get_text_config().dtype or torch.float32
             model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **kwargs)
         else:
             model = AutoModelForCausalLM.from_pretrained(config.name_or_path, dtype=dtype, **kwargs)

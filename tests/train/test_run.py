@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heads
 from heads.checkpoint import save_load, schema
-from train.__main__ import dispatch
+from train.__main__ import main as train_main
 from train.config import read_config
 from train.data.packing import build_datasets
 from train.loop.evaluation import count_decoding, spread
@@ -275,7 +275,7 @@ def test_processes_that_did_not_start_are_an_error(folder, capsys, monkeypatch):
 
 
 def test_inspect_data_shows_samples_and_counts(folder, capsys):  # noqa: F811
-    dispatch(["inspect-data", "--config", write_config(folder, "inspected"), "--samples", "2"])
+    train_main(["inspect-data", "--config", write_config(folder, "inspected"), "--samples", "2"])
     shown = capsys.readouterr().out
     assert "def f" in shown
     assert "text.jsonl" in shown
@@ -286,6 +286,6 @@ def test_inspect_data_shows_samples_and_counts(folder, capsys):  # noqa: F811
 )
 def test_wrong_commands_end_in_a_sentence(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
-        dispatch(arguments)
+        train_main(arguments)
     assert stop.value.code in (1, 2)
     assert "error" in capsys.readouterr().err

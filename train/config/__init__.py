@@ -2,8 +2,8 @@
 
 from train.config.parsing import (
     Parser,
+    add_run_flags,
     build_config_of,
-    build_parser,
     check_config_files,
     known_keys,
     read_config,
@@ -16,8 +16,8 @@ __all__ = [
     "Parser",
     "RatesConfig",
     "TrainConfig",
+    "add_run_flags",
     "build_config_of",
-    "build_parser",
     "check_config_files",
     "known_keys",
     "read_config",

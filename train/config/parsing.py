@@ -32,12 +32,10 @@ class Parser(ArgumentParser):
         sys.exit(2)
 
 
-def build_parser(**options: Any) -> Parser:
-    """A parser of a run's flags; `options` are those of argparse's, such as `prog` and `description`."""
-    parser = Parser(**options)
+def add_run_flags(parser: Parser, skip: set[str] | None = None) -> None:
+    """`--config` and a flag for every field of a run, but for those in `skip`, which the parser has already."""
     parser.add_argument("--config", action="config", help="YAML file of the run; later flags override its keys.")
-    parser.add_class_arguments(TrainConfig, fail_untyped=False)
-    return parser
+    parser.add_class_arguments(TrainConfig, fail_untyped=False, skip=skip)
 
 
 def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") -> TrainConfig:
@@ -49,9 +47,8 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     check_config_files(arguments)
-    parser = build_parser(
-        prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file."
-    )
+    parser = Parser(prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file.")
+    add_run_flags(parser)
     return build_config_of(parser.parse_args(arguments))
 
 

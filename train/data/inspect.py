@@ -5,6 +5,7 @@ so that the reason can be seen; the refusal comes last.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
 
@@ -14,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from heads.backbone.loading import load_tokenizer, read_vocab_size
 from heads.data.documents import DataConfig
+from train.config import TrainConfig
 from train.data.packing import build_datasets, read_sources
 from train.data.report import DataReport, PackReport, Source, SourceReport
 
@@ -23,7 +26,29 @@ GREEN, DIM = "green", "dim"
 COUNTS = ("rows", "bad", "empty", "too short", "documents", "longer than a block", "tokens", "supervised")
 
 
-def run(
+@dataclass(kw_only=True)
+class InspectFlags:
+    """Flags of `python -m train inspect-data`.
+
+    Attributes:
+        samples: documents to show
+    """
+
+    samples: int = 3
+
+
+def inspect_data(config: TrainConfig, flags: InspectFlags) -> None:
+    """What `python -m train inspect-data` does."""
+    show_data(
+        config.data,
+        load_tokenizer(config.backbone),
+        num_heads=config.num_heads,
+        vocab_size=read_vocab_size(config.backbone),
+        samples=flags.samples,
+    )
+
+
+def show_data(
     data_config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     *,

@@ -4,128 +4,92 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import TrainingArguments
 
 from heads.checkpoint.adapter import has_adapter
-from heads.interface.token_heads import TokenHeads
 from train.config import TrainConfig
 from train.objective.model import TrainedModel
-from train.plan.shapes import nbytes, numel
+from train.plan.shapes import ParameterCount, nbytes
 
 PEAK_TFLOPS = {"A100": 312, "L40S": 362, "H100": 989}
 """Dense bfloat16 products per second of common GPUs, as their makers state them, in 10¹² FLOP/s."""
 ASSUMED_MFU = 0.4
 """Share of that peak which training reaches, where none is stated: an assumption."""
-
-Disk = dict[str, int]
-"""Bytes by what is written."""
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Throughput:
-    """What was stated about the speed of one GPU; None where nothing was.
+class Machine:
+    """What is stated about the machine and the data of a run: the flags of `python -m train plan`.
 
     Attributes:
-        tflops: its peak, in 10¹² FLOP/s.
-        mfu: the share of the peak that is reached.
-        tokens_per_second: measured, in place of both.
+        gpus: processes that the run is shared over, one a GPU
+        memory: memory of one GPU, such as 80GB or 24GiB; with it, what will not fit is said
+        device: where it is to run; cuda, or cpu with trainer.use_cpu: true
+        tokens: tokens of training data; else data on this machine is counted
+        tflops: peak of one GPU in 10^12 FLOP/s, such as 989; for the hours
+        mfu: share of that peak which is reached, for the hours
+        tokens_per_second: throughput of one GPU where it is known; for the hours
     """
 
+    gpus: int = 1
+    memory: str | None = None
+    device: Literal["cuda", "cpu"] | None = None
+    tokens: int | None = None
     tflops: float | None = None
     mfu: float = ASSUMED_MFU
     tokens_per_second: float | None = None
 
+    def check(self) -> None:
+        """Raise ValueError on a number that no machine has."""
+        for name in ("gpus", "tokens"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"--{name} {count} was given; give a whole number of 1 and more.")
+        for name in ("tflops", "tokens_per_second"):
+            if (speed := getattr(self, name)) is not None and not 0 < speed < float("inf"):
+                raise ValueError(f"--{name.replace('_', '-')} {speed} was given; give a number above 0.")
+        if not 0 < self.mfu <= 1:
+            raise ValueError(
+                f"--mfu {self.mfu} was given; it is a share of the peak: give a number above 0 and up to 1."
+            )
 
-def field(config: TrainConfig, name: str) -> Any:
+    @property
+    def room(self) -> int | None:
+        """Bytes of one GPU's memory."""
+        return None if self.memory is None else parse_bytes(self.memory)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from a number with a unit.
+
+    >>> parse_bytes("80GB"), parse_bytes("24 GiB"), parse_bytes("80e9")
+    (80000000000, 25769803776, 80000000000)
+
+    Raises:
+        ValueError: no number, or an unknown unit.
+    """
+    found = re.fullmatch(r"\s*(\d*\.?\d+(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
+    size = float(found[1]) * UNITS.get(found[2], 0) if found else 0
+    if size < 1:
+        raise ValueError(f"--memory {text!r} was given; give a size with its unit, such as 80GB, 24GiB or 80e9.")
+    return int(size)
+
+
+def trainer_field(config: TrainConfig, name: str) -> Any:
     """A field of `trainer`, or the default that a run has for it."""
     defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)} | {"save_total_limit": 2}
     return config.trainer.get(name, defaults[name])
 
 
-def blocks_per_step(config: TrainConfig, gpus: int) -> int:
-    """Blocks between two updates, over all processes."""
-    return int(field(config, "per_device_train_batch_size") * field(config, "gradient_accumulation_steps") * gpus)
-
-
-def count_steps(config: TrainConfig, blocks: int | None, gpus: int) -> int | None:
-    """Updates of the run, counted as transformers' Trainer does; None where only the data could say."""
-    if (limit := field(config, "max_steps")) > 0:
-        return int(limit)
-    if blocks is None:
-        return None
-    accumulated = field(config, "gradient_accumulation_steps")
-    batches = math.ceil(blocks / (field(config, "per_device_train_batch_size") * gpus))
-    return math.ceil(field(config, "num_train_epochs") * max(1, math.ceil(batches / accumulated)))
-
-
-def hours(flops: float, tokens: float, gpus: int, stated: Throughput) -> dict[str, float]:
-    """Hours by the GPU they are for.
-
-    >>> hours(3.6e18, 0, 1, Throughput(tflops=500, mfu=0.5))
-    {'500 TFLOP/s stated': 4.0}
-    >>> hours(0, 7.2e6, 2, Throughput(tokens_per_second=1000))
-    {'1,000 tokens/s stated': 1.0}
-    """
-    if stated.tokens_per_second:
-        return {f"{stated.tokens_per_second:,.0f} tokens/s stated": tokens / stated.tokens_per_second / gpus / 3600}
-    peaks = {f"{stated.tflops:g} TFLOP/s stated": stated.tflops} if stated.tflops else PEAK_TFLOPS
-    return {name: flops / (peak * 1e12 * stated.mfu * gpus) / 3600 for name, peak in peaks.items()}
-
-
-def disk(config: TrainConfig, model: TrainedModel, blocks: int | None, steps: int | None = None) -> tuple[Disk, int]:
-    """Bytes that the run writes into output_dir, and bytes of cached hidden states (0 where not known or not fixed)."""
-    save_dtype = getattr(torch, config.save_dtype)
-    result = saved(model, save_dtype)
-    written = {"last/": result}
-    if model.token_heads is not None and evaluates(config):
-        written["best/"] = result
-    if config.save_every_steps:
-        name, count = checkpoints(config, steps)
-        written[name] = count * (saved(model, torch.float32) + optimizer_bytes(model))
-    return written, cached_states(config, model, blocks or 0)
-
-
-def checkpoints(config: TrainConfig, steps: int | None) -> tuple[str, int]:
-    """How many lie in output_dir at the most; without a limit all that are written, one at the last step among them."""
-    kept = field(config, "save_total_limit") or 0
-    if kept > 0:
-        return f"{kept} checkpoint-*/ and one on its way", kept + 1
-    if steps is None:
-        return "each checkpoint-*/: all are kept, and how many is unknown", 1
-    count = max(1, math.ceil(steps / config.save_every_steps))
-    return f"{count:,} checkpoint-*/: all are kept, no trainer.save_total_limit", count
-
-
-def saved(model: TrainedModel, dtype: torch.dtype) -> int:
-    """Bytes of one folder: the heads, and the backbone where it is trained (its adapter alone, in its own dtype)."""
-    size = 0 if model.token_heads is None else in_dtype(list(model.token_heads.state_dict().values()), dtype)
-    if not model.trains_backbone:
-        return size
-    if has_adapter(model.model):
-        return size + nbytes([p for name, p in model.model.named_parameters() if "lora_" in name])
-    return size + in_dtype(list(model.model.parameters()), dtype)
-
-
-def in_dtype(tensors: list[Any], dtype: torch.dtype) -> int:
-    return numel(tensors) * dtype.itemsize
-
-
-def optimizer_bytes(model: TrainedModel) -> int:
-    """AdamW's two moments, each in its weight's dtype."""
-    return 2 * nbytes([p for p in model.parameters() if p.requires_grad])
-
-
-def cached_states(config: TrainConfig, model: TrainedModel, blocks: int) -> int:
-    """The taps of all training blocks as they are stored; a backbone that is trained has none that stay."""
-    heads: TokenHeads | None = model.token_heads
-    if heads is None or model.trains_backbone:
-        return 0
-    row = len(model.stored_taps) * model.backbone.hidden_size * stored_dtype(config, model).itemsize
-    return blocks * config.data.block_size * row
+def mixed_precision(config: TrainConfig) -> torch.dtype | None:
+    return torch.bfloat16 if trainer_field(config, "bf16") else torch.float16 if trainer_field(config, "fp16") else None
 
 
 def stored_dtype(config: TrainConfig, model: TrainedModel) -> torch.dtype:
@@ -137,3 +101,73 @@ def stored_dtype(config: TrainConfig, model: TrainedModel) -> torch.dtype:
 
 def evaluates(config: TrainConfig) -> bool:
     return bool(config.data.eval or config.data.eval_fraction)
+
+
+def count_steps(config: TrainConfig, blocks: int | None, gpus: int) -> int | None:
+    """Updates of the run, counted as transformers' Trainer does; None where only the data could say."""
+    if (limit := trainer_field(config, "max_steps")) > 0:
+        return int(limit)
+    if blocks is None:
+        return None
+    batches = math.ceil(blocks / (trainer_field(config, "per_device_train_batch_size") * gpus))
+    updates = math.ceil(batches / trainer_field(config, "gradient_accumulation_steps"))
+    return math.ceil(trainer_field(config, "num_train_epochs") * max(1, updates))
+
+
+def hours(flops: float, tokens: float, machine: Machine) -> dict[str, float]:
+    """Hours by the GPU they are for: one whose throughput or peak is stated, or common ones.
+
+    >>> hours(3.6e18, 0, Machine(tflops=500, mfu=0.5))
+    {'500 TFLOP/s stated': 4.0}
+    >>> hours(0, 7.2e6, Machine(gpus=2, tokens_per_second=1000))
+    {'1,000 tokens/s stated': 1.0}
+    """
+    if (speed := machine.tokens_per_second) is not None:
+        return {f"{speed:,.0f} tokens/s stated": tokens / speed / machine.gpus / 3600}
+    peaks = {f"{machine.tflops:g} TFLOP/s stated": machine.tflops} if machine.tflops else PEAK_TFLOPS
+    return {name: flops / (peak * 1e12 * machine.mfu * machine.gpus) / 3600 for name, peak in peaks.items()}
+
+
+def bytes_in_output_dir(config: TrainConfig, model: TrainedModel, steps: int | None) -> dict[str, int]:
+    """Bytes that the run writes, by what is written."""
+    result = saved_bytes(model, getattr(torch, config.save_dtype))
+    written = {"last/": result}
+    if model.token_heads is not None and evaluates(config):
+        written["best/"] = result
+    if config.save_every_steps:
+        name, count = checkpoints(config, steps)
+        written[name] = count * (saved_bytes(model, torch.float32) + ParameterCount.of(model).moments_bytes)
+    return written
+
+
+def checkpoints(config: TrainConfig, steps: int | None) -> tuple[str, int]:
+    """How many lie in output_dir at the most; without a limit all that are written, one at the last step among them."""
+    limit = trainer_field(config, "save_total_limit") or 0
+    if limit > 0:
+        return f"{limit} checkpoint-*/ and one on its way", limit + 1
+    if steps is None:
+        return "each checkpoint-*/: all are kept, and how many is unknown", 1
+    count = max(1, math.ceil(steps / config.save_every_steps))
+    return f"{count:,} checkpoint-*/: all are kept, no trainer.save_total_limit", count
+
+
+def saved_bytes(model: TrainedModel, dtype: torch.dtype) -> int:
+    """One folder: the heads, and the backbone where it is trained (its adapter alone, in its own dtype)."""
+
+    def in_dtype(tensors: Iterable[Tensor]) -> int:
+        return sum(t.numel() for t in tensors) * dtype.itemsize
+
+    of_heads = 0 if model.token_heads is None else in_dtype(model.token_heads.state_dict().values())
+    if not model.trains_backbone:
+        return of_heads
+    if has_adapter(model.model):
+        return of_heads + nbytes(p for name, p in model.model.named_parameters() if "lora_" in name)
+    return of_heads + in_dtype(model.model.parameters())
+
+
+def stored_bytes(config: TrainConfig, model: TrainedModel, blocks: int) -> int:
+    """The hidden states of all training blocks; 0 where the backbone is trained and none could stay."""
+    if model.token_heads is None or model.trains_backbone:
+        return 0
+    row = len(model.stored_taps) * model.backbone.hidden_size * stored_dtype(config, model).itemsize
+    return blocks * config.data.block_size * row

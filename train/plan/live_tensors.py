@@ -1,7 +1,7 @@
-"""Which tensors are alive, in bytes and by part, while code runs; and the matrix products that it does.
+"""Which tensors are alive while code runs, in bytes and by what they are for; and the FLOPs of its matrix products.
 
-Works on tensors without memory as on real ones: each operator's outputs are looked at, and a storage counts until the
-last tensor on it is gone. What matters of a run is kept: the moments that could be its peak under some engine.
+It works on tensors without memory as on real ones: the outputs of each operator are looked at, and a storage counts
+until the last tensor on it is gone. Of a run it keeps the moments that could be its peak under some engine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from train.objective.losses import LOSS_SCOPE
 
 FROZEN, TRAINED, GRADIENTS = "frozen weights", "trained weights", "gradients"
 CASTS, INPUTS, BACKBONE = "weights in another dtype", "mask and inputs", "backbone activations"
@@ -24,9 +27,9 @@ HEADS, LOSS, BACKWARD = "heads activations", "loss", "backward's own"
 TRANSIENT = (CASTS, INPUTS, BACKBONE, HEADS, LOSS, BACKWARD)
 
 Moment = dict[str, int]
-"""Bytes by part at one time: the parts of `TRANSIENT`, and GRADIENTS."""
+"""Bytes at one time, by purpose: those of `TRANSIENT`, and GRADIENTS."""
 
-aten = torch.ops.aten
+aten, profiler = torch.ops.aten, torch.ops.profiler
 FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     aten.addmm_: flop_registry[aten.addmm],
@@ -36,72 +39,91 @@ FLOPS: dict[Any, Callable[..., int]] = {
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts what is alive. `part` names what is being made.
+    """Counts what is alive. `purpose` names what new tensors are for.
+
+    `nonzero` of a tensor without memory is taken to find every entry, which is the most that it can.
 
     >>> with LiveTensors() as live:
-    ...     live.part = LOSS
+    ...     live.purpose = HEADS
     ...     a = torch.zeros(10)
     ...     b = torch.zeros(20)     # 120 bytes are alive, then 40
     ...     del b
     ...     c = torch.zeros(5)
-    >>> live.frontier, live.bytes[LOSS]
-    ([{'loss': 120}], 60)
+    >>> live.peaks, live.bytes[HEADS]
+    ([{'heads activations': 120}], 60)
+
+    Attributes:
+        peaks: the moments of which no other has at least as much of both, activations and gradients.
+        flops: of all matrix products and attention.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.part = INPUTS
+        self.purpose = INPUTS
         self.bytes: Counter[str] = Counter()
         self.flops = 0
-        self.frontier: list[Moment] = []
-        self._parts: dict[int, str] = {}
+        self.peaks: list[Moment] = []
+        self._outer_purposes: list[str] = []
+        self._purposes: dict[int, str] = {}
         self._watched: dict[int, Any] = {}
 
     @contextlib.contextmanager
-    def making(self, part: str) -> Iterator[None]:
-        before, self.part = self.part, part
+    def making(self, purpose: str) -> Iterator[None]:
+        before, self.purpose = self.purpose, purpose
         try:
             yield
         finally:
-            self.part = before
+            self.purpose = before
 
-    def label(self, tensor: Tensor, part: str) -> None:
-        """Count a tensor under a part, whether it was seen before or not."""
+    def label(self, tensor: Tensor, purpose: str) -> None:
+        """Count a tensor's storage under a purpose, in place of the one that it may have been counted under."""
         storage = tensor.untyped_storage()
-        if id(storage) in self._parts:
-            self._release(id(storage), storage.nbytes())
         key, size = id(storage), storage.nbytes()
-        self._parts[key] = part
+        if key in self._purposes:
+            self._release(key, size)
+        self._purposes[key] = purpose
         self._watched[key] = weakref.ref(storage, lambda _: self._release(key, size))
-        self.bytes[part] += size
+        self.bytes[purpose] += size
 
     def _release(self, key: int, size: int) -> None:
         del self._watched[key]
-        self.bytes[self._parts.pop(key)] -= size
+        self.bytes[self._purposes.pop(key)] -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        self._follow_scope(func, args)
+        if func is aten.nonzero.default and isinstance(args[0], FakeTensor):
+            out = args[0].new_empty((args[0].numel(), args[0].ndim), dtype=torch.long)
+        else:
+            out = func(*args, **(kwargs or {}))
         if (formula := FLOPS.get(func._overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
-        new = [t for t in tree_leaves(out) if isinstance(t, Tensor) and id(t.untyped_storage()) not in self._parts]
+        new = [t for t in tree_leaves(out) if isinstance(t, Tensor) and id(t.untyped_storage()) not in self._purposes]
         for tensor in new:
-            self.label(tensor, CASTS if self._casts_a_weight(func, args) else self.part)
+            self.label(tensor, CASTS if self._casts_a_weight(func, args) else self.purpose)
         if new:
             self._remember()
         return out
 
+    def _follow_scope(self, func: Any, args: Any) -> None:
+        """What is made between `record_function` of the loss and its end is the loss's."""
+        if func is profiler._record_function_enter_new.default:
+            self._outer_purposes.append(self.purpose)
+            self.purpose = LOSS if args[0] == LOSS_SCOPE else self.purpose
+        elif func is profiler._record_function_exit._RecordFunction:
+            self.purpose = self._outer_purposes.pop()
+
     def _casts_a_weight(self, func: Any, args: Any) -> bool:
         weights = (FROZEN, TRAINED)
-        return func is aten._to_copy.default and self._parts.get(id(args[0].untyped_storage())) in weights
+        return func is aten._to_copy.default and self._purposes.get(id(args[0].untyped_storage())) in weights
 
     def _remember(self) -> None:
-        """Keep this moment unless another has at least as much of both, activations and gradients."""
-        now = self._height(self.bytes)
-        if any(all(a >= b for a, b in zip(self._height(moment), now, strict=True)) for moment in self.frontier):
+        now = heights(self.bytes)
+        if any(all(a >= b for a, b in zip(heights(peak), now, strict=True)) for peak in self.peaks):
             return
-        self.frontier = [m for m in self.frontier if any(a > b for a, b in zip(self._height(m), now, strict=True))]
-        self.frontier.append({part: self.bytes[part] for part in (*TRANSIENT, GRADIENTS) if self.bytes[part]})
+        self.peaks = [p for p in self.peaks if any(a > b for a, b in zip(heights(p), now, strict=True))]
+        self.peaks.append({name: self.bytes[name] for name in (*TRANSIENT, GRADIENTS) if self.bytes[name]})
 
-    @staticmethod
-    def _height(moment: Any) -> tuple[int, int]:
-        return sum(moment.get(part, 0) for part in TRANSIENT), moment.get(GRADIENTS, 0)
+
+def heights(moment: Moment | Counter[str]) -> tuple[int, int]:
+    """Bytes of activations, and of gradients."""
+    return sum(moment.get(name, 0) for name in TRANSIENT), moment.get(GRADIENTS, 0)

@@ -1,4 +1,4 @@
-"""Bytes per process under each engine, part by part: arithmetic on sizes, no model in sight.
+"""Bytes per process under each engine, by purpose: arithmetic on sizes, no model in sight.
 
 An engine cuts weights, gradients and optimizer states into one share for each process or keeps them whole. What it
 gathers for the moment of use and keeps for communication is counted at its upper bound:
@@ -17,19 +17,23 @@ A pass that stores hidden states comes before the engine and has the whole model
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
+from train.engine.sharding import find_units
+from train.objective.model import TrainedModel
 from train.plan.live_tensors import CASTS, FROZEN, GRADIENTS, TRAINED, Moment
+from train.plan.shapes import ParameterCount
+from train.plan.step import TracedStep
 
 OPTIMIZER, GATHERED, COMMUNICATION = "optimizer states", "gathered for use", "communication"
 BUCKET_ELEMENTS, LIVE_ELEMENTS = 5 * 10**8, 10**9
 MOST_PROCESSES = 1024
 
 Bytes = dict[str, int]
-"""Bytes by part."""
+"""Bytes by purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,49 +41,53 @@ class Sizes:
     """What the arithmetic reads.
 
     Attributes:
-        frozen: bytes of weights and buffers that are not trained.
-        trained: bytes of trained weights, in the dtype in which they are trained; gradients are of the same size.
-        moments: bytes of AdamW's two moments.
-        numel: all parameters.
-        trained_numel: the trained ones.
-        root: elements of the root group, which lies in no unit: embeddings, norms, unembeddings.
-        unit: elements of the largest unit: a decoder layer, or a head's own module.
-        root_trained: elements of the root group that are trained.
-        unit_trained: elements of the largest unit that are trained.
+        all: parameters of everything that a process keeps without an engine; gradients are of the trained ones' size.
+        unit: the largest unit (a decoder layer, or a head's own module), and the most of one that is trained.
+        root: what lies in no unit: embeddings, norms, unembeddings.
+        step: the moments that could be a peak.
         half: training is in mixed precision, so weights are gathered in 2 bytes.
-        training: the moments of a micro-batch that could be its peak.
-        evaluating: those of an evaluation batch.
-        storing: those of the pass that stores hidden states; none where nothing is stored.
     """
 
-    frozen: int
-    trained: int
-    moments: int
-    numel: int
-    trained_numel: int
-    root: int
-    unit: int
-    root_trained: int
-    unit_trained: int
-    half: bool
-    training: list[Moment]
-    evaluating: list[Moment]
-    storing: list[Moment] = field(default_factory=list)
+    all: ParameterCount
+    unit: ParameterCount
+    root: ParameterCount
+    step: TracedStep
+    half: bool = False
 
     @property
     def storing_peak(self) -> int:
         """Bytes of one process while hidden states are stored; 0 where they are not."""
-        return self.frozen + self.trained + max(map(total, self.storing)) if self.storing else 0
+        return self.all.nbytes + max(map(total, self.step.storing)) if self.step.storing else 0
 
     @property
     def element(self) -> int:
         """Bytes of a gathered element: the mean over the weights, or 2."""
-        return 2 if self.half else -(-(self.frozen + self.trained) // max(1, self.numel))
+        return 2 if self.half else share(self.all.nbytes, max(1, self.all.numel))
+
+    @property
+    def in_use(self) -> int:
+        """Elements gathered at a time: the root group, a unit in use and one fetched ahead."""
+        return min(self.root.numel + 2 * self.unit.numel, self.all.numel)
+
+
+def measure_sizes(model: TrainedModel, whole: ParameterCount, step: TracedStep, *, half: bool) -> Sizes:
+    units = [ParameterCount.of(unit) for unit in find_units(model)]
+    trained = max(unit.trained for unit in units)
+    return Sizes(
+        all=whole,
+        unit=ParameterCount(trained=trained, frozen=max(unit.numel for unit in units) - trained),
+        root=ParameterCount(
+            trained=whole.trained - sum(unit.trained for unit in units),
+            frozen=whole.frozen - sum(unit.frozen for unit in units),
+        ),
+        step=step,
+        half=half,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
-    """How an engine distributes a run; the names are those of launch/*.yaml.
+class Launch:
+    """How the engine of a launch file distributes a run; the names are those of launch/*.yaml.
 
     Attributes:
         shards: which of FROZEN, TRAINED, GRADIENTS and OPTIMIZER every process holds only a share of.
@@ -98,22 +106,28 @@ class Engine:
     def is_fsdp(self) -> bool:
         return self.name.startswith("fsdp2")
 
-    def runs_on(self, processes: int) -> int:
-        return 1 if self.name == "single" else processes
 
-
-WEIGHTS = frozenset({FROZEN, TRAINED})
-ALL = WEIGHTS | {GRADIENTS, OPTIMIZER}
-ENGINES = (
-    Engine(name="single"),
-    Engine(name="ddp"),
-    Engine(name="fsdp2", shards=ALL),
-    Engine(name="fsdp2_multi_node", shards=ALL),
-    Engine(name="zero1", shards=frozenset({OPTIMIZER}), deepspeed=True),
-    Engine(name="zero2", shards=frozenset({OPTIMIZER, GRADIENTS}), deepspeed=True),
-    Engine(name="zero3", shards=ALL, deepspeed=True),
-    Engine(name="zero3_offload", shards=ALL, deepspeed=True, offloads=True),
+ALL = frozenset({FROZEN, TRAINED, GRADIENTS, OPTIMIZER})
+LAUNCHES = (
+    Launch(name="single"),
+    Launch(name="ddp"),
+    Launch(name="fsdp2", shards=ALL),
+    Launch(name="fsdp2_multi_node", shards=ALL),
+    Launch(name="zero1", shards=frozenset({OPTIMIZER}), deepspeed=True),
+    Launch(name="zero2", shards=frozenset({OPTIMIZER, GRADIENTS}), deepspeed=True),
+    Launch(name="zero3", shards=ALL, deepspeed=True),
+    Launch(name="zero3_offload", shards=ALL, deepspeed=True, offloads=True),
 )
+
+
+def read_launches(folder: Path = Path("launch")) -> tuple[Launch, ...]:
+    """All of them, with what FSDP2's files say about giving up gathered weights, where the files are here."""
+    return tuple(replace(e, reshards=reads_reshards(folder / f"{e.name}.yaml")) if e.is_fsdp else e for e in LAUNCHES)
+
+
+def reads_reshards(path: Path) -> bool:
+    fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return bool(fields.get("fsdp_config", {}).get("fsdp_reshard_after_forward", True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +135,10 @@ class Memory:
     """Bytes of one process.
 
     Attributes:
-        training: on the device at the peak of a training step, by part.
-        evaluating: on the device at the peak of an evaluation, all parts together.
+        training: on the device at the peak of a training step, by purpose.
+        evaluating: on the device at the peak of an evaluation.
         storing: on the device at the peak of storing hidden states; 0 where that is not done.
-        host: in the host's memory, for this process.
+        host: in the host's memory.
     """
 
     training: Bytes
@@ -137,78 +151,67 @@ class Memory:
         return max(total(self.training), self.evaluating, self.storing)
 
 
-def memory_of(engine: Engine, sizes: Sizes, processes: int) -> Memory:
-    """One process's memory under an engine, with `processes` of them (a single process under "single")."""
-    processes = engine.runs_on(processes)
-    kept, host = persistent(engine, sizes, processes)
-    overhead = extra(engine, sizes, processes)
-    moments = [kept | overhead | moment_under(engine, sizes, m, processes) for m in sizes.training]
-    activations = max(map(total, sizes.evaluating), default=0)
-    evaluating = total(kept) + overhead.get(GATHERED, 0) + activations if activations else 0
+def memory_of(launch: Launch, sizes: Sizes, processes: int) -> Memory:
+    """One process's memory, with `processes` of them (a single process under "single")."""
+    processes = 1 if launch.name == "single" else processes
+    held, host = persistent(launch, sizes, processes)
+    overhead = {} if processes == 1 and not launch.offloads else engine_overhead(launch, sizes)
+    moments = [held | overhead | moment_under(launch, sizes, moment, processes) for moment in sizes.step.training]
+    activations = max(map(total, sizes.step.evaluating), default=0)
+    evaluating = total(held) + overhead.get(GATHERED, 0) + activations if activations else 0
     return Memory(training=max(moments, key=total), evaluating=evaluating, storing=sizes.storing_peak, host=host)
 
 
-def persistent(engine: Engine, sizes: Sizes, processes: int) -> tuple[Bytes, int]:
-    """What is there all the time: on the device by part, and bytes on the host."""
-    half = engine.deepspeed and sizes.half
-    master = 4 * sizes.trained_numel
-    full = {
-        FROZEN: min(sizes.frozen, 2 * (sizes.numel - sizes.trained_numel)) if half else sizes.frozen,
-        TRAINED: 2 * sizes.trained_numel if half else sizes.trained,
-        OPTIMIZER: master + 8 * sizes.trained_numel if engine.deepspeed else sizes.moments,
+def persistent(launch: Launch, sizes: Sizes, processes: int) -> tuple[Bytes, int]:
+    """What is there all the time: on the device by purpose, and bytes on the host."""
+    half, count = launch.deepspeed and sizes.half, sizes.all
+    whole = {
+        FROZEN: min(count.frozen_bytes, 2 * count.frozen) if half else count.frozen_bytes,
+        TRAINED: 2 * count.trained if half else count.trained_bytes,
+        OPTIMIZER: (4 + 8) * count.trained if launch.deepspeed else count.moments_bytes,
     }
-    held = {part: share(size, processes) if part in engine.shards else size for part, size in full.items()}
-    if not engine.offloads:
+    held = {name: share(size, processes) if name in launch.shards else size for name, size in whole.items()}
+    if not launch.offloads:
         return held, 0
-    return dict.fromkeys(held, 0), sum(held.values()) + share(gradients(engine, sizes), processes)
+    return dict.fromkeys(held, 0), total(held) + share(gradients(launch, sizes), processes)
 
 
-def extra(engine: Engine, sizes: Sizes, processes: int) -> Bytes:
-    """What is gathered for use and kept for communication."""
-    if engine.name == "single" or (processes == 1 and not engine.offloads):
-        return {}
-    if engine.name == "ddp":
-        return {COMMUNICATION: sizes.trained}
-    if engine.is_fsdp:
-        gathered = working_set(sizes) if engine.reshards else sizes.numel
+def engine_overhead(launch: Launch, sizes: Sizes) -> Bytes:
+    """What several processes gather for use and keep for communication."""
+    if launch.name == "ddp":
+        return {COMMUNICATION: sizes.all.trained_bytes}
+    if launch.is_fsdp:
+        gathered = sizes.in_use if launch.reshards else sizes.all.numel
         return {GATHERED: sizes.element * gathered, COMMUNICATION: unshared_gradients(sizes)}
-    bucket = {COMMUNICATION: (2 if sizes.half else 4) * min(BUCKET_ELEMENTS, sizes.trained_numel)}
-    if FROZEN not in engine.shards:
+    bucket = {COMMUNICATION: (2 if sizes.half else 4) * min(BUCKET_ELEMENTS, sizes.all.trained)}
+    if FROZEN not in launch.shards:
         return bucket
-    live = max(working_set(sizes), min(LIVE_ELEMENTS, sizes.numel))
-    return {GATHERED: sizes.element * live, **bucket}
+    return {GATHERED: sizes.element * max(sizes.in_use, min(LIVE_ELEMENTS, sizes.all.numel)), **bucket}
 
 
 def unshared_gradients(sizes: Sizes) -> int:
     """FSDP2's gradients before they are shared out, and what it sums: while a unit's are summed the root group's wait.
 
-    In mixed precision a gradient has 2 bytes and what is summed 4 (`train.sharding.mixed_precision`), else both have
-    the weight's.
+    In mixed precision a gradient has 2 bytes and what is summed 4 (train/engine/sharding.py), else both have the
+    weight's.
     """
-    kept = 2 if sizes.half else share(sizes.trained, max(1, sizes.trained_numel))
-    summed = 4 if sizes.half else kept
-    root, unit = sizes.root_trained, sizes.unit_trained
-    return max(kept * (root + unit) + summed * unit, (kept + summed) * root)
+    waiting = 2 if sizes.half else share(sizes.all.trained_bytes, max(1, sizes.all.trained))
+    summed = 4 if sizes.half else waiting
+    root, unit = sizes.root.trained, sizes.unit.trained
+    return max(waiting * (root + unit) + summed * unit, (waiting + summed) * root)
 
 
-def working_set(sizes: Sizes) -> int:
-    """Elements gathered at once: the root group, a unit in use and one fetched ahead."""
-    return min(sizes.root + 2 * sizes.unit, sizes.numel)
-
-
-def moment_under(engine: Engine, sizes: Sizes, moment: Moment, processes: int) -> Bytes:
+def moment_under(launch: Launch, sizes: Sizes, moment: Moment, processes: int) -> Bytes:
     """Activations and gradients of one moment, as the engine holds them."""
-    whole = moment.get(GRADIENTS, 0) * gradients(engine, sizes) // max(1, sizes.trained)
-    held = share(whole, processes) if GRADIENTS in engine.shards else whole
-    casts_none = sizes.half and (engine.deepspeed or engine.is_fsdp)
-    left_out = {GRADIENTS, CASTS} if casts_none else {GRADIENTS}
-    parts = {part: size for part, size in moment.items() if part not in left_out}
-    return parts | {GRADIENTS: 0 if engine.offloads else held}
+    whole = moment.get(GRADIENTS, 0) * gradients(launch, sizes) // max(1, sizes.all.trained_bytes)
+    held = 0 if launch.offloads else share(whole, processes) if GRADIENTS in launch.shards else whole
+    casts_none = sizes.half and (launch.deepspeed or launch.is_fsdp)
+    return {name: size for name, size in moment.items() if not (casts_none and name == CASTS)} | {GRADIENTS: held}
 
 
-def gradients(engine: Engine, sizes: Sizes) -> int:
+def gradients(launch: Launch, sizes: Sizes) -> int:
     """Bytes of all gradients together."""
-    return 2 * sizes.trained_numel if engine.deepspeed and sizes.half else sizes.trained
+    return 2 * sizes.all.trained if launch.deepspeed and sizes.half else sizes.all.trained_bytes
 
 
 def total(parts: Bytes) -> int:
@@ -224,20 +227,8 @@ def share(size: int, processes: int) -> int:
     return -(-size // processes)
 
 
-def launched_engines(folder: Path = Path("launch")) -> tuple[Engine, ...]:
-    """The engines, with what the launch files of FSDP2 say about giving up gathered weights, where they are here."""
-    return tuple(replace(e, reshards=reads_reshards(folder / f"{e.name}.yaml")) if e.is_fsdp else e for e in ENGINES)
-
-
-def reads_reshards(path: Path) -> bool:
-    fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return bool(fields.get("fsdp_config", {}).get("fsdp_reshard_after_forward", True))
-
-
-def fewest_processes(engine: Engine, sizes: Sizes, room: float) -> int | None:
+def fewest_processes(launch: Launch, sizes: Sizes, room: float) -> int | None:
     """The smallest number of processes whose tensors each fit into `room` bytes; None where none does up to 1024."""
-    counts = range(1, 2 if engine.name == "single" else MOST_PROCESSES + 1)
-    if memory_of(engine, sizes, counts[0]).peak <= room:
-        return 1
-    first = 1 + bisect_left(counts[1:], True, key=lambda n: memory_of(engine, sizes, n).peak <= room)
+    counts = range(1, 2 if launch.name == "single" else MOST_PROCESSES + 1)
+    first = bisect_left(counts, True, key=lambda count: memory_of(launch, sizes, count).peak <= room)
     return counts[first] if first < len(counts) else None

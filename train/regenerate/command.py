@@ -7,7 +7,6 @@ would have written.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import sys
@@ -23,9 +22,9 @@ from heads.backbone.loading import load_backbone, load_tokenizer, read_vocab_siz
 from heads.checkpoint import save_load
 from heads.checkpoint.opening import default_device
 from heads.decoding.tree_decoding import TreeDecoding
-from train.config import TrainConfig, read_config
+from train.config import TrainConfig
 from train.data.hidden_states import fingerprint
-from train.regenerate.config import RegenerateConfig
+from train.regenerate.config import RegenerateConfig, RegenerateFlags
 from train.regenerate.output import OutputFile
 from train.regenerate.rewriting import Rewriting, Tally
 from train.regenerate.source import SourceRows
@@ -33,81 +32,42 @@ from train.regenerate.writing import Key, Writer
 
 WINDOW = 4
 """Batches between two appends: more sort better by length, fewer lose less when a run is killed."""
-NOT_COMPARED = ("batch_size",)
-"""Fields that change the last bits of logits alone, so a run may go on with others (on a device with less memory)."""
 
 
-def regenerate(arguments: list[str]) -> None:
+def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
     """Write a run's training data as its backbone would say it: answers of conversations, ends of texts.
 
-    The file is data for training: `data.train: [{path: FILE.jsonl}]`. A run that was killed goes on where it stopped
-    when the same command is given again.
+    Raises:
+        ValueError: flags, a backbone or data that nothing can be written with.
+        SystemExit: with code 130 when it is interrupted; whole lines stay.
     """
-    options, rest = build_parser().parse_known_args(arguments)
-    fields = [field.name for field in dataclasses.fields(RegenerateConfig)]
-    settings = RegenerateConfig(**{name: getattr(options, name) for name in fields})
-    settings.check()
-    if options.limit is not None and options.limit < 1:
-        raise ValueError(f"--limit {options.limit} was given; allowed are 1 row and more.")
-    config = read_config(rest, prog="python -m train regenerate-data --out FILE.jsonl")
+    flags.check()
     if config.backbone.random_weights:
         raise ValueError("backbone.random_weights was given: such a backbone has nothing to say; give a trained one.")
     transformers.logging.set_verbosity_error()  # generate would remark on settings that are meant
     tokenizer = load_tokenizer(config.backbone)
     model = load_backbone(config.backbone, default_device())
-    rows = SourceRows(config.data, settings, tokenizer, read_vocab_size(config.backbone))
-    writer = Writer(model, settings, find_all_ends(model, rows), open_decoding(options.heads, model))
-    refuse_long_prompts(writer, settings, rows)
-    with OutputFile(options.out, what_decides(config, settings, rows, model)) as output:
+    rows = SourceRows(config.data, flags, tokenizer, read_vocab_size(config.backbone))
+    writer = Writer(model, flags, find_all_ends(model, rows), open_decoding(flags, model))
+    refuse_long_prompts(writer, flags, rows)
+    with OutputFile(flags.out, what_decides(config, flags, rows, model)) as output:
         try:
-            tally = write_lines(rows, writer, output, settings, options.limit)
+            tally = write_lines(rows, writer, output, flags)
         except KeyboardInterrupt:
             told = f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n"
             sys.stderr.write(told)
             sys.exit(130)
         if output.lines == rows.lines:
             output.finish()
-    report(output, settings, tally, rows.lines)
+    report(output, flags, tally, rows.lines)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    default = RegenerateConfig()
-    parser = argparse.ArgumentParser(
-        prog="python -m train regenerate-data",
-        description=regenerate.__doc__,
-        epilog="--config FILE and every flag of train.py may be given too; backbone and data are what is read of them: "
-        "--config configs/demo/grounded.yaml --data.seed 1. See docs/data.md.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--out", required=True, metavar="FILE.jsonl", help="what is written, a line for each row; gone on with")
-    add("--temperature", type=float, default=default.temperature, help="of draws; 0 is greedy (%(default)s)")
-    add("--top-p", type=float, default=default.top_p, help="draw from the likeliest tokens of this sum (%(default)s)")
-    add(
-        "--max-new-tokens", type=int, default=default.max_new_tokens, metavar="N",
-        help="tokens of an answer, or behind a text's prompt, at most (%(default)s)",
-    )  # fmt: skip
-    add(
-        "--prompt-tokens", type=int, default=default.prompt_tokens, metavar="N",
-        help="tokens of a text that stay as its prompt (%(default)s)",
-    )  # fmt: skip
-    add(
-        "--prompts-per-text", type=int, default=default.prompts_per_text, metavar="N",
-        help="places of a text, evenly spread, that a prompt is taken from (%(default)s)",
-    )  # fmt: skip
-    add("--batch-size", type=int, default=default.batch_size, metavar="N", help="rows written at once (%(default)s)")
-    add("--limit", type=int, metavar="N", help="write the first N rows alone")
-    add("--seed", type=int, default=default.seed, help="of the draws (%(default)s)")
-    add("--heads", metavar="FOLDER", help="heads on this backbone, to write the same text faster")
-    return parser
-
-
-def open_decoding(folder: str | None, model: Any) -> TreeDecoding | None:
+def open_decoding(flags: RegenerateFlags, model: Any) -> TreeDecoding | None:
     """
     Raises:
         ValueError: no heads there, or heads of another backbone.
     """
-    return None if folder is None else TreeDecoding(save_load.load(folder, model))
+    return TreeDecoding(save_load.load(flags.heads, model)) if isinstance(flags.heads, str) else None
 
 
 def find_all_ends(model: Any, rows: SourceRows) -> list[int]:
@@ -149,11 +109,10 @@ def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRo
         )
 
 
-def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRows, model: Any) -> dict[str, Any]:
+def what_decides(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, model: Any) -> dict[str, Any]:
     """All that the lines depend on; what a run that goes on must have as well."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
-    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in NOT_COMPARED}
     return {
         "backbone": backbone.name_or_path,
         "revision": backbone.revision,
@@ -167,16 +126,14 @@ def what_decides(config: TrainConfig, settings: RegenerateConfig, rows: SourceRo
         "ends": rows.ends,
         "data.seed": data.seed,
         "chat_template": template,
-        **kept,
+        **flags.decide_the_text,
     }
 
 
-def write_lines(
-    rows: SourceRows, writer: Writer, output: OutputFile, settings: RegenerateConfig, limit: int | None
-) -> Tally:
+def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, flags: RegenerateFlags) -> Tally:
     """All lines that the file does not have yet; of the first `limit` rows alone where it is given."""
-    total = rows.per_row * (len(rows) if limit is None else min(limit, len(rows)))
-    window = WINDOW * settings.batch_size
+    total = rows.per_row * (len(rows) if flags.limit is None else min(flags.limit, len(rows)))
+    window = WINDOW * flags.batch_size
     tally = Tally()
     start = time.perf_counter()
     with tqdm(total=total, initial=min(output.lines, total), desc="lines", unit="line", dynamic_ncols=True) as bar:

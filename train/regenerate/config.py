@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(kw_only=True)
@@ -42,3 +44,35 @@ class RegenerateConfig:
                 raise ValueError(f"--{flag} {getattr(self, name)} was given; allowed are 1 and more.")
         if self.seed < 0:
             raise ValueError(f"--seed {self.seed} was given; allowed are 0 and more.")
+
+
+@dataclass(kw_only=True)
+class RegenerateFlags(RegenerateConfig):
+    """All flags of the command.
+
+    Attributes:
+        out: the .jsonl file that is written, a line for each row; the same command goes on where it stopped.
+        limit: write the first rows alone, this many.
+        heads: folder of heads on this backbone, to write the same text faster; the fields that a run's file has there
+            are not read.
+    """
+
+    out: str = ""
+    limit: int | None = None
+    heads: str | dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.out:
+            raise ValueError("--out was not given; name the file that is to be written, such as --out data/new.jsonl.")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"--limit {self.limit} was given; allowed are 1 row and more.")
+
+    @property
+    def decide_the_text(self) -> dict[str, Any]:
+        """The fields that a run which goes on must have as well.
+
+        Another batch size changes the last bits of logits alone: a run may go on with one that needs less memory.
+        """
+        names = [field.name for field in dataclasses.fields(RegenerateConfig) if field.name != "batch_size"]
+        return {name: getattr(self, name) for name in names}

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heads.data.chat import VICUNA_TEMPLATE, ChatEncoder
 from heads.data.documents import DataConfig, SourceConfig
-from train.data.inspect import SHOWN_TOKENS, colour, run
+from train.data.inspect import SHOWN_TOKENS, colour, show_data
 
 BASE = DEMO / "base"
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello [bold]there[/bold]."}]
@@ -32,7 +32,7 @@ def printed(tokenizer, config: DataConfig, colours: bool = False, **options) -> 
     output = io.StringIO()
     console = Console(file=output, width=160, force_terminal=colours, color_system="standard" if colours else None)
     try:
-        run(config, tokenizer, num_heads=3, vocab_size=2048, console=console, **options)
+        show_data(config, tokenizer, num_heads=3, vocab_size=2048, console=console, **options)
     except ValueError as error:
         return f"{output.getvalue()}REFUSED {error}"
     return output.getvalue()

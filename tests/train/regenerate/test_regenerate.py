@@ -18,8 +18,8 @@ from heads.data.chat import choose_template, encode_chat
 from heads.data.documents import DataConfig, SourceConfig
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create
+from train.__main__ import main, run_command
 from train.data.packing import build_datasets
-from train.regenerate.command import regenerate
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile, is_finished
 from train.regenerate.rewriting import Tally, end_of_turn, rewrite_chat
@@ -50,7 +50,7 @@ def write(folder, out, *flags, data="text", batch=4):
     train = [{"path": str(folder / f"{data}.jsonl")}]
     config = write_config(folder, "run", backbone={"dtype": "float64"}, data={"train": train})
     sizes = ("--batch-size", str(batch), "--prompt-tokens", "12", "--max-new-tokens", "10")
-    regenerate(["--config", config, "--out", str(folder / out), *sizes, *flags])
+    run_command(["regenerate-data", "--config", config, "--out", str(folder / out), *sizes, *flags])
     return (folder / out).read_bytes()
 
 
@@ -300,7 +300,7 @@ def test_conversations_and_texts_do_not_mix(folder):
     both = [{"path": str(folder / "text.jsonl")}, {"path": str(folder / "chat.jsonl")}]
     config = write_config(folder, "run", data={"train": both})
     with pytest.raises(ValueError, match="a file holds either conversations or texts"):
-        regenerate(["--config", config, "--out", str(folder / "out.jsonl")])
+        run_command(["regenerate-data", "--config", config, "--out", str(folder / "out.jsonl")])
 
 
 def test_a_full_disk_leaves_whole_lines(folder, monkeypatch):
@@ -495,13 +495,10 @@ def test_an_answer_ends_where_the_template_ends_it(backbone):
     assert end_of_turn(tokenizer, "{% for m in messages %}{{ m.content }}\n{% endfor %}") == []
 
 
-def test_help_explains(capsys, monkeypatch):
-    from train.__main__ import dispatch
-
-    monkeypatch.setattr(sys, "stdout", sys.stdout)
+def test_help_explains(capsys):
     with pytest.raises(SystemExit) as end:
-        dispatch(["regenerate-data", "--help"])
+        main(["regenerate-data", "--help"])
     told = capsys.readouterr().out
     assert end.value.code == 0
-    for words in ("--out FILE.jsonl", "0 is greedy", "goes on where it stopped", "docs/data.md"):
+    for words in ("--out OUT", "0 is greedy", "goes on where it stopped", "docs/data.md"):
         assert words in " ".join(told.split())

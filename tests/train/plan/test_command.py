@@ -1,0 +1,97 @@
+"""What `python -m train plan` prints, and how it refuses."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from train.__main__ import main
+from train.config import read_config
+from train.plan.command import plan
+from train.plan.costs import Machine
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def printed(*arguments, **machine):
+    output = io.StringIO()
+    plan(read_config(arguments), Machine(**machine), Console(file=output, width=140))
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("name", ["base", "medusa2", "grounded_soft", "dynamo"])
+def test_each_kind_of_run_is_planned(name, monkeypatch):
+    """A backbone alone, heads and backbone together, heads with a teacher, and heads with layers of their own."""
+    monkeypatch.chdir(ROOT)
+    shown = printed("--config", f"configs/demo/{name}.yaml", tokens=1_000_000, gpus=2, memory="80GB")
+    for words in ("Parameters", "frozen weights", "zero3", "FLOPs of the run", "hours on 2 x H100", "last/"):
+        assert words in shown
+    assert "NO" not in shown
+    assert "warning" not in shown
+
+
+def test_the_rows_of_stored_states_are_shown_where_they_are_stored(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    flags = ["--config", "configs/demo/grounded.yaml"]
+    live, stored = (printed(*flags, *more, tokens=100_000) for more in ((), ("--cache_hidden_states", "true")))
+    assert "hidden states of all training blocks, if cached" in live
+    rows = "storing hidden states", "FLOPs of storing the hidden states of a block", "in $HF_DATASETS_CACHE"
+    for row in rows:
+        assert row in stored
+        assert row not in live
+
+
+def test_data_on_this_machine_is_counted(monkeypatch, tmp_path):
+    import datasets
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    text = tmp_path / "text.txt"
+    text.write_text("def f(x):\n    return x\n" * 400)
+    flags = ["--data.train", f"[{{path: {text}}}]", "--data.eval", "[]", "--trainer.max_steps", "-1"]
+    shown = printed("--config", "configs/demo/grounded.yaml", *flags, "--data.heldout_list", "null")
+    assert re.search(r"training blocks\s+\d", shown)
+    assert re.search(r"steps\s+\d", shown)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--memory", "80 parsecs"], "--memory '80 parsecs' was given; give a size with its unit, such as 80GB"),
+        (["--gpus", "0"], "--gpus 0 was given; give a whole number of 1 and more"),
+        (["--mfu", "40"], "--mfu 40.0 was given; it is a share of the peak"),
+        (["--tflops", "-1"], "--tflops -1.0 was given; give a number above 0"),
+        (["--backbone.name_or_path", "/nowhere/at-all"], "could not be loaded as a causal LM"),
+    ],
+)
+def test_errors_are_one_sentence(flags, words, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "--config", "configs/demo/grounded.yaml", *flags])
+    assert stopped.value.code == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert words in shown
+    assert shown.count("\n") == 1
+
+
+def test_help_explains_the_flags(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in ("--gpus", "--memory", "--device", "--tokens", "--tflops", "--mfu", "--tokens-per-second", "--config"):
+        assert flag in shown
+
+
+def test_the_flags_are_read_beside_those_of_the_run(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    machine = ["--gpus=2", "--memory", "24GiB", "--device", "cpu", "--tokens", "64000", "--tokens-per-second", "1e3"]
+    run = ["--data.block_size", "64", "--trainer.max_steps", "-1", "--trainer.num_train_epochs", "1"]
+    main(["plan", "--config", "configs/demo/grounded.yaml", *machine, *run, "--trainer.per_device_train_batch_size=1"])
+    shown = capsys.readouterr().out
+    for words in ("2 processes", "fits in 25.8 GB", "hours on 2 x 1,000 tokens/s stated"):
+        assert words in shown
+    assert re.search(r"training blocks\s+1,000", shown)
