@@ -1,6 +1,6 @@
 """Lossless rules give the backbone's distribution, whatever drafts are.
 
-On toy vocabularies every outcome of every draw is enumerated with its probability: the rule's own code runs once for
+On toy vocabularies every outcome of every sample is enumerated with its probability: the rule's own code runs once for
 each, and what comes out is the backbone's distribution to 1e-12 (float64 sums of a few thousand terms; 1e-15 is seen).
 Through `generate` it is a chi-square test. Both are also run on rules that are wrong on purpose, and fail them.
 """
@@ -60,16 +60,16 @@ def total_variation(a: Tensor, b: Tensor) -> float:
 
 def draws_without_replacement(q: Sequence[float], count: int) -> Iterator[tuple[float, list[int]]]:
     """Every sequence of drafts and its probability; where q gives no more tokens, the first others fill up."""
-    for drawn in itertools.permutations(range(len(q)), count):
+    for sampled in itertools.permutations(range(len(q)), count):
         probability, left = 1.0, sum(q)
-        for i, x in enumerate(drawn):
+        for i, x in enumerate(sampled):
             if left > 0:
                 probability *= q[x] / left
-                left = sum(q[y] for y in range(len(q)) if y not in drawn[: i + 1])
-            elif x != min(y for y in range(len(q)) if y not in drawn[:i]):
+                left = sum(q[y] for y in range(len(q)) if y not in sampled[: i + 1])
+            elif x != min(y for y in range(len(q)) if y not in sampled[:i]):
                 probability = 0.0
         if probability:
-            yield probability, list(drawn)
+            yield probability, list(sampled)
 
 
 def law_of_the_token(p_V: Tensor, q_V: Tensor, num_drafts: int, stated_V: Tensor | None = None) -> Tensor:
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Tensor, Tensor]] = {
     "q one-hot": (doubles(0.1, 0.2, 0.3, 0.4), doubles(0, 1, 0, 0)),
     "both one-hot, equal": (doubles(0, 1, 0), doubles(0, 1, 0)),
     "both one-hot, different": (doubles(0, 1, 0), doubles(1, 0, 0)),
-    "not drawn at all": (random_distribution(4, seed=4), torch.zeros(4, dtype=torch.float64)),
+    "not sampled at all": (random_distribution(4, seed=4), torch.zeros(4, dtype=torch.float64)),
     "q certain but for 1e-14": (doubles(0.3, 0.3, 0.4), doubles(1e-14, 1 - 2e-14, 1e-14)),
 }
 
@@ -276,7 +276,7 @@ class ToyPass:
         return PROMPT[:-1] + tuple(tokens[i] for i in self.shape.ancestors(node))
 
     def draft(self) -> list[int]:
-        """The tree's tokens, those of one parent without replacement; the likeliest where none are drawn by lot."""
+        """The tree's tokens, those of one parent without replacement; the likeliest where none are sampled."""
         tokens = [PROMPT[-1]]
         for node in range(1, self.tree.num_nodes):
             parent = self.tree.parents[node]
@@ -430,7 +430,7 @@ def sampled_pairs(
     return torch.bincount(out.sequences[:, 4] * 5 + out.sequences[:, 5], minlength=25).double(), out.stats
 
 
-# Eight tests at 1e-4: were all seeds drawn anew, a right rule would fail one of them once in 1250 times. Seeds are
+# Eight tests at 1e-4: were all seeds sampled anew, a right rule would fail one of them once in 1250 times. Seeds are
 # fixed, so it passes always or never. 600 draws over 25 pairs find a law that is off by Σ(p' - p)²/p = 0.15 ninety-nine
 # times in a hundred; the wrong rules below are far beyond that.
 RIGHT, WRONG = 1e-4, 1e-12
@@ -476,7 +476,7 @@ def test_a_rule_without_the_residual_fails_the_chi_square(sampling, monkeypatch)
 
 
 def test_drafts_of_another_temperature_than_stated_fail_the_chi_square(monkeypatch):
-    """The rule is told q, but its drafts are drawn from q² (temperature 1/2)."""
+    """The rule is told q, but its drafts are sampled from q² (temperature 1/2)."""
 
     def colder(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         return sample_without_replacement(q_MV**2, count, generator)

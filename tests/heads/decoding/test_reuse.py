@@ -1,4 +1,4 @@
-"""Kept caches change what is read and never what is said: every turn equals a fresh call's and plain generate's.
+"""Reused caches change what is read and never the text: every turn equals a fresh call's and plain generate's.
 
 Models run in float64 with sdpa, where rounding is far below the gaps between the two best logits, so no difference is
 excused. That caches are used at all is counted: by the tokens that the backbone was given, not by our own statistics.
@@ -44,16 +44,16 @@ def test_each_turn_reads_only_what_is_new(family, name, lookup):
     decoding = heads.TreeDecoding(token_heads, ANY_DEPTH, lookup=lookup, keep_caches=True)
     fresh = heads.TreeDecoding(token_heads, ANY_DEPTH, lookup=lookup)
     text = random_tokens(1, 9, seed=50)
-    kept = 0
+    reused = 0
     for turn in range(3):
         with reads(token_heads.backbone) as seen:
             out = say(decoding, text)
         assert torch.equal(out.sequences, plainly(decoding, text)), turn
-        assert seen[0] == text.shape[1] - kept == out.stats.prompt_tokens
+        assert seen[0] == text.shape[1] - reused == out.stats.prompt_tokens
         # The same drafts are accepted as in a call that has read everything itself: heads' states were rolled back too.
         assert out.stats.drafted == say(fresh, text).stats.drafted
         # The last token is always read anew: where it was drafted, its node may have lain behind the text's end.
-        kept = out.sequences.shape[1] - 1
+        reused = out.sequences.shape[1] - 1
         text = torch.cat([out.sequences, random_tokens(1, 4, seed=60 + turn)], dim=1)
 
 

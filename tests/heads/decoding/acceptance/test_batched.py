@@ -1,4 +1,4 @@
-"""All nodes judged at once against the walk: the same text, the same draws for a seed, one synchronisation a pass."""
+"""All nodes in one batch beside the walk: the same text, the same samples from a seed, one synchronisation a pass."""
 
 from __future__ import annotations
 

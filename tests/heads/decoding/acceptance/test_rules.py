@@ -1,4 +1,4 @@
-"""The rules on real requests: greedy text under every rule, ends, scores, batches, and what typical acceptance keeps.
+"""The rules on real requests: greedy text under every rule, ends, scores, batches, and what typical acceptance accepts.
 
 That lossless rules are lossless is in test_lossless.py.
 """
@@ -73,7 +73,7 @@ def test_thresholds_are_probabilities(epsilon, delta):
 # --- greedy requests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}], ids=["at_once", "node_by_node"])
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}], ids=["batched", "node_by_node"])
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_text_and_passes_are_those_of_the_exact_rule(rule, options):
     """Also that nothing is drawn: drafts are the heads' best, so passes are as few."""

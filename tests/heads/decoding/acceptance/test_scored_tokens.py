@@ -58,7 +58,7 @@ def test_greedy_text_is_generates_and_holds_tokens_that_are_not_scored(family, t
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_candidates_are_the_best_of_the_scored_tokens(family):
-    """Static, dynamic and drawn drafts against full heads whose other logits are forbidden."""
+    """Static, dynamic and sampled drafts against full heads whose other logits are forbidden."""
     full = make_heads(family, Backbone(shared_model("llama", "sdpa")), num_heads=2)
     few = heads.prune_vocabulary(full, FEW)
     h = torch.randn(6, full.backbone.hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

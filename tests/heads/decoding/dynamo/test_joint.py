@@ -289,7 +289,7 @@ def test_draws_follow_the_joint():
             counts[row][tuple(ngram)] = counts[row].get(tuple(ngram), 0) + 1
     for row in range(2):
         wanted = {ngram: value * draws for ngram, value in entries([here], row).items()}
-        assert set(counts[row]) <= set(wanted), "what is zero is never drawn"
+        assert set(counts[row]) <= set(wanted), "what is zero is never sampled"
         frequent = [ngram for ngram, value in wanted.items() if value >= 5]
         rest = sum(value for ngram, value in wanted.items() if ngram not in frequent)
         chi_square = sum((counts[row].get(ngram, 0) - wanted[ngram]) ** 2 / wanted[ngram] for ngram in frequent)

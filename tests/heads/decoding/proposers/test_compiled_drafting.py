@@ -71,7 +71,7 @@ def test_one_graph_for_a_tree_and_a_batch_that_shrinks(captured):
     tokens, mask = left_padded([random_tokens(n, seed=n).tolist() for n in (3, 9, 5)])
     settings = {**ROOM, "attention_mask": mask, "max_new_tokens": 24}
     plain = model.generate(tokens, **settings)
-    settings["eos_token_id"] = int(plain[0, -20])  # some rows end early, and the others lose their graph's company
+    settings["eos_token_id"] = int(plain[0, -20])  # some rows end early, and the graph is left with fewer
     plain = model.generate(tokens, **settings)
     assert bool((plain == PAD).any())
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -34,8 +34,8 @@ def test_the_best_length_by_hand():
         assert length.choose(1) == PROBES[0], "another batch size has times of its own"
 
 
-def test_alpha_counts_what_was_judged():
-    """Behind a rejected token none is judged; a whole chain has no rejected one. Earlier counts fade by 2 %."""
+def test_alpha_counts_what_was_compared():
+    """No draft behind a rejected one is compared; earlier counts fade by 2 %."""
     length = AdaptiveLength(compared=0.0, accepted=0.0)
     length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4], emitted=[1, 3, 5])
     assert (length.accepted, length.compared) == (0 + 2 + 4, 1 + 3 + 4)
@@ -45,8 +45,8 @@ def test_alpha_counts_what_was_judged():
     assert length.alpha == pytest.approx((0.98**2 * 6 + 2) / (0.98 * (0.98 * 8 + 3) + 2), rel=1e-12)
 
 
-def test_a_row_that_ends_inside_an_accepted_chain_judged_none_behind_its_end():
-    """The draft model is the backbone, so no draft is ever rejected: judged and accepted grow by the same numbers."""
+def test_a_row_that_ends_inside_an_accepted_chain_compares_none_behind_its_end():
+    """The draft model is the backbone, so no draft is ever rejected: compared and accepted grow by the same numbers."""
     greedy = shared("llama").generate(PROMPT, max_new_tokens=24, do_sample=False, **NO_EOS)[0, PROMPT.shape[1] :]
     end = next(t for i, t in enumerate(greedy.tolist()) if i >= 3 and t not in greedy[:i].tolist())
     decoding = heads.DraftModelDecoding(shared("llama"), k="adaptive")

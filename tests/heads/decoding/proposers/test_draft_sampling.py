@@ -33,8 +33,8 @@ def test_sampled_text_has_the_backbones_distribution(setting):
     assert statistic < limit(degrees), setting
     drafts, degrees_of_drafts = chi_square(found, joint(draft_model, options))
     assert drafts > 2 * limit(degrees_of_drafts), "the draft model's own distribution would have passed too"
-    judged = out.stats.row_passes - len(rows)
-    assert 0.1 * judged < out.stats.accepted_per_depth[0] < 0.95 * judged, "both branches are to be taken often"
+    compared = out.stats.row_passes - len(rows)
+    assert 0.1 * compared < out.stats.accepted_per_depth[0] < 0.95 * compared, "both branches are to be taken often"
 
 
 def test_drafts_are_accepted_as_often_as_the_distributions_overlap():

@@ -135,12 +135,12 @@ def test_a_rule_that_draws_takes_the_static_tree_of_a_dynamic_file(fitted):
     decoding = heads.TreeDecoding(token_heads, rule="rejection")
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
     token_heads = fitted(kind="dynamic", dynamic=dynamic, paths=(), lookup=3)
-    default, drawn = heads.TreeDecoding(make_heads("medusa", token_heads.backbone, num_heads=2)), "rejection"
-    assert heads.TreeDecoding(token_heads, rule=drawn).tree.paths == default.tree.paths
+    default, sampling = heads.TreeDecoding(make_heads("medusa", token_heads.backbone, num_heads=2)), "rejection"
+    assert heads.TreeDecoding(token_heads, rule=sampling).tree.paths == default.tree.paths
     assert heads.TreeDecoding(token_heads).tree == dynamic, "other rules use it"
     for asked in (dynamic, token_heads.tuned_tree.path):
         with pytest.raises(ValueError, match="rule='rejection' was given with a dynamic tree"):
-            heads.TreeDecoding(token_heads, asked, rule=drawn)
+            heads.TreeDecoding(token_heads, asked, rule=sampling)
 
 
 def test_a_plain_one_decodes_plainly(fitted, monkeypatch):

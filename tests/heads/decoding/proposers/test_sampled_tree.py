@@ -1,4 +1,4 @@
-"""Drafts that are drawn by lot: from what the proposal says, without replacement, and anew at each node."""
+"""Sampled drafts: from the distribution that the proposal names, without replacement, and anew at each node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def state_after(token_heads: Any, tokens_BT: Tensor) -> Any:
 
 
 @torch.no_grad()
-def drawn(family: str, rows: int = 2, processors: LogitsProcessorList = COOL, seed: int = 0) -> tuple[Tensor, Tensor]:
+def sampled(family: str, rows: int = 2, processors: LogitsProcessorList = COOL, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Tokens and distributions of one drafting, for rows of different texts."""
     token_heads = heads_of(family)
     index = SampledTreeIndex(TREE, rows, "cpu", grounded=token_heads.grounded)
@@ -73,7 +73,7 @@ def test_ranks_by_draw_keep_the_shape(tree):
 def test_q_is_the_heads_distribution_at_the_very_node(family):
     """Each node's q, against a walk down to that node alone; a shifted or swapped row would be silently lossy."""
     token_heads = heads_of(family)
-    tokens_BN, q_BQV = drawn(family)
+    tokens_BN, q_BQV = sampled(family)
     index = SampledTreeIndex(TREE, 2, "cpu", grounded=token_heads.grounded)
     assert q_BQV.shape[1] == (max(index.sampled_from) + 1) < TREE.num_nodes
     assert index.sampled_from[0] == -1
@@ -93,18 +93,18 @@ def test_q_is_the_heads_distribution_at_the_very_node(family):
 
 @pytest.mark.parametrize("family", ["medusa", "own_output"])
 def test_siblings_differ_and_a_seed_repeats_them(family):
-    tokens_BN, _ = drawn(family)
+    tokens_BN, _ = sampled(family)
     for row in tokens_BN.tolist():
         for node in range(TREE.num_nodes):
             below = [row[child] for child in TREE.children[node]]
             assert len(set(below)) == len(below)
-    assert tokens_BN.equal(drawn(family)[0])
-    assert not tokens_BN.equal(drawn(family, seed=1)[0])
+    assert tokens_BN.equal(sampled(family)[0])
+    assert not tokens_BN.equal(sampled(family, seed=1)[0])
 
 
 def test_a_request_for_the_best_token_drafts_it_first():
     best = LogitsProcessorList([TopKLogitsWarper(1)])
-    tokens_BN, q_BQV = drawn("grounded", processors=best)
+    tokens_BN, q_BQV = sampled("grounded", processors=best)
     index = SampledTreeIndex(TREE, 2, "cpu", grounded=True)
     assert ((q_BQV == 0) | (q_BQV == 1)).all()
     firsts = [TREE.children[node][0] for node in range(TREE.num_nodes) if TREE.children[node]]
