@@ -227,7 +227,8 @@ def describe(hint: Any, field: dataclasses.Field[Any]) -> str:
 
 def noun(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return " and ".join(map(repr, get_args(kind)))
+        *others, last = map(repr, get_args(kind))
+        return f"{', '.join(others)} and {last}" if others else last
     if get_origin(kind) in (list, tuple):
         return f"lists of {noun(get_args(kind)[0])}"
     return NOUNS.get(get_origin(kind) or kind, "mappings")

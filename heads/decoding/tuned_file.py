@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 import torch
 
-from heads.decoding.proposers.prompt_lookup import check_lookup
-from heads.decoding.trees.dynamic import DynamicTree, check_integer
+from heads.decoding.proposers.prompt_lookup import MAX_LOOKUP
+from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.interface.token_heads import TokenHeads
+from heads.validation import build, validated, within
 
 Kind = Literal["static", "dynamic", "plain"]
-KINDS: tuple[Kind, ...] = ("static", "dynamic", "plain")
 TUNED_TREE = "tree.json"
 
 
@@ -127,42 +127,53 @@ def read_tree_file(path: str | Path) -> TunedTree:
             f"The tree file {path} cannot be read ({error.strerror or error}); give a JSON file of paths, or the "
             f"tree.json in a folder of heads."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         said = str(error).rstrip(".")
         raise ValueError(
             f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}, or what `headway tune-tree` wrote; {said}.'
         ) from None
 
 
+@validated
+@dataclass(kw_only=True)
+class TreeFile:
+    """The fields of a tree.json as JSON has them; `TunedTree` has what they stand for."""
+
+    paths: list[list[int]] | None = None
+    kind: Kind = "static"
+    dynamic: dict[str, Any] | None = None
+    lookup: int | None = within(0, MAX_LOOKUP, default=None)
+    compile: bool = False
+    prediction: dict[str, Any] = field(default_factory=dict)
+    measured_on: dict[str, Any] = field(default_factory=dict)
+    heads_sha256: str | None = None
+
+    def validate_kind(self) -> None:
+        if self.paths is None and self.kind != "plain":
+            raise ValueError(f"kind={self.kind!r} was given without paths; give both.")
+        if self.dynamic is None and self.kind == "dynamic":
+            raise ValueError("kind='dynamic' was given without dynamic; give its nodes, depth and width.")
+
+
 def parse(content: Any) -> TunedTree:
     """The file's content with every field checked.
 
     Raises:
-        ValueError, KeyError, TypeError: they are not.
+        ValueError, TypeError: it is no object, or a field has a value that is not allowed.
     """
-    kind = content.get("kind", "static") if isinstance(content, dict) else None
-    if kind not in KINDS:
-        raise ValueError(f"its kind is {kind!r}, allowed are {', '.join(KINDS)}")
-    without = kind == "plain" or (kind == "dynamic" and content["paths"] == [])
-    paths = () if without else Tree(content["paths"]).paths[1:]
-    lookup = content.get("lookup", 0 if "kind" in content else None)
-    compiles = content.get("compile", False)
-    if not isinstance(compiles, bool):
-        raise ValueError(f"its compile is {compiles!r}, allowed are true and false")
-    checksum = content.get("heads_sha256")
-    if not isinstance(checksum, str | None):
-        raise ValueError(f"its heads_sha256 is {checksum!r}, allowed are a string and null")
-    objects = {name: content.get(name, {}) for name in ("prediction", "measured_on")}
-    if not all(isinstance(value, dict) for value in objects.values()):
-        raise ValueError("its prediction and measured_on must be objects")
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}")
+    fields = build(TreeFile, {"lookup": 0, **content} if "kind" in content else content, of=TUNED_TREE)
+    without = fields.kind == "plain" or (fields.kind == "dynamic" and not fields.paths)
     return TunedTree(
-        kind=kind,
-        paths=paths,
-        dynamic=DynamicTree(**content["dynamic"]) if kind == "dynamic" else None,
-        lookup=None if lookup is None else check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
-        compile=compiles,
-        heads_sha256=checksum,
-        **objects,
+        kind=fields.kind,
+        paths=() if without else Tree(fields.paths or []).paths[1:],
+        dynamic=DynamicTree(**fields.dynamic or {}) if fields.kind == "dynamic" else None,
+        lookup=fields.lookup,
+        compile=fields.compile,
+        prediction=fields.prediction,
+        measured_on=fields.measured_on,
+        heads_sha256=fields.heads_sha256,
     )
 
 

@@ -8,7 +8,6 @@ as JSON with everything that is needed to measure them again. `headway evaluate`
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from heads.evaluation.predictions import BATCH, Block, predict, stack
 from heads.evaluation.tables import describe_machine, progress_bar, versions
 from heads.interface.token_heads import TokenHeads
 from heads.ngrams.table import NgramTable
+from heads.validation import nearest
 
 METRICS = ("perplexity", "accuracy")
 THRESHOLDS = ",".join(f"{i / 10:g}" for i in range(11))
@@ -182,9 +182,7 @@ def read_metrics(metrics: str | None, *, with_heatmaps: bool) -> list[str]:
     names = [name.strip() for name in metrics.split(",")]
     for name in names:
         if name not in METRICS:
-            near = difflib.get_close_matches(name, METRICS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"--metrics has {name!r}; allowed are {', '.join(METRICS)}.{hint}")
+            raise ValueError(f"--metrics has {name!r}; allowed are {', '.join(METRICS)}.{nearest(name, METRICS)}")
     return names
 
 

@@ -126,6 +126,7 @@ def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") ->
 
 def such_as(hint: Any) -> str:
     """
+    >>> from train.config.settings import RatesConfig
     >>> such_as(RatesConfig)
     ' (heads, base, heads_to_base)'
     """

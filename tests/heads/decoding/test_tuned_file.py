@@ -203,7 +203,7 @@ def test_new_heads_have_none():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"kind": "other"}, "kind is 'other', allowed are static, dynamic, plain"),
+        ({"kind": "other"}, "kind='other' was given; allowed are 'static', 'dynamic' and 'plain'"),
         ({"kind": "static"}, "paths"),
         ({"kind": "dynamic", "paths": [[0]]}, "dynamic"),
         ({"kind": "dynamic", "paths": [[0]], "dynamic": {"nodes": 1}}, r"nodes=1\) was given"),
@@ -221,9 +221,10 @@ def test_new_heads_have_none():
             ({"kind": "plain", "lookup": value}, f"lookup={value!r} was given; .* integers")
             for value in ("10", 4.5, True)
         ),
-        ({"kind": "plain", "heads_sha256": 5}, "heads_sha256 is 5, allowed are a string and null"),
-        ({"kind": "plain", "compile": 1}, "compile is 1, allowed are true and false"),
-        ({"kind": "plain", "measured_on": 3}, "must be objects"),
+        ({"kind": "plain", "heads_sha256": 5}, "heads_sha256=5 was given; allowed are texts, or null"),
+        ({"kind": "plain", "compile": 1}, "compile=1 was given; allowed are true and false"),
+        ({"kind": "plain", "measured_on": 3}, "measured_on=3 was given; allowed are mappings"),
+        ({"kind": "plain", "lookpu": 3}, "'lookpu' is no field of tree.json; .* Did you mean 'lookup'"),
     ],
     ids=str,
 )
