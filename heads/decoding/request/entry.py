@@ -1,4 +1,4 @@
-"""The one entry of every decoding method: `generate` calls it, what was asked for is checked, and it decodes.
+"""The one entry of every decoding method: it checks what `generate` was called with, and decodes.
 
 A method is a subclass with two verbs: `check_model`, and `decode`, which runs the passes.
 """
