@@ -29,7 +29,7 @@ PACKAGES = ("headway", "torch", "transformers", "tokenizers")
 
 def speed_table(results: Sequence[MethodResult], title: str) -> Table:
     """One line for each method; the ratio's range is over single repeats."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("method", overflow="fold")
     columns = (
         "tokens\nper\npass",
