@@ -19,7 +19,7 @@ from heads.backbone.loading import load_tokenizer, read_vocab_size
 from heads.data.documents import DataConfig
 from train.config import TrainConfig
 from train.data.packing import build_datasets, read_sources
-from train.data.report import DataReport, PackReport, Source, SourceReport
+from train.data.report import CountedSource, DataReport, PackReport, SourceReport
 
 SHOWN_TOKENS = 400  # of a sample; the rest is counted
 GREEN, DIM = "green", "dim"
@@ -69,7 +69,7 @@ def show_data(
     show_packing(packed.report, data_config, console)
 
 
-def source_table(train: list[Source], evaluated: list[Source], *, streamed: bool) -> Table:
+def source_table(train: list[CountedSource], evaluated: list[CountedSource], *, streamed: bool) -> Table:
     first_rows = " (first rows of each stream)" if streamed else ""
     listed = [("train", source) for source in train] + [("eval", source) for source in evaluated]
     table = Table(title=f"Sources{first_rows}", title_justify="left")
@@ -87,7 +87,9 @@ def count_cells(report: SourceReport) -> list[str]:
     return [f"{count:,}" for count in counts] + [f"{report.supervised_share:.1%}"]
 
 
-def show_samples(sources: list[Source], tokenizer: PreTrainedTokenizerBase, samples: int, console: Console) -> None:
+def show_samples(
+    sources: list[CountedSource], tokenizer: PreTrainedTokenizerBase, samples: int, console: Console
+) -> None:
     """The first usable documents, the sources in turn, each under a rule that marks where it begins."""
     streams = [sample_documents(source, samples) for source in sources]
     in_turn = [stream[index] for index in range(samples) for stream in streams if index < len(stream)]
@@ -99,7 +101,7 @@ def show_samples(sources: list[Source], tokenizer: PreTrainedTokenizerBase, samp
         console.rule()
 
 
-def sample_documents(source: Source, samples: int) -> list[tuple[str, dict[str, Any]]]:
+def sample_documents(source: CountedSource, samples: int) -> list[tuple[str, dict[str, Any]]]:
     rows = source.documents.rows
     if source.kept is not None:
         # Spread over the source: its first documents are often its oddest.

@@ -20,18 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from heads.data.documents import CACHE_VERSION, DataConfig, SourceConfig, cache_file, load_documents
 from heads.data.rows import DOCUMENT_FEATURES
 from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, pack, to_table
-from train.data.report import (
-    CHECKED_ROWS,
-    DataReport,
-    PackReport,
-    Source,
-    SourceReport,
-    check_config,
-    count_rows,
-    refuse,
-    refuse_no_block,
-    warn,
-)
+from train.data.refusals import check_config, refuse, refuse_no_block, warn
+from train.data.report import CHECKED_ROWS, CountedSource, DataReport, PackReport, SourceReport, count_rows
 from train.data.streaming import pack_streamed
 
 logger = logging.getLogger(__name__)
@@ -59,22 +49,22 @@ def build_datasets(
 
 def read_sources(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, num_heads: int
-) -> tuple[list[Source], list[Source]]:
+) -> tuple[list[CountedSource], list[CountedSource]]:
     """Tokenised and counted sources for training and for evaluation; refuses only a config that contradicts itself."""
     check_config(config, num_heads)
 
-    def read(source: SourceConfig) -> Source:
+    def read(source: SourceConfig) -> CountedSource:
         documents = load_documents(source, config, tokenizer, streaming=config.streaming)
         rows = documents.rows
         if isinstance(rows, IterableDataset):
             rows = Dataset.from_list(list(rows.take(CHECKED_ROWS)), features=DOCUMENT_FEATURES)
         report, kept = count_rows(documents, rows, num_heads=num_heads, block_size=config.block_size)
-        return Source(documents=documents, report=report, kept=None if config.streaming else kept)
+        return CountedSource(documents=documents, report=report, kept=None if config.streaming else kept)
 
     return [read(source) for source in config.train], [read(source) for source in config.eval]
 
 
-def pack_stored(train: list[Source], evaluated: list[Source], config: DataConfig) -> PackedData:
+def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], config: DataConfig) -> PackedData:
     """Splits off evaluation documents, mixes, packs; everything on disk and reused by the next run."""
     parts, eval_parts = [], []
     for source in train:
@@ -100,7 +90,7 @@ def pack_stored(train: list[Source], evaluated: list[Source], config: DataConfig
     return PackedData(train=blocks, eval=eval_blocks, report=report)
 
 
-def shuffled(source: Source, seed: int) -> tuple[Dataset, np.ndarray]:
+def shuffled(source: CountedSource, seed: int) -> tuple[Dataset, np.ndarray]:
     """A source's rows, and the numbers of those to use in the seed's order."""
     assert source.kept is not None
     return source.documents.rows, np.random.default_rng(seed).permutation(source.kept)

@@ -17,15 +17,8 @@ from datasets import Dataset, IterableDataset
 from heads.data.documents import FOR_EVAL, DataConfig, is_sampled
 from heads.data.rows import DOCUMENT_FEATURES
 from train.data.blocks import BLOCK_FEATURES, Document, PackedData, pack, to_table
-from train.data.report import (
-    CHECKED_ROWS,
-    SHOWN_PROBLEMS,
-    DataReport,
-    Source,
-    refuse_bad_rows,
-    refuse_foreign_ids,
-    refuse_no_block,
-)
+from train.data.refusals import refuse_bad_rows, refuse_foreign_ids, refuse_no_block
+from train.data.report import CHECKED_ROWS, SHOWN_PROBLEMS, CountedSource, DataReport
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +27,11 @@ SHUFFLE_BUFFER = 1000  # documents that a stream is shuffled among
 
 
 def pack_streamed(
-    train: list[Source], evaluated: list[Source], config: DataConfig, *, num_heads: int, vocab_size: int
+    train: list[CountedSource], evaluated: list[CountedSource], config: DataConfig, *, num_heads: int, vocab_size: int
 ) -> PackedData:
     """Training blocks as they are asked for; evaluation blocks read now and kept in memory."""
 
-    def stream(source: Source, of_eval: bool) -> IterableDataset:
+    def stream(source: CountedSource, of_eval: bool) -> IterableDataset:
         rows = source.documents.rows
         if config.eval_fraction:
             keep = partial(is_in_split, of_eval=of_eval, share=config.eval_fraction, seed=config.seed)

@@ -1,8 +1,8 @@
-"""`python -m train regenerate-data`: its flags, and the way from rows to lines.
+"""`python -m train regenerate-data`: from rows of data to lines that the backbone wrote.
 
-Lines are written in windows of some batches: within one, texts of like length are written together and conversations
-turn by turn; then its lines are appended in order. Windows begin at fixed lines, so a run that goes on writes what it
-would have written.
+Lines are written in windows of a few batches. Within a window, texts of similar length are generated together and
+conversations turn by turn; then its lines are appended in order. Windows begin at fixed lines, so a resumed run writes
+what it would have written.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
     finished: dict[int, dict[str, Any]] = {}
     asking: dict[int, tuple[Rewriting, list[int]]] = {}
 
-    def go_on(line: int, rewriting: Rewriting, step: Callable[[], list[int]]) -> None:
+    def resume(line: int, rewriting: Rewriting, step: Callable[[], list[int]]) -> None:
         try:
             asking[line] = (rewriting, step())
         except StopIteration as end:
@@ -161,7 +161,7 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
 
     for line in lines:
         rewriting = rows.rewriting(line, writer.fits, tally)
-        go_on(line, rewriting, rewriting.__next__)
+        resume(line, rewriting, rewriting.__next__)
     turn = 0
     while asking:
         asked, asking = asking, {}
@@ -169,7 +169,7 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
         answers = writer.write([prompt for _, prompt in asked.values()], keys)
         tally.tokens += sum(map(len, answers))
         for (line, (rewriting, _)), answer in zip(asked.items(), answers, strict=True):
-            go_on(line, rewriting, partial(rewriting.send, answer))
+            resume(line, rewriting, partial(rewriting.send, answer))
         turn += 1
     return [{"line": line, **finished[line]} for line in lines]
 

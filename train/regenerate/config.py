@@ -12,13 +12,13 @@ class RegenerateConfig:
     """Fields of `python -m train regenerate-data`.
 
     Attributes:
-        temperature: of the draws; 0 is greedy. 0.7 keeps near what greedy decoding says without its loops.
-        top_p: draws are from the fewest likeliest tokens whose probabilities add up to this; 1 is all.
+        temperature: of sampling; 0 is greedy. 0.7 stays near greedy text without its repetitions.
+        top_p: tokens are sampled from the fewest likeliest ones whose probabilities add up to this; 1 is all.
         max_new_tokens: tokens written at most for each answer, or behind each prompt of a text.
         prompt_tokens: tokens of a text that are kept as a prompt.
         prompts_per_text: places of a text, evenly spread, that a prompt is taken from.
-        batch_size: rows that are written at once.
-        seed: of the draws; each row has draws of its own.
+        batch_size: rows of one batch.
+        seed: of sampling; each row has random numbers of its own.
     """
 
     temperature: float = 0.7

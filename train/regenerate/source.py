@@ -19,8 +19,8 @@ from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_t
 
 
 @dataclass(kw_only=True)
-class Source:
-    """One source of the config's data, all of its chosen rows."""
+class OpenedSource:
+    """One source of the config's data, opened: the rows that were chosen of it and how they are read."""
 
     name: str
     rows: Dataset
@@ -90,7 +90,7 @@ class SourceRows:
     def asking(
         self,
         fields: dict[str, Any],
-        source: Source,
+        source: OpenedSource,
         place: int,
         fits: Callable[[Sequence[int]], bool],
         tally: Tally,
@@ -110,7 +110,7 @@ class SourceRows:
             with suppress(StopIteration):
                 yield next(self.rewriting(line, lambda prompt: True, Tally()))
 
-    def prompt(self, fields: dict[str, Any], source: Source, place: int) -> list[int]:
+    def prompt(self, fields: dict[str, Any], source: OpenedSource, place: int) -> list[int]:
         """The tokens from one place of a text; the first place has what training puts before a text."""
         tokens, before = self.tokens(fields.get(source.column), source.format)
         length = self.config.prompt_tokens
@@ -128,14 +128,14 @@ class SourceRows:
         return tokens, []
 
 
-def read_source(source: Any, data: DataConfig) -> Source:
+def read_source(source: Any, data: DataConfig) -> OpenedSource:
     rows, format, column = open_source(source, data, streaming=False)
     assert isinstance(rows, Dataset), "streaming is refused"
     rows, _ = sample_rows(rows, source.fraction, data.seed)
-    return Source(name=source.path, rows=rows, format=format, column=column)
+    return OpenedSource(name=source.path, rows=rows, format=format, column=column)
 
 
-def refuse_mixture(sources: Sequence[Source]) -> bool:
+def refuse_mixture(sources: Sequence[OpenedSource]) -> bool:
     """Whether these are conversations.
 
     Raises:

@@ -1,11 +1,10 @@
-"""Many prompts to what the backbone writes behind them, in batches, with draws that belong to each row alone.
+"""Batched generation whose sampled text does not depend on the batch.
 
-`generate` has one source of randomness for a whole batch, so a row's draws would depend on the rows beside it. Here the
-draws are made before: one uniform number for each token of a row, from a generator seeded with the run's seed and the
-row's own numbers. A logits processor turns scores and number into a token (inverse of the cumulative distribution) and
-leaves that token alone, and decoding is greedy. So a row's text is the same in every batch, behind every resume, and
-with or without heads, but for rounding: logits of another batch differ in their last bits, which changes a token where
-its number falls between two tokens' shares to that precision.
+`generate` has one random generator for a whole batch, so a row's samples would depend on the rows beside it. Here each
+row has its own: one uniform number for each of its tokens, from a generator seeded with the run's seed and the row's
+numbers. A logits processor samples a token from scores and number by inverse transform (the inverse of the cumulative
+distribution), masks all others, and decoding is greedy. So a row's text is the same in every batch, after every resume,
+and with or without heads, up to rounding: in float32 and below, another batch size changes the last bits of logits.
 """
 # B batch, T prompt position, L length so far, N new token, V vocabulary
 
@@ -82,12 +81,12 @@ class Writer:
             pad_token_id=self.ends[0],
         )
 
-    def processor(self, keys: Sequence[Key], length: int) -> LookForNan | DrawByRow:
+    def processor(self, keys: Sequence[Key], length: int) -> LookForNan | SampleByRow:
         c = self.config
         if c.temperature == 0:
             return LookForNan(self.model.device)
-        uniforms_BN = torch.stack([draw_uniforms((c.seed, *key), c.max_new_tokens) for key in keys])
-        return DrawByRow(uniforms_BN, length, c.temperature, c.top_p)
+        uniforms_BN = torch.stack([uniform_numbers((c.seed, *key), c.max_new_tokens) for key in keys])
+        return SampleByRow(uniforms_BN, length, c.temperature, c.top_p)
 
     def cut(self, tokens: list[int]) -> list[int]:
         """Up to the first end token, it included; what follows is padding."""
@@ -111,7 +110,7 @@ def token_ids_alone(model: Any) -> Iterator[None]:
 
 
 class LookForNan(LogitsProcessor):
-    """Looks at the scores that greedy text is chosen by and changes none; what it saw stays on the device.
+    """Checks the scores of greedy decoding for NaN and changes none; what it found stays on the device.
 
     `argmax` takes NaN for the best, and a text of one token would be written in silence.
     """
@@ -134,8 +133,8 @@ class LookForNan(LogitsProcessor):
         refuse_nan(self.seen)
 
 
-class DrawByRow(LogitsProcessor):
-    """Leaves of each row's scores the token that the row's own number draws; the last processor of a greedy request.
+class SampleByRow(LogitsProcessor):
+    """Masks all tokens but the one that the row's own number samples; the last processor of a greedy request.
 
     Called with whole batches by plain `generate`, and row by row by this library's decoding, which asks for a row's
     part (`of_row`).
@@ -146,13 +145,13 @@ class DrawByRow(LogitsProcessor):
         self.prompt_length = prompt_length
         self.temperature, self.top_p = temperature, top_p
 
-    def of_row(self, row: int) -> DrawByRow:
-        return DrawByRow(self.uniforms_BN[row : row + 1], self.prompt_length, self.temperature, self.top_p)
+    def of_row(self, row: int) -> SampleByRow:
+        return SampleByRow(self.uniforms_BN[row : row + 1], self.prompt_length, self.temperature, self.top_p)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         uniforms_B = self.uniforms_BN[:, input_ids.shape[1] - self.prompt_length].to(scores.device)
         probs_BV = (scores.double() / self.temperature).softmax(dim=1)
-        tokens_B = draw(probs_BV, uniforms_B, self.top_p)
+        tokens_B = sample(probs_BV, uniforms_B, self.top_p)
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
 
 
@@ -165,13 +164,13 @@ def refuse_nan(seen: Tensor) -> None:
         )
 
 
-def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
+def sample(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     """(B,): the token in whose share of [0, 1) each number lies, likeliest tokens first.
 
     >>> probs = torch.tensor([[0.125, 0.5, 0.375]], dtype=torch.float64)   # shares: 1 to 0.5, 2 to 0.875, 0 to 1
-    >>> [int(draw(probs, torch.tensor([u]), 1.0)) for u in (0.0, 0.49, 0.5, 0.9)]
+    >>> [int(sample(probs, torch.tensor([u]), 1.0)) for u in (0.0, 0.49, 0.5, 0.9)]
     [1, 1, 2, 0]
-    >>> int(draw(probs, torch.tensor([0.9]), 0.8))   # of tokens 1 and 2 alone
+    >>> int(sample(probs, torch.tensor([0.9]), 0.8))   # of tokens 1 and 2 alone
     2
 
     Raises:
@@ -187,7 +186,7 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     return order_BV.gather(1, ranks_B[:, None]).squeeze(1)
 
 
-def draw_uniforms(key: Key, count: int) -> Tensor:
+def uniform_numbers(key: Key, count: int) -> Tensor:
     """(count,) numbers in [0, 1) that the key alone decides; more of them begin with the same ones."""
     return torch.from_numpy(np.random.default_rng(key).random(count))
 

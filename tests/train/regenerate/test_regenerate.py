@@ -23,7 +23,7 @@ from train.data.packing import build_datasets
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.output import OutputFile, is_finished
 from train.regenerate.rewriting import Tally, end_of_turn, rewrite_chat
-from train.regenerate.writing import DrawByRow, Writer, draw, draw_uniforms
+from train.regenerate.writing import SampleByRow, Writer, sample, uniform_numbers
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -418,21 +418,21 @@ def test_training_takes_the_file_as_it_is(folder):
 
 def test_draws_follow_the_distribution():
     probs = torch.tensor([0.1, 0.45, 0.05, 0.4], dtype=torch.float64)
-    uniforms = draw_uniforms((0, 1), 20_000)
-    tokens = draw(probs.expand(len(uniforms), 4), uniforms, 1.0)
+    uniforms = uniform_numbers((0, 1), 20_000)
+    tokens = sample(probs.expand(len(uniforms), 4), uniforms, 1.0)
     shares = tokens.bincount(minlength=4) / len(tokens)
     assert torch.allclose(shares.double(), probs, atol=0.015)  # four standard deviations of a share of one half
-    tokens = draw(probs.expand(len(uniforms), 4), uniforms, 0.8)  # 0.45 and 0.4 reach it
+    tokens = sample(probs.expand(len(uniforms), 4), uniforms, 0.8)  # 0.45 and 0.4 reach it
     shares = tokens.bincount(minlength=4) / len(tokens)
     assert torch.allclose(shares.double(), torch.tensor([0, 0.45, 0, 0.4], dtype=torch.float64) / 0.85, atol=0.015)
-    assert draw(probs[None], torch.tensor([0.999]), 1e-9).item() == 1
-    assert torch.equal(draw_uniforms((0, 1), 5), uniforms[:5])
-    assert not torch.equal(draw_uniforms((0, 2), 5), uniforms[:5])
+    assert sample(probs[None], torch.tensor([0.999]), 1e-9).item() == 1
+    assert torch.equal(uniform_numbers((0, 1), 5), uniforms[:5])
+    assert not torch.equal(uniform_numbers((0, 2), 5), uniforms[:5])
 
 
 def test_a_backbone_that_overflows_is_told_of():
     scores = torch.tensor([[0.0, 1.0, 2.0], [0.0, torch.inf, 2.0]])
-    processor = DrawByRow(torch.zeros(2, 1), prompt_length=4, temperature=0.7, top_p=0.9)
+    processor = SampleByRow(torch.zeros(2, 1), prompt_length=4, temperature=0.7, top_p=0.9)
     with pytest.raises(ValueError, match=r"NaN; look for damaged weights, and for overflow: give --backbone\.dtype"):
         processor(torch.zeros(2, 4, dtype=torch.long), scores)
 
