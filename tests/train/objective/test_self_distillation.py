@@ -183,8 +183,8 @@ def test_before_is_the_loss_at_step_0(folder):  # noqa: F811
     ("changes", "message"),
     [
         ({"rates": {"base": None, "heads_to_base": None}}, "no backbone is trained with heads"),
-        ({"self_distillation": {"weight": 1.5}}, "it is a share"),
-        ({"self_distillation": {"temperature": 0.0}}, "must be above 0"),
+        ({"self_distillation": {"weight": 1.5}}, r"weight=1\.5 was given; allowed are numbers from 0 to 1"),
+        ({"self_distillation": {"temperature": 0.0}}, "allowed are numbers above 0"),
         ({"self_distillation": {"weight": 0.0, "temperature": 2.0}}, "without a weight"),
     ],
 )

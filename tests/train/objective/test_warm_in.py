@@ -85,7 +85,7 @@ def test_the_model_is_given_the_weight_of_the_step_under_way(folder, monkeypatch
         ({"rates": {"base": 1e-4, "heads_to_base": 0.0}, "warm_in": SINE}, "heads change no backbone"),
         ({"warm_in": {"schedule": "linear"}}, "linear and sine take steps"),
         ({"warm_in": {"steps": 0.1}}, "constant takes none"),
-        ({"warm_in": {"coefficient": 0.0}}, "must be above 0"),
+        ({"warm_in": {"coefficient": 0.0}}, "allowed are numbers above 0"),
         ({"warm_in": {"schedule": "sine", "steps": -1}}, "give whole steps, or a share"),
         (
             {"warm_in": {"schedule": "sine", "steps": 1.5}},
