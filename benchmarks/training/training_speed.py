@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.shared import figures_table
 from heads.backbone.model import Backbone
 from heads.families import create
-from heads.interface.token_heads import PositionWiseHeads
+from heads.interface.representation import PositionWiseHeads
 from train.loop.optimizer_groups import optimizer_groups
 from train.objective.model import TrainedModel
 

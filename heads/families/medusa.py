@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
 from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings
-from heads.interface.token_heads import HeadsConfig, PositionWiseHeads
+from heads.interface.representation import PositionWiseHeads
+from heads.interface.token_heads import HeadsConfig
 from heads.validation import validated, within
 
 

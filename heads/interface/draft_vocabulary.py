@@ -67,6 +67,27 @@ def is_same(mark: Mark, tensor: Tensor) -> bool:
     return reference() is tensor and rest == list(remember(tensor)[1:])
 
 
+def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
+    """The buffer of a draft vocabulary whose tokens are not chosen yet.
+
+    Raises:
+        ValueError: more tokens than the backbone has.
+    """
+    if count is None:
+        return None
+    if count > backbone.vocab_size:
+        raise ValueError(
+            f"draft_vocabulary={count} was given; allowed are 1 to {backbone.vocab_size}, the backbone's tokens, or "
+            f"null for all of them."
+        )
+    return torch.full((count,), -1, dtype=torch.long)
+
+
+def mark_chosen(token_heads: Any, _: Any) -> None:
+    """Loaded tensors include the ids."""
+    token_heads._unchosen = False
+
+
 def check_draft_tokens(tokens: Tensor | Sequence[int], count: int | None, size: int) -> Tensor:
     """The ids (S,), ascending, as `long`.
 

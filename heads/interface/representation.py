@@ -1,4 +1,4 @@
-"""f(x_≤t): which representation of the text so far position-wise heads read from the backbone.
+"""Position-wise heads, and f(x_≤t): which representation of the text so far they read from the backbone.
 
     hidden_offset 0    what the unembedding reads: the last layer's output after the final norm
     hidden_offset o    the output of the layer o layers before the end, through the same final norm
@@ -13,6 +13,7 @@ the final norm too, since without it they have another scale than what heads and
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,10 +23,10 @@ from torch import Tensor, nn
 
 from heads.backbone.cache import TreeCache
 from heads.backbone.gradient_gate import gate
-from heads.backbone.model import Backbone, Tap
+from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.state import HiddenTap, StackTap
 from heads.interface.layers import identity_layer, refuse_quantised_layers
-from heads.interface.token_heads import HeadsConfig, PositionWiseHeads, TeacherForcing
+from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
 
 
@@ -43,6 +44,49 @@ class RepresentationConfig(HeadsConfig):
 
     hidden_offset: int = within(0, advice="at most the backbone's number of layers", default=0)
     prefix_layers: Literal[0, 1] = 0
+
+
+class PositionWiseHeads(TokenHeads):
+    """Families that read one tap at the last committed position and, if grounded, the embeddings of drafted tokens.
+
+    They write one method, `head`; training and drafting both call it. A family may go through levels in a cheaper way
+    of its own; the conformance suite holds it against `head`.
+    """
+
+    tap: HiddenTap
+
+    @abstractmethod
+    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
+        """Head k's hidden states (R, D) from the tap at t and the tokens x_{t+1} … x_{t+k}."""
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return (self.tap,)
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        for k in range(1, self.num_heads + 1):
+            rows_R = batch.rows[k - 1]
+            tokens_Rk = torch.stack([batch.token(ahead, rows_R) for ahead in range(1, k + 1)], dim=1)
+            yield self.head(k, batch.tap(self.tap, rows_R), tokens_Rk)
+
+    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
+        (tap,) = self.taps
+        return plan.newest(taps[tap], state)
+
+    def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
+        return state[rows_R]
+
+    def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
+        return state  # of one slot only, which the coming commit replaces
+
+    def first_level(self, state: Tensor) -> Any:
+        return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)
+
+    def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
+        tap_PD, tokens_P = level
+        tap_MD = tap_PD[parents_M]
+        tokens_Mk = torch.cat([tokens_P[parents_M], tokens_M[:, None]], dim=1)
+        return self.head(k, tap_MD, tokens_Mk), (tap_MD, tokens_Mk)
 
 
 class RepresentationHeads(PositionWiseHeads):

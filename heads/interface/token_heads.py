@@ -27,7 +27,7 @@ from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, HiddenTaps, hidden_taps
-from heads.interface.draft_vocabulary import SharedRows, StartedRows, check_draft_tokens
+from heads.interface.draft_vocabulary import SharedRows, StartedRows, check_draft_tokens, mark_chosen, unchosen
 from heads.validation import validated, within
 
 MAX_HEADS = 32
@@ -74,27 +74,6 @@ class TeacherForcing:
     def token(self, ahead: int, rows_R: Tensor) -> Tensor:
         """(R,): x_{t+ahead} for each row."""
         return self.tokens_BT.flatten()[rows_R + ahead]
-
-
-def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
-    """The buffer of a draft vocabulary whose tokens are not chosen yet.
-
-    Raises:
-        ValueError: more tokens than the backbone has.
-    """
-    if count is None:
-        return None
-    if count > backbone.vocab_size:
-        raise ValueError(
-            f"draft_vocabulary={count} was given; allowed are 1 to {backbone.vocab_size}, the backbone's tokens, or "
-            f"null for all of them."
-        )
-    return torch.full((count,), -1, dtype=torch.long)
-
-
-def mark_chosen(token_heads: Any, _: Any) -> None:
-    """Loaded tensors include the ids."""
-    token_heads._unchosen = False
 
 
 class TokenHeads(nn.Module):
@@ -265,46 +244,3 @@ class TokenHeads(nn.Module):
             tokens_M: the nodes' tokens x_{t+k}; for k = 1 the root tokens.
             parents_M: for each node its parent's index in `level`; for k = 1 its row.
         """
-
-
-class PositionWiseHeads(TokenHeads):
-    """Families that read one tap at the last committed position and, if grounded, the embeddings of drafted tokens.
-
-    They write one method, `head`; training and drafting both call it. A family may go through levels in a cheaper way
-    of its own; the conformance suite holds it against `head`.
-    """
-
-    tap: HiddenTap
-
-    @abstractmethod
-    def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
-        """Head k's hidden states (R, D) from the tap at t and the tokens x_{t+1} … x_{t+k}."""
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        return (self.tap,)
-
-    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
-        for k in range(1, self.num_heads + 1):
-            rows_R = batch.rows[k - 1]
-            tokens_Rk = torch.stack([batch.token(ahead, rows_R) for ahead in range(1, k + 1)], dim=1)
-            yield self.head(k, batch.tap(self.tap, rows_R), tokens_Rk)
-
-    def commit(self, state: Any, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan) -> Tensor:
-        (tap,) = self.taps
-        return plan.newest(taps[tap], state)
-
-    def keep_rows(self, state: Tensor, rows_R: Tensor) -> Tensor:
-        return state[rows_R]
-
-    def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
-        return state  # of one slot only, which the coming commit replaces
-
-    def first_level(self, state: Tensor) -> Any:
-        return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)
-
-    def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
-        tap_PD, tokens_P = level
-        tap_MD = tap_PD[parents_M]
-        tokens_Mk = torch.cat([tokens_P[parents_M], tokens_M[:, None]], dim=1)
-        return self.head(k, tap_MD, tokens_Mk), (tap_MD, tokens_Mk)

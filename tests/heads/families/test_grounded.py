@@ -11,7 +11,7 @@ from tiny import random_tokens, shared_model, tiny_model
 import heads
 from heads.backbone.model import Backbone
 from heads.families import build_config
-from heads.interface.token_heads import PositionWiseHeads
+from heads.interface.representation import PositionWiseHeads
 from train.objective.model import TrainedModel
 
 
