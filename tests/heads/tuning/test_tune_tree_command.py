@@ -50,8 +50,7 @@ def test_a_temperature_that_overflows_is_one_sentence(folder):
     assert result.output.strip().splitlines()[-1].endswith("give 1e-06 or more, or 0 for greedy text.")
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("family", ["medusa", "grounded"])
+@pytest.mark.parametrize(("family", "batch"), [("medusa", 1), ("grounded", 2)])
 def test_the_command_leaves_a_tree_that_decoding_uses_by_itself(folder, family, batch, monkeypatch):
     monkeypatch.setattr(measure, "clock_of", lambda _: counting_clock())
     result = run_command(folder, family, "--batch", batch, "--picture", folder / "picture.png")
