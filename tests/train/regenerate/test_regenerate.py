@@ -1,78 +1,21 @@
-"""Regenerated data: what the backbone would say, in the rows' order, whatever the batch and wherever a run stopped."""
+"""Regenerated data: what the backbone would say, in the rows' order, whatever the batch."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model
-from tiny_run import ROOT, prepare, train, write_config
-from transformers import GenerationConfig
+from regenerated_runs import CHATML, CHATS, ENDS, rows, say, write
+from tiny_run import train, write_config
 
-from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone
 from heads.checkpoint import save_load
 from heads.data.chat import choose_template, encode_chat
 from heads.data.documents import DataConfig, SourceConfig
-from heads.decoding.tree_decoding import TreeDecoding
 from heads.families import create
 from train.__main__ import main, run_command
 from train.data.packing import build_datasets
-from train.regenerate.config import RegenerateConfig
-from train.regenerate.output import OutputFile, is_finished
 from train.regenerate.rewriting import Tally, end_of_turn, rewrite_chat
-from train.regenerate.writing import SampleByRow, Writer, sample, uniform_numbers
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ENDS = (256, *range(0, 256, 8))
-"""Of the tiny backbone, whose texts would hardly ever end with one end token; some are cut nevertheless."""
-CHATS = [[f"question {'x' * n} {turn}" for turn in range(1 + n % 3)] for n in range(7)]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch)
-    GenerationConfig(eos_token_id=list(ENDS)).save_pretrained(tmp_path / "base")
-    turns = [
-        [{"from": who, "value": text} for q in chat for who, text in (("human", q), ("gpt", "old"))] for chat in CHATS
-    ]
-    (tmp_path / "chat.jsonl").write_text("".join(json.dumps({"conversations": chat}) + "\n" for chat in turns))
-    return tmp_path
-
-
-def write(folder, out, *flags, data="text", batch=4):
-    """The command in this process, in float64: rows do not depend on what they are batched with."""
-    train = [{"path": str(folder / f"{data}.jsonl")}]
-    config = write_config(folder, "run", backbone={"dtype": "float64"}, data={"train": train})
-    sizes = ("--batch-size", str(batch), "--prompt-tokens", "12", "--max-new-tokens", "10")
-    run_command(["regenerate-data", "--config", config, "--out", str(folder / out), *sizes, *flags])
-    return (folder / out).read_bytes()
-
-
-def rows(content):
-    return [json.loads(line) for line in content.splitlines()]
-
-
-@pytest.fixture
-def backbone(folder):
-    config = BackboneConfig(name_or_path=str(folder / "base"), dtype="float64")
-    return load_backbone(config, "cpu"), load_tokenizer(config)
-
-
-@torch.no_grad()
-def say(model, prompt, count=10):
-    """The plain reference: one prompt, plain greedy steps, no cache."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
-        if tokens[-1] in ENDS or tokens[-1] == model.config.eos_token_id:
-            break
-    return tokens[len(prompt) :]
 
 
 def test_texts_are_continued_in_order(folder, backbone):
@@ -127,141 +70,6 @@ def test_each_answer_is_written_behind_the_new_ones(folder, backbone):
     assert set(lengths) >= {0, 2, 4}
 
 
-@pytest.mark.parametrize("data", ["text", "chat"])
-def test_a_killed_run_goes_on_to_the_same_bytes(folder, data):
-    flags = ("--limit", "14", "--backbone.dtype", "float32")  # rounding tells batches apart
-    whole = write(folder, "out.jsonl", *flags, data=data, batch=2)
-    lines = whole.splitlines(keepends=True)
-    for kept, rest in ((0, 5), (1, 0), (5, 9), (len(lines) - 1, 3), (len(lines), 0)):
-        following = lines[kept][:rest] if kept < len(lines) else b""
-        (folder / "out.jsonl").write_bytes(b"".join(lines[:kept]) + following)
-        assert write(folder, "out.jsonl", *flags, data=data, batch=2) == whole
-
-
-def test_a_kill_between_lines_of_a_window_loses_nothing(folder, monkeypatch):
-    whole = write(folder, "whole.jsonl", batch=2)
-    append = OutputFile.append
-
-    def killed(self, made):
-        append(self, made)
-        if self.lines >= 16:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(OutputFile, "append", killed)
-    with pytest.raises(SystemExit, match="130"):
-        write(folder, "out.jsonl", batch=2)
-    monkeypatch.undo()
-    prefix = (folder / "out.jsonl").read_bytes()
-    assert whole.startswith(prefix)
-    assert prefix.count(b"\n") == 16
-    assert write(folder, "out.jsonl", batch=2) == whole
-
-
-def test_other_settings_and_other_files_are_refused(folder):
-    write(folder, "out.jsonl", "--limit", "2")
-    with pytest.raises(ValueError, match=r"begun with other settings: temperature 0.7 \(now 0.0\); give those again"):
-        write(folder, "out.jsonl", "--temperature", "0")
-    with pytest.raises(ValueError, match=r"begun with other settings: .*rows"):
-        write(folder, "out.jsonl", data="chat")
-    (folder / "mine.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="this command did not write it; give another --out"):
-        write(folder, "mine.jsonl")
-    assert (folder / "mine.jsonl").read_text() == "{}\n"
-    with pytest.raises(ValueError, match=r"give a name that ends in \.jsonl"):
-        write(folder, "out.txt")
-    assert len(rows(write(folder, "out.jsonl", "--limit", "3"))) == 3  # more rows of the same
-
-
-def copy_weights(folder, seed):
-    tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=257, seed=seed).save_pretrained(folder / "base")
-    GenerationConfig(eos_token_id=list(ENDS)).save_pretrained(folder / "base")
-
-
-def test_other_weights_in_the_same_folder_are_refused(folder):
-    write(folder, "out.jsonl", "--limit", "2")
-    copy_weights(folder, seed=5)
-    with pytest.raises(ValueError, match=r"begun with other settings: weights '\w+' \(now '\w+'\); give those again"):
-        write(folder, "out.jsonl")
-    copy_weights(folder, seed=0)
-    write(folder, "out.jsonl", "--limit", "3")
-    GenerationConfig(eos_token_id=[256]).save_pretrained(folder / "base")
-    with pytest.raises(ValueError, match=r"begun with other settings: ends \[256, 0, 8, .*\(now \[256"):
-        write(folder, "out.jsonl")
-
-
-def test_the_dtype_that_auto_means_is_what_counts(folder):
-    write(folder, "out.jsonl", "--limit", "2", "--backbone.dtype", "auto")
-    write(folder, "out.jsonl", "--limit", "3", "--backbone.dtype", "float32")  # what it is on CPUs
-    with pytest.raises(ValueError, match=r"dtype 'float32' \(now 'float64'\)"):
-        write(folder, "out.jsonl")
-
-
-DAMAGED = ("[]", '"x"', "{", "[" * 100_000, '{"version": 2, "finished_bytes": 3, "settings": 0}')
-
-
-@pytest.mark.parametrize("content", DAMAGED, ids=["list", "text", "cut", "deep", "settings"])
-def test_damaged_settings_are_told_of(folder, content):
-    write(folder, "out.jsonl", "--limit", "2")
-    (folder / "out.jsonl.settings").write_text(content)
-    with pytest.raises(ValueError, match=r"out\.jsonl\.settings is damaged; remove it together with out\.jsonl"):
-        write(folder, "out.jsonl")
-    assert not is_finished(folder / "out.jsonl")
-
-
-def test_settings_of_an_older_version_are_refused(folder):
-    write(folder, "out.jsonl", "--limit", "2")
-    content = json.loads((folder / "out.jsonl.settings").read_text())
-    for older in (content["settings"], {**content, "version": 1}):
-        (folder / "out.jsonl.settings").write_text(json.dumps(older))
-        with pytest.raises(ValueError, match=r"begun by another version of this command.*give another --out"):
-            write(folder, "out.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("order", "place", "number"), [((0, 0, 1), 2, "0"), ((1, 0), 1, "1"), ((0, None), 2, "None"), ((0, 2), 2, "2")]
-)
-def test_lines_that_are_not_in_their_places_are_told_of(folder, order, place, number):
-    lines = write(folder, "out.jsonl", "--limit", "3").splitlines(keepends=True)
-    changed = b"".join(b"{}\n" if i is None else lines[i] for i in order) + b'{"li'
-    (folder / "out.jsonl").write_bytes(changed)
-    with pytest.raises(
-        ValueError, match=rf"out\.jsonl was changed .* line {place} of the file has the number {number}, "
-    ):
-        write(folder, "out.jsonl")
-    assert (folder / "out.jsonl").read_bytes() == changed
-
-
-def test_one_process_writes_a_file(folder):
-    settings = {"seed": 0}
-    with OutputFile(folder / "out.jsonl", settings) as first:
-        script = "import sys; from train.regenerate.output import OutputFile; OutputFile(sys.argv[1], {'seed': 0})"
-        other = subprocess.run(
-            [sys.executable, "-c", script, first.path], check=False, cwd=ROOT, capture_output=True, text=True
-        )
-        assert "out.jsonl is being written by another process; wait until that has ended" in other.stderr
-        first.append([{"line": 0}])
-    with OutputFile(folder / "out.jsonl", settings) as second:
-        assert second.lines == 1
-
-
-def test_a_file_is_finished_with_its_last_line(folder):
-    path = folder / "out.jsonl"
-    assert not is_finished(path)
-    write(folder, "out.jsonl", "--limit", "5")
-    assert not is_finished(path)
-    whole = write(folder, "out.jsonl")
-    assert is_finished(path)
-    assert json.loads((folder / "out.jsonl.settings").read_text())["settings"]["lines"] == whole.count(b"\n") == 44
-    path.write_bytes(whole[:-1])
-    assert not is_finished(path)
-    write(folder, "out.jsonl", "--limit", "2")  # the last line stays away
-    assert not is_finished(path)
-    assert write(folder, "out.jsonl") == whole
-    assert is_finished(path)
-    (folder / "out.jsonl.settings").unlink()
-    assert not is_finished(path)
-
-
 @pytest.mark.parametrize("tokens", ["768", "767"])
 def test_answers_that_no_conversation_has_room_for_are_refused(folder, tokens):
     with pytest.raises(ValueError, match=rf"--max-new-tokens {tokens} and the first question of any .*lower it"):
@@ -301,19 +109,6 @@ def test_conversations_and_texts_do_not_mix(folder):
     config = write_config(folder, "run", data={"train": both})
     with pytest.raises(ValueError, match="a file holds either conversations or texts"):
         run_command(["regenerate-data", "--config", config, "--out", str(folder / "out.jsonl")])
-
-
-def test_a_full_disk_leaves_whole_lines(folder, monkeypatch):
-    output = OutputFile(folder / "out.jsonl", {"seed": 0})
-    output.append([{"line": 0}])
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match=r"No space left.*its 1 lines are whole: free space"):
-        output.append([{"line": 1}, {"line": 2}])
-    assert (folder / "out.jsonl").read_bytes() == b'{"line": 0}\n'
 
 
 def test_bad_rows_keep_their_place(folder, capsys):
@@ -414,79 +209,6 @@ def test_training_takes_the_file_as_it_is(folder):
         )
         train(config)
         assert (folder / f"on-{data}" / "last" / "heads.json").is_file()
-
-
-def test_draws_follow_the_distribution():
-    probs = torch.tensor([0.1, 0.45, 0.05, 0.4], dtype=torch.float64)
-    uniforms = uniform_numbers((0, 1), 20_000)
-    tokens = sample(probs.expand(len(uniforms), 4), uniforms, 1.0)
-    shares = tokens.bincount(minlength=4) / len(tokens)
-    assert torch.allclose(shares.double(), probs, atol=0.015)  # four standard deviations of a share of one half
-    tokens = sample(probs.expand(len(uniforms), 4), uniforms, 0.8)  # 0.45 and 0.4 reach it
-    shares = tokens.bincount(minlength=4) / len(tokens)
-    assert torch.allclose(shares.double(), torch.tensor([0, 0.45, 0, 0.4], dtype=torch.float64) / 0.85, atol=0.015)
-    assert sample(probs[None], torch.tensor([0.999]), 1e-9).item() == 1
-    assert torch.equal(uniform_numbers((0, 1), 5), uniforms[:5])
-    assert not torch.equal(uniform_numbers((0, 2), 5), uniforms[:5])
-
-
-def test_a_backbone_that_overflows_is_told_of():
-    scores = torch.tensor([[0.0, 1.0, 2.0], [0.0, torch.inf, 2.0]])
-    processor = SampleByRow(torch.zeros(2, 1), prompt_length=4, temperature=0.7, top_p=0.9)
-    with pytest.raises(ValueError, match=r"NaN; look for damaged weights, and for overflow: give --backbone\.dtype"):
-        processor(torch.zeros(2, 4, dtype=torch.long), scores)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_damaged_weights_are_told_of_at_any_temperature(temperature):
-    model = tiny_model("llama", dtype=torch.float32)
-    torch.nn.init.constant_(model.get_output_embeddings().weight, torch.nan)
-    writer = Writer(model, RegenerateConfig(temperature=temperature, max_new_tokens=3), [1])
-    with pytest.raises(ValueError, match="The backbone's probabilities are NaN"):
-        writer.write([[3, 4, 5], [6, 7]], [(0,), (1,)])
-
-
-@pytest.mark.parametrize("heads", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_nan_in_any_row_of_any_batch_is_told_of(temperature, heads):
-    model = tiny_model("llama", attn="sdpa", dtype=torch.float32)
-    decoding = TreeDecoding(create("grounded", Backbone(model), num_heads=2)) if heads else None
-    model.get_input_embeddings().weight.data[7] = torch.nan
-    writer = Writer(model, RegenerateConfig(temperature=temperature, max_new_tokens=3, batch_size=2), [1], decoding)
-    writer.write([[3, 4, 5], [6, 8]], [(0,), (1,)])
-    with pytest.raises(ValueError, match="The backbone's probabilities are NaN"):
-        writer.write([[3, 4, 5], [6, 7]], [(2,), (3,)])
-
-
-RECOMMENDED = {
-    "repetition_penalty": 2.0,
-    "no_repeat_ngram_size": 2,
-    "encoder_repetition_penalty": 3.0,
-    "min_new_tokens": 20,
-    "suppress_tokens": [5],
-    "bad_words_ids": [[13]],
-    "exponential_decay_length_penalty": (1, 3.0),
-    "forced_eos_token_id": 1,
-    "sequence_bias": [[[5], -50.0]],
-    "guidance_scale": 2.0,
-    "max_time": 0.0001,
-    "num_beams": 4,
-}
-
-
-@pytest.mark.parametrize("name", RECOMMENDED)
-def test_what_the_folder_recommends_does_not_shape_the_text(name):
-    prompts, keys = [[3, 4, 5], [6, 7]], [(0,), (1,)]
-    texts = []
-    for settings in ({}, {name: RECOMMENDED[name]}):
-        model = tiny_model("llama", attn="sdpa", dtype=torch.float64)
-        for setting in settings:
-            setattr(model.generation_config, setting, settings[setting])
-        own = model.generation_config
-        texts.append(Writer(model, RegenerateConfig(temperature=0, max_new_tokens=24), [1]).write(prompts, keys))
-        assert model.generation_config is own
-    assert texts[0] == texts[1]
-    assert {5, 13} <= set(texts[0][0])
 
 
 def test_an_answer_ends_where_the_template_ends_it(backbone):
