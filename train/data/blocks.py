@@ -1,7 +1,7 @@
-"""Documents laid end to end and cut into blocks of one fixed size, without padding.
+"""Documents are laid end to end and cut into blocks of one fixed size, without padding.
 
-Every block_size tokens make one row {input_ids, loss_mask, document_ids}. A document that does not fit goes on in the
-next block; only the tail that fills no last block is dropped.
+Every block_size tokens make one row {input_ids, loss_mask, document_ids}. A document that does not fit continues in the
+next block; only the last tokens, which do not fill a block, are dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ class PackedData:
 
 
 def pack(documents: Iterable[Document], block_size: int) -> Iterator[Block]:
-    """Documents end to end, cut into blocks; a piece of another document has another number within its block.
+    """Lay documents end to end and cut them into blocks; `document_ids` number the documents within each block.
 
-    ids [1 2 3], [4 5], [6 7], block_size 4  ->  input_ids [1 2 3 4], document_ids [0 0 0 1]; then 5 6 7 is the tail
+    ids [1 2 3], [4 5], [6 7], block_size 4  ->  input_ids [1 2 3 4], document_ids [0 0 0 1]; 5 6 7 are dropped
     """
     pieces: list[Document] = []
     filled = 0

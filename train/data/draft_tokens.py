@@ -1,7 +1,8 @@
-"""Which tokens heads with `heads.draft_vocabulary` score: the most frequent ones of what they are trained to predict.
+"""Which tokens heads with `heads.draft_vocabulary` score: those that are most frequent among their training targets.
 
-Counted are the supervised tokens of the training blocks; of a stream the first STREAMED_BLOCKS, which every process
-reads alike. The share of them that is scored goes into the log and into heads.json: the others are never drafted.
+The supervised tokens of all training blocks are counted, or those of a stream's first STREAMED_BLOCKS blocks, which are
+the same in every process. The share of targets that the chosen tokens cover goes into the log and into heads.json;
+tokens outside the choice are never drafted.
 """
 # T position, V vocabulary
 
@@ -27,14 +28,17 @@ BATCH = 256
 
 
 def settle_draft_vocabulary(model: TrainedModel, blocks: Any, *, chosen: bool) -> dict[str, Any]:
-    """Choose the tokens of new heads, and say how much of the training data they are; {} where every token is scored.
+    """Choose the draft tokens of new heads and report how much of the training data they cover.
 
     Args:
         blocks: packed training blocks, stored or streamed.
-        chosen: the heads came with a choice.
+        chosen: the heads were loaded with their draft tokens, which stay.
+
+    Returns:
+        {"draft_vocabulary": counts and coverage}; {} where every token is scored.
 
     Raises:
-        ValueError: the rows of an unembedding that is trained with the backbone.
+        ValueError: the heads score with rows of the backbone's unembedding, which this run trains.
     """
     token_heads = model.token_heads
     if token_heads is None or token_heads.draft_tokens_S is None:
@@ -64,7 +68,7 @@ def count_tokens(blocks: Any, vocab_size: int) -> Tensor:
 
 
 def batches(blocks: Any) -> Any:
-    """Columns of BATCH blocks at a time, of datasets and of plain lists of blocks."""
+    """Columns of BATCH blocks at a time, from a dataset or from a plain list of blocks."""
     if hasattr(blocks, "iter"):
         return blocks.iter(batch_size=BATCH)
     rows = iter(blocks)

@@ -1,12 +1,12 @@
-"""A frozen backbone's hidden states on disk: it runs once over the blocks, later epochs read what it said.
+"""A frozen backbone's hidden states on disk: the backbone runs once over the blocks, and later epochs read the files.
 
     $HF_DATASETS_CACHE/headway/hidden-states-<fingerprint>/shard-00000.bin    (blocks, taps, T, D) as they lie in memory
                                                           shard-00000.json   its size and checksum, written last
 
-The fingerprint is of the blocks, of the backbone's weights and settings, of taps and dtype, so a folder never serves
-another run's states. A shard counts once its checksum is there and right; others are written again, so that a pass
-that was interrupted goes on at its first unfinished shard. Each process writes its own shards and reads all. Attention
-masks and positions are not stored: they follow from `document_ids`.
+The fingerprint covers the blocks, the backbone's weights and settings, the taps and the dtype, so a folder never serves
+a run with other states. A shard counts as complete when its checksum file exists and matches; any other shard is
+computed again, so an interrupted pass resumes at its first unfinished shard. Each process writes its own shards and
+reads all of them. Attention masks and positions are not stored: they follow from `document_ids`.
 """
 # N taps, T position in a block, D model width
 
@@ -44,7 +44,7 @@ BLOCKS_PER_READ = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the states of which blocks lie.
+    """Which file holds the states of which block.
 
     >>> layout = Layout(folder=Path("f"), blocks=10, taps=1, length=4, width=8, dtype=torch.float32, shard_bytes=400)
     >>> layout.block_bytes, layout.blocks_per_shard, layout.shards, list(layout.blocks_of(3))
@@ -90,7 +90,7 @@ class Layout:
 
 
 class CachedBlocks(torch.utils.data.Dataset):
-    """Blocks whose items carry their hidden states (N, T, D) as well."""
+    """Blocks whose items also hold their hidden states (N, T, D)."""
 
     def __init__(self, blocks: Dataset, layout: Layout) -> None:
         self.blocks = blocks
@@ -103,7 +103,7 @@ class CachedBlocks(torch.utils.data.Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        """What a DataLoader calls for a batch: several times as fast as one block at a time."""
+        """A whole batch for a DataLoader, several times as fast as one block at a time."""
         rows = self.blocks.__getitems__(indices)
         return [{**row, "hidden_states": self._states(index)} for row, index in zip(rows, indices, strict=True)]
 
@@ -125,14 +125,14 @@ def cache_hidden_states(
     dtype: torch.dtype | None,
     context: Callable[[], AbstractContextManager[Any]],
 ) -> CachedBlocks:
-    """The blocks with their hidden states, which are computed here where the disk does not hold them yet.
+    """The blocks with their hidden states; states that are not on the disk yet are computed first.
 
     Args:
-        dtype: the states are stored in; the backbone's where it is None.
-        context: what the training forward runs in (autocast).
+        dtype: dtype of the stored states; None takes the backbone's.
+        context: the context of the training forward (autocast).
 
     Raises:
-        ValueError: too little room on the disk, or shards that other processes did not leave here.
+        ValueError: the disk has too little room, or shards of other processes are not on it.
     """
     with context():
         layout = plan_layout(model, blocks, dtype or model.backbone.dtype)
@@ -179,10 +179,10 @@ def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Lay
 
 
 def fingerprint(model: Any, without: Collection[str] = ()) -> str:
-    """Of a backbone's settings and of every byte of its weights, whatever they are called or lie in.
+    """Hash of a backbone's settings and of every byte of its weights, independent of its path and files.
 
     Args:
-        without: settings that do not count.
+        without: settings that are left out of the hash.
     """
     settings = [item for item in model.config.to_diff_dict().items() if item[0] not in without]
     digest = xxhash.xxh3_64(repr(sorted(settings, key=str)).encode())
@@ -193,7 +193,7 @@ def fingerprint(model: Any, without: Collection[str] = ()) -> str:
 
 
 def fingerprint_of_blocks(blocks: Dataset) -> str:
-    """Of what the backbone reads: tokens and documents, wherever they lie. `_fingerprint` is of a path and a time."""
+    """Hash of what the backbone reads: tokens and document ids. `_fingerprint` would hash a path and a time."""
     columns = ["input_ids", "document_ids"]
     digest = xxhash.xxh3_64(repr((len(blocks), len(blocks[0][columns[0]]))).encode())
     for table in blocks.select_columns(columns).with_format("arrow").iter(batch_size=BLOCKS_PER_READ):
@@ -203,13 +203,13 @@ def fingerprint_of_blocks(blocks: Dataset) -> str:
 
 
 def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
-    """Say how much is stored and how much of it is new; every process takes part and comes to the same.
+    """Log how much is stored and how much of it is new. Every process calls this and reaches the same result.
 
     Args:
         missing: the shards that this process will write.
 
     Raises:
-        ValueError: the disk has too little room for what all processes will write.
+        ValueError: the disk has too little room for what all processes together will write.
     """
     mine = sum(len(layout.blocks_of(shard)) for shard in missing) * layout.block_bytes
     needs, rooms = zip(*gather_object([(mine, shutil.disk_usage(layout.folder).free)]), strict=True)
@@ -227,7 +227,7 @@ def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
 
 
 def refuse_what_others_lack(layout: Layout) -> None:
-    """Raise ValueError where shards of other processes are not here: machines with disks of their own."""
+    """Raise ValueError where shards of other processes are missing, as on machines that share no disk."""
     lacking = [shard for shard in range(layout.shards) if not checksum_file(layout, shard).is_file()]
     if lacking:
         raise ValueError(
@@ -245,7 +245,7 @@ def write_shard(
     batch_size: int,
     bar: Any,
 ) -> None:
-    """One shard: under another name until it is whole, then its checksum."""
+    """Write one shard under a temporary name, rename it when it is complete, then write its checksum."""
     unfinished, digest = layout.file(shard).with_suffix(".tmp"), xxhash.xxh3_64()
     indices = layout.blocks_of(shard)
     with unfinished.open("wb") as file:
@@ -267,7 +267,7 @@ def checksum_file(layout: Layout, shard: int) -> Path:
 
 
 def is_whole(layout: Layout, shard: int) -> bool:
-    """Size and checksum are those that were noted when it was finished; a damaged shard is told of."""
+    """Whether a shard has the size and checksum that were noted when it was finished; a damaged one is warned of."""
     noted, file = checksum_file(layout, shard), layout.file(shard)
     if not noted.is_file() or not file.is_file():
         return False

@@ -1,7 +1,7 @@
-"""Show what a config's data is before anything is trained on it: counts per source, samples with the mask in colour.
+"""Show a config's data before training: counts per source, and sample documents with the loss mask in colour.
 
-Green is what heads learn to predict, dim is what they only read. Data that training would refuse is shown all the same,
-so that the reason can be seen; the refusal comes last.
+Green tokens are targets of the heads, dim ones are context only. Data that training would refuse is shown as well, so
+that the reason can be seen; the error comes last.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class InspectFlags:
 
 
 def inspect_data(config: TrainConfig, flags: InspectFlags) -> None:
-    """What `python -m train inspect-data` does."""
+    """Run `python -m train inspect-data`."""
     show_data(
         config.data,
         load_tokenizer(config.backbone),
@@ -57,7 +57,7 @@ def show_data(
     samples: int = 3,
     console: Console | None = None,
 ) -> None:
-    """Print the report; then raise the ValueError that training would raise, if any."""
+    """Print the report, then raise the ValueError that training would raise, if any."""
     console = console or Console()
     train, evaluated = read_sources(data_config, tokenizer, num_heads=num_heads)
     console.print(source_table(train, evaluated, streamed=data_config.streaming))
@@ -74,7 +74,7 @@ def source_table(train: list[CountedSource], evaluated: list[CountedSource], *, 
     listed = [("train", source) for source in train] + [("eval", source) for source in evaluated]
     table = Table(title=f"Sources{first_rows}", title_justify="left")
     table.add_column("")
-    for split, source in listed:  # a column each: names and counts stay whole on a narrow terminal
+    for split, source in listed:  # a column for each source keeps names and counts unbroken on a narrow terminal
         table.add_column(f"{source.report.name}\n({split})", justify="right", overflow="fold")
     columns = [count_cells(source.report) for _, source in listed]
     for heading, *cells in zip(COUNTS, *columns, strict=True):
@@ -90,7 +90,7 @@ def count_cells(report: SourceReport) -> list[str]:
 def show_samples(
     sources: list[CountedSource], tokenizer: PreTrainedTokenizerBase, samples: int, console: Console
 ) -> None:
-    """The first usable documents, the sources in turn, each under a rule that marks where it begins."""
+    """Print usable documents, taken from the sources in turn, each under a line with its number and source."""
     streams = [sample_documents(source, samples) for source in sources]
     in_turn = [stream[index] for index in range(samples) for stream in streams if index < len(stream)]
     for number, (name, document) in enumerate(in_turn[:samples], start=1):
@@ -104,7 +104,7 @@ def show_samples(
 def sample_documents(source: CountedSource, samples: int) -> list[tuple[str, dict[str, Any]]]:
     rows = source.documents.rows
     if source.kept is not None:
-        # Spread over the source: its first documents are often its oddest.
+        # Documents from all over the source: its first ones are often not typical.
         chosen = source.kept[np.linspace(0, len(source.kept) - 1, min(samples, len(source.kept))).astype(int)]
         return [(source.report.name, row) for row in rows.select(chosen)]
     return [(source.report.name, row) for row in islice((row for row in rows if row["status"] == "ok"), samples)]

@@ -1,7 +1,7 @@
-"""A config's data to blocks for training and evaluation, with a report on what they came from.
+"""From a config's data to blocks for training and evaluation, with a report on their sources.
 
-Stored documents are shuffled by the seed, mixed by the sources' weights and packed once: blocks are cached beside the
-tokenised documents, under `$HF_DATASETS_CACHE/headway`, and a second run with the same data reads them from there.
+Stored documents are shuffled by the seed, mixed by the sources' weights and packed once. Blocks are cached beside the
+tokenised documents under `$HF_DATASETS_CACHE/headway`; a second run with the same data reads them from there.
 """
 
 import logging
@@ -32,11 +32,13 @@ BLOCKS_PER_WRITE = 256
 def build_datasets(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, num_heads: int, vocab_size: int
 ) -> PackedData:
-    """Blocks for training and evaluation, and a report on the data they came from.
+    """Blocks for training and evaluation, and a report on their sources.
 
-    Raises ValueError where training would be pointless: over 1 % bad rows, nothing supervised, a chat set in which
-    everything is, ids the backbone does not have, too little for one block. `train` is an IterableDataset when
-    `config.streaming`; it then has one shard, and each pass over it has the same order.
+    With `config.streaming`, `train` is an IterableDataset of one shard, and every pass over it has the same order.
+
+    Raises:
+        ValueError: training would be pointless: over 1 % of the rows are bad, nothing is supervised, every token of a
+            chat source is supervised, the backbone lacks a token id, or the data fills no block.
     """
     train, evaluated = read_sources(config, tokenizer, num_heads=num_heads)
     for source in train + evaluated:
@@ -50,7 +52,11 @@ def build_datasets(
 def read_sources(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, num_heads: int
 ) -> tuple[list[CountedSource], list[CountedSource]]:
-    """Tokenised and counted sources for training and for evaluation; refuses only a config that contradicts itself."""
+    """Tokenised and counted sources for training and for evaluation.
+
+    Raises:
+        ValueError: the config contradicts itself. Bad data does not raise here, so that it can be inspected.
+    """
     check_config(config, num_heads)
 
     def read(source: SourceConfig) -> CountedSource:
@@ -65,7 +71,7 @@ def read_sources(
 
 
 def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], config: DataConfig) -> PackedData:
-    """Splits off evaluation documents, mixes, packs; everything on disk and reused by the next run."""
+    """Split off evaluation documents, mix the sources and pack them; the next run reuses what is on disk."""
     parts, eval_parts = [], []
     for source in train:
         rows, kept = shuffled(source, config.seed)
@@ -91,15 +97,16 @@ def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], conf
 
 
 def shuffled(source: CountedSource, seed: int) -> tuple[Dataset, np.ndarray]:
-    """A source's rows, and the numbers of those to use in the seed's order."""
+    """A source's rows, and the numbers of the usable ones in the order that the seed gives."""
     assert source.kept is not None
     return source.documents.rows, np.random.default_rng(seed).permutation(source.kept)
 
 
 def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float], seed: int) -> Dataset:
-    """One order over all sources, each drawn with its weight's share until every document was used at least once.
+    """One order over all sources: each next document is sampled from a source with the probability of its weight.
 
-    Sources that run out earlier start again, so that a weight is a share of documents whatever the sources' sizes.
+    Sampling ends when every document was used at least once. A source that runs out before starts again, so a weight
+    is a share of documents whatever the sizes of the sources.
     """
     if len(parts) == 1:
         return parts[0]
@@ -116,7 +123,7 @@ def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float],
 
 
 def pack_cached(documents: Dataset, block_size: int, max_blocks: int | None, split: str) -> tuple[Dataset, PackReport]:
-    """The blocks of documents in their order, from the cache where they were packed before."""
+    """The blocks of documents in the given order; blocks that were packed before come from the cache."""
     num_tokens = int(documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].sum())
     refuse_no_block(split, num_tokens, block_size)
     path = cache_file("blocks", Hasher.hash((CACHE_VERSION, documents._fingerprint, block_size, max_blocks)))
@@ -139,7 +146,7 @@ def read_documents(documents: Dataset) -> Iterator[Document]:
 
 
 def write_blocks(path: Path, blocks: Iterator[Block]) -> None:
-    """An Arrow file, in place only once it is whole: processes that write the same one do not disturb each other."""
+    """Write an Arrow file under a temporary name and rename it, so that processes may write the same file."""
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_stream(file, BLOCK_SCHEMA) as writer:
         for chunk in iter(lambda: list(islice(blocks, BLOCKS_PER_WRITE)), []):

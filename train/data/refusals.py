@@ -1,7 +1,7 @@
-"""What is refused before anything is trained on it, and what is warned of.
+"""Checks of a data config and of its counted sources before training.
 
-What must not be trained on raises a ValueError that names the source, the number and the way out; what is only skipped
-or dropped is warned of.
+Data that must not be trained on raises a ValueError, which names the source, the number and what to do. Rows that are
+only skipped or dropped are warned of.
 """
 
 import logging
@@ -35,7 +35,7 @@ def check_config(config: DataConfig, num_heads: int) -> None:
 
 
 def refuse(report: SourceReport, *, num_heads: int, vocab_size: int) -> None:
-    """Raises ValueError for a source that must not be trained on."""
+    """Raise ValueError for a source that must not be trained on."""
     refuse_bad_rows(report.name, report.rows, report.bad, report.problems)
     if not report.documents:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""What is counted in the sources of data and in their blocks.
+"""Counts of rows, documents and tokens in the data's sources and blocks.
 
-Counts come from columns of the cached documents, so that a second run, which tokenises nothing, reports the same.
+They come from columns of the cached documents, so that a second run, which tokenises nothing, reports the same numbers.
 """
 
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ SHOWN_PROBLEMS = 5
 
 @dataclass(kw_only=True)
 class SourceReport:
-    """Counts over the rows of one source, of a stream over its first CHECKED_ROWS.
+    """Counts over the rows of one source; of a stream, over its first CHECKED_ROWS rows.
 
     Attributes:
         rows: Rows read, after `fraction`.
-        bad: Rows that are malformed or lack their fields; `problems` says where and why for the first of them.
+        bad: Rows that are malformed or lack a field; `problems` names the first of them and the reasons.
         empty: Rows without text, ids or a reply.
-        too_short: Documents of fewer than K + 2 tokens, dropped.
-        documents: Documents that are left.
-        split: Those among them longer than a block, which go on in the next one.
-        tokens: Tokens of the documents that are left.
-        supervised_tokens: Those among them that heads learn to predict.
+        too_short: Documents of fewer than K + 2 tokens, which are dropped.
+        documents: Documents that are used.
+        split: Used documents that are longer than a block and continue in the next one.
+        tokens: Tokens of the used documents.
+        supervised_tokens: Tokens of the used documents that are targets of the heads.
         max_id: Largest token id; -1 without tokens.
-        repeats: About how often each document is used while the mixture is gone through once.
+        repeats: About how often each document is used in one pass over the mixture.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SourceReport:
 
 @dataclass(kw_only=True)
 class PackReport:
-    """What became of the documents of one split: tokens = (blocks + unused_blocks) * block_size + dropped_tokens."""
+    """Counts of one packed split: tokens = (blocks + unused_blocks) * block_size + dropped_tokens."""
 
     documents: int
     tokens: int
@@ -73,7 +73,7 @@ class DataReport:
 
 @dataclass(kw_only=True)
 class CountedSource:
-    """One source's documents with their counts; `kept` are the numbers of the rows that are used, None for a stream."""
+    """One source's documents with their counts; `kept` holds the numbers of the rows in use, None for a stream."""
 
     documents: Documents
     report: SourceReport

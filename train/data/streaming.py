@@ -1,7 +1,8 @@
-"""Blocks of sources that are read while training goes on, without a copy on disk.
+"""Blocks of streamed sources, which are read and packed during training without a copy on disk.
 
-A stream is shuffled among SHUFFLE_BUFFER documents and mixed by the sources' weights; each pass over it has the same
-order. What cannot be counted beforehand is refused on the way: too many bad rows, ids the backbone does not have.
+Documents are shuffled within a buffer of SHUFFLE_BUFFER and mixed by the sources' weights; every pass over the stream
+has the same order. Faults that cannot be counted beforehand end the run when they are reached: too many bad rows, and
+token ids that the backbone does not have.
 """
 
 import logging
@@ -23,13 +24,13 @@ from train.data.report import CHECKED_ROWS, SHOWN_PROBLEMS, CountedSource, DataR
 logger = logging.getLogger(__name__)
 
 STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
-SHUFFLE_BUFFER = 1000  # documents that a stream is shuffled among
+SHUFFLE_BUFFER = 1000  # documents
 
 
 def pack_streamed(
     train: list[CountedSource], evaluated: list[CountedSource], config: DataConfig, *, num_heads: int, vocab_size: int
 ) -> PackedData:
-    """Training blocks as they are asked for; evaluation blocks read now and kept in memory."""
+    """Training blocks that are packed on demand, and evaluation blocks that are read now and held in memory."""
 
     def stream(source: CountedSource, of_eval: bool) -> IterableDataset:
         rows = source.documents.rows
@@ -66,7 +67,12 @@ def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> b
 
 
 def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_size: int) -> Iterator[dict[str, Any]]:
-    """The good documents of a stream, which stops where more than 1 % of over CHECKED_ROWS rows, or of all, are bad."""
+    """The usable documents of a stream.
+
+    Raises:
+        ValueError: over 1 % of the rows are bad (tested after CHECKED_ROWS rows, and at the end), or a token id that
+            the backbone does not have.
+    """
     num_rows, problems = 0, []
     for num_rows, row in enumerate(every_row(rows), start=1):
         if row["status"] == "bad":
@@ -81,7 +87,7 @@ def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_si
 
 
 def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
-    """All rows, in a DataLoader's worker too, where `for row in rows` would share out the inner files once more."""
+    """All rows. In a DataLoader worker, `for row in rows` would divide the source's files among workers again."""
     for batch in rows.iter(batch_size=64):
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(batch, values, strict=True))
@@ -90,7 +96,7 @@ def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
 def stream_blocks(
     documents: IterableDataset, block_size: int, split: str = "training"
 ) -> Iterator[dict[str, list[int]]]:
-    """Packed rows of documents as they come."""
+    """Blocks of documents, packed as the documents arrive."""
     num_blocks = num_tokens = 0
 
     def arrays() -> Iterator[Document]:

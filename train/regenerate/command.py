@@ -1,8 +1,8 @@
-"""`python -m train regenerate-data`: from rows of data to lines that the backbone wrote.
+"""`python -m train regenerate-data`: replace answers and ends of texts in the data by what the backbone generates.
 
-Lines are written in windows of a few batches. Within a window, texts of similar length are generated together and
-conversations turn by turn; then its lines are appended in order. Windows begin at fixed lines, so a resumed run writes
-what it would have written.
+Lines are generated in windows of a few batches. Within a window, texts of similar length share a batch and
+conversations advance turn by turn; then the lines are appended in order. Windows begin at fixed line numbers, so a
+resumed run writes the same lines as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from train.regenerate.source import SourceRows
 from train.regenerate.writing import Key, Writer
 
 WINDOW = 4
-"""Batches between two appends: more sort better by length, fewer lose less when a run is killed."""
+"""Batches between two appends. More give batches of more equal length; fewer lose less when a run is killed."""
 
 
 def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
-    """Write a run's training data as its backbone would say it: answers of conversations, ends of texts.
+    """Generate a run's training data with its own backbone: the answers of conversations, the ends of texts.
 
     Raises:
-        ValueError: flags, a backbone or data that nothing can be written with.
-        SystemExit: with code 130 when it is interrupted; whole lines stay.
+        ValueError: flags, a backbone or data that allow no generation.
+        SystemExit: with code 130 when it is interrupted; complete lines stay in the file.
     """
     flags.check()
     if config.backbone.random_weights:
         raise ValueError("backbone.random_weights was given: such a backbone has nothing to say; give a trained one.")
-    transformers.logging.set_verbosity_error()  # generate would remark on settings that are meant
+    transformers.logging.set_verbosity_error()  # generate would warn of settings that are intended
     tokenizer = load_tokenizer(config.backbone)
     model = load_backbone(config.backbone, default_device())
     rows = SourceRows(config.data, flags, tokenizer, read_vocab_size(config.backbone))
@@ -63,15 +63,16 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
 
 
 def open_decoding(flags: RegenerateFlags, model: Any) -> TreeDecoding | None:
-    """
+    """Decoding with the heads of --heads; None without that flag.
+
     Raises:
-        ValueError: no heads there, or heads of another backbone.
+        ValueError: the folder holds no heads, or heads of another backbone.
     """
     return TreeDecoding(save_load.load(flags.heads, model)) if isinstance(flags.heads, str) else None
 
 
 def find_all_ends(model: Any, rows: SourceRows) -> list[int]:
-    """Those of the tokenizer and template, and those that the backbone's own generation settings name."""
+    """End tokens of the tokenizer, of the template and of the backbone's generation settings."""
     own = model.generation_config.eos_token_id
     own = [] if own is None else own if isinstance(own, list) else [own]
     rows.ends = list(dict.fromkeys([*rows.ends, *own]))
@@ -81,7 +82,7 @@ def find_all_ends(model: Any, rows: SourceRows) -> list[int]:
 def refuse_long_prompts(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
     """
     Raises:
-        ValueError: prompts of texts leave too little room, or those of all conversations do.
+        ValueError: prompt and new tokens of a text, or of every conversation, exceed the backbone's positions.
     """
     if rows.is_chat:
         refuse_long_chats(writer, settings, rows)
@@ -93,15 +94,15 @@ def refuse_long_prompts(writer: Writer, settings: RegenerateConfig, rows: Source
 
 
 def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
-    """The first conversation that fits ends the search; it is through all of them only where every one is too long."""
-    asked = False
+    """Raise ValueError where the first prompt of every conversation is too long; the search ends at one that fits."""
+    any_prompt = False
     for prompt in rows.first_prompts():
         if writer.fits(prompt):
             return
-        asked = True
+        any_prompt = True
         if not writer.fits(range(1)):
             break
-    if asked:
+    if any_prompt:
         raise ValueError(
             f"--max-new-tokens {settings.max_new_tokens} and the first question of any conversation, in the chat "
             f"template, are more than the backbone's {writer.longest} positions; lower it, or give shorter "
@@ -110,7 +111,7 @@ def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRo
 
 
 def what_decides(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, model: Any) -> dict[str, Any]:
-    """All that the lines depend on; what a run that goes on must have as well."""
+    """All settings that the lines depend on; a resumed run must have the same."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
     return {
@@ -131,7 +132,7 @@ def what_decides(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, 
 
 
 def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, flags: RegenerateFlags) -> Tally:
-    """All lines that the file does not have yet; of the first `limit` rows alone where it is given."""
+    """Append all lines that the file does not have yet; with `limit`, only those of the first `limit` rows."""
     total = rows.per_row * (len(rows) if flags.limit is None else min(flags.limit, len(rows)))
     window = WINDOW * flags.batch_size
     tally = Tally()
@@ -149,13 +150,13 @@ def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, flags: Reg
 
 
 def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tally) -> list[dict[str, Any]]:
-    """The lines of one window: every row's first question together, then every row's second, until all are through."""
+    """The lines of one window: all first prompts go through the backbone together, then all second ones, and so on."""
     finished: dict[int, dict[str, Any]] = {}
-    asking: dict[int, tuple[Rewriting, list[int]]] = {}
+    pending: dict[int, tuple[Rewriting, list[int]]] = {}
 
     def resume(line: int, rewriting: Rewriting, step: Callable[[], list[int]]) -> None:
         try:
-            asking[line] = (rewriting, step())
+            pending[line] = (rewriting, step())
         except StopIteration as end:
             finished[line] = end.value
 
@@ -163,12 +164,12 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
         rewriting = rows.rewriting(line, writer.fits, tally)
         resume(line, rewriting, rewriting.__next__)
     turn = 0
-    while asking:
-        asked, asking = asking, {}
-        keys: list[Key] = [(line, turn) for line in asked]
-        answers = writer.write([prompt for _, prompt in asked.values()], keys)
+    while pending:
+        prompted, pending = pending, {}
+        keys: list[Key] = [(line, turn) for line in prompted]
+        answers = writer.write([prompt for _, prompt in prompted.values()], keys)
         tally.tokens += sum(map(len, answers))
-        for (line, (rewriting, _)), answer in zip(asked.items(), answers, strict=True):
+        for (line, (rewriting, _)), answer in zip(prompted.items(), answers, strict=True):
             resume(line, rewriting, partial(rewriting.send, answer))
         turn += 1
     return [{"line": line, **finished[line]} for line in lines]

@@ -1,11 +1,10 @@
-"""The file that is written: whole lines in the rows' order, and beside it the settings that they were written with.
+"""The output file of `regenerate-data`: complete lines in the rows' order, and the settings that produced them.
 
-    out.jsonl             one JSON object a line, its number from 0 as `line`
-    out.jsonl.settings    what decides the lines: a run that goes on must have the same; and whether it is finished
-    out.jsonl.lock        empty; held by the process that writes
+    out.jsonl             one JSON object a line, with its number, from 0, as `line`
+    out.jsonl.settings    every setting that the lines depend on, which a resumed run must share; whether it is finished
+    out.jsonl.lock        empty; locked by the process that writes
 
-A run that was killed left whole lines and perhaps a part of one, which is dropped; lines are counted, and the run goes
-on behind them.
+A killed run may end in a partial line. The next run drops that, counts the complete lines and resumes after them.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from typing import Any
 from heads.checkpoint.save_load import write_whole
 
 VERSION = 2
-"""Of the file of settings; raise it when the same settings would write other lines than before."""
+"""Version of the settings file; raise it when the same settings would write other lines than before."""
 
 
 class OutputFile:
-    """A file of JSON lines that grows; one process has it, until it leaves the `with` or ends.
+    """A file of JSON lines that one process appends to; its lock is held until the `with` block or the process ends.
 
     Raises:
-        ValueError: no .jsonl file; one that is there was not written by this command, or with other settings, or was
-            changed since; or another process is writing it.
+        ValueError: the name does not end in .jsonl; the existing file was not written by this command, was written
+            with other settings or was changed since; or another process is writing it.
         OSError: its folder cannot be written.
     """
 
@@ -54,7 +53,7 @@ class OutputFile:
         self.opened.close()
 
     def finish(self) -> None:
-        """Note that all lines are there, by the size that they come to."""
+        """Record that the file is complete, by its size in bytes."""
         self.write_settings(self.path.stat().st_size)
 
     def write_settings(self, finished_bytes: int | None) -> None:
@@ -79,10 +78,10 @@ class OutputFile:
             )
 
     def drop_partial_line(self) -> int:
-        """Lines that are whole; what stands behind the last of them is cut off.
+        """Cut off a partial line at the end; returns the number of complete lines.
 
         Raises:
-            ValueError: one is not the line of its place.
+            ValueError: a line's number is not its place in the file.
         """
         if not self.path.exists():
             return 0
@@ -96,7 +95,7 @@ class OutputFile:
         return lines
 
     def refuse_other_line(self, line: bytes, number: int) -> None:
-        """Lines that were doubled, moved or edited would count for others, and what follows would belong to none."""
+        """Raise ValueError unless a line has its own number: doubled or moved lines would be taken for others."""
         try:
             found = json.loads(line)["line"]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -108,7 +107,7 @@ class OutputFile:
             )
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows as whole lines; where the disk is full nothing of them stays.
+        """Append rows as complete lines, all of them or, where the disk is full, none.
 
         Raises:
             OSError: they could not be written.
@@ -131,10 +130,10 @@ class OutputFile:
 
 
 def is_finished(path: str | Path) -> bool:
-    """Whether a file holds every line that its data come to, as `regenerate-data` noted when it wrote the last one.
+    """Whether `regenerate-data` wrote every line of its data to a file and the file has not changed size since.
 
-    Not finished are a file that is being written, was killed, was cut since or has `--limit` rows alone, and one whose
-    settings are not beside it or are of another version of this command.
+    False for a file that is still being written, whose run was killed, that was cut since, or that has only the rows of
+    `--limit`; and for one whose settings file is missing or of another version of this command.
     """
     try:
         return bool(read_settings(Path(path))["finished_bytes"] == Path(path).stat().st_size)
@@ -147,10 +146,10 @@ def beside(path: Path) -> Path:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What lies beside a file: `version`, `finished_bytes` and `settings`.
+    """The settings file of an output file: `version`, `finished_bytes` and `settings`.
 
     Raises:
-        ValueError: it is damaged, or of another version.
+        ValueError: the settings file is damaged, or of another version.
         OSError: it cannot be read.
     """
     try:
@@ -170,10 +169,10 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes of this command from a file; the system ends it with the process, however that ends.
+    """Lock a file against other processes of this command; the system releases the lock however the process ends.
 
     Raises:
-        ValueError: another process has it.
+        ValueError: another process holds the lock.
         OSError: the lock beside the file cannot be written or held.
     """
     lock = path.with_name(path.name + ".lock")

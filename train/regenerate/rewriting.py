@@ -1,12 +1,12 @@
-"""What is asked of the backbone for one row, and what becomes of its answers: a conversation turn by turn, or a text.
+"""The prompts of one row and what its answers are made into: a conversation turn by turn, or a text.
 
-A row is a coroutine: it yields a prompt, is sent the tokens that the backbone wrote behind it, and returns the row's
-new fields. So rows of any kind and number of turns go through the same batches.
+A row is a coroutine: it yields a prompt, is sent the tokens that the backbone generated after it, and returns the row's
+new fields. So rows of any kind, with any number of turns, share batches.
 
-    conversation   user 1 | answer 1 | user 2 | answer 2
-    asked first    user 1 ->                                     a
-    asked second   user 1 | a | user 2 ->                                b
-    returned       user 1 | a | user 2 | b
+    conversation    user 1 | answer 1 | user 2 | answer 2
+    first prompt    user 1                                  ->  a
+    second prompt   user 1 | a | user 2                     ->  b
+    returned        user 1 | a | user 2 | b
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Rewriting: TypeAlias = Generator[list[int], list[int], dict[str, Any]]
 
 @dataclass(kw_only=True)
 class Tally:
-    """What a user would want to know of a finished file.
+    """Counts that are reported to the user at the end.
 
     Attributes:
-        bad: rows that are not what their format asks for; their lines are empty.
-        first_problem: of the first of them.
-        shortened: conversations that end before an answer that did not fit the backbone's positions or came out empty.
+        bad: rows that do not have their format; their lines are empty.
+        first_problem: what is wrong with the first bad row.
+        shortened: conversations that end before an answer that was empty or did not fit the backbone's positions.
         cut_answers: conversations that end before an answer that --max-new-tokens cut.
         cut_texts: texts that --max-new-tokens ended.
     """
@@ -52,14 +52,14 @@ def rewrite_chat(
     fits: Callable[[Sequence[int]], bool],
     tally: Tally,
 ) -> Rewriting:
-    """The conversation with every answer written anew behind what was said before it, new answers included.
+    """The conversation with every answer generated anew from the turns before it, new answers included.
 
-    A turn with tool_calls stays as it is, since the tools' answers belong to it. The last turn is one that was written.
-    An answer that was cut is left out with all behind it: the template would end it with an end of turn, which the
-    backbone never said and heads would learn.
+    A turn with tool_calls stays as it is, since the tools' results belong to it. The last turn is a generated one. An
+    answer that was cut is dropped together with all later turns: the template would end it with an end of turn, which
+    the backbone did not generate and the heads would learn.
 
     Raises:
-        BadRowError: the template refuses the conversation.
+        BadRowError: the template rejects the conversation.
     """
     told: list[Message] = []
     written = 0
@@ -84,12 +84,12 @@ def rewrite_chat(
 def continue_text(
     prompt: list[int], *, frame: Sequence[int], ends: Sequence[int], tokenizer: Any, tally: Tally
 ) -> Rewriting:
-    """The prompt and what the backbone writes behind it, as tokens (what is trained on) and as text (to be read).
+    """The prompt and its continuation by the backbone, as tokens (for training) and as text (for people).
 
-    The mask is 1 on what the backbone said: not on the prompt, nor on a frame that is not the end that it chose.
+    The mask is 1 on generated tokens: 0 on the prompt, and on a frame that replaces another end token.
 
     Args:
-        frame: tokens behind every text that training sees; they stand where the backbone ended the text itself.
+        frame: tokens that training puts after every text; they replace the end token that the backbone generated.
     """
     answer = yield prompt
     said = [1] * len(answer)
@@ -104,14 +104,14 @@ def continue_text(
 
 
 def end_of_turn(tokenizer: Any, template: str) -> list[int]:
-    """The token that the template puts behind an answer, where it is a special one.
+    """The token that the template puts after an answer, if it is a special token.
 
     ChatML: "<|im_start|>assistant\\nHello.<|im_end|>\\n"  ->  the id of <|im_end|>, whatever eos_token is
     """
     encoder = ChatEncoder(tokenizer, template)
     try:
         text, _ = encoder.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": TURN_STAND_IN}])
-    except jinja2.TemplateError:  # it may object to this conversation and take others
+    except jinja2.TemplateError:  # the template may reject this conversation and accept others
         return []
     after = text.partition(TURN_STAND_IN)[2].lstrip()
     found = sorted((special for special in encoder.special_texts if after.startswith(special)), key=len)

@@ -1,4 +1,4 @@
-"""The rows of `data.train` in their order, each as what is asked of the backbone for it."""
+"""The rows of `data.train` in their order, each turned into the prompts that the backbone continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_t
 
 @dataclass(kw_only=True)
 class OpenedSource:
-    """One source of the config's data, opened: the rows that were chosen of it and how they are read."""
+    """One opened source of the config's data: the rows in use and how they are read."""
 
     name: str
     rows: Dataset
@@ -29,12 +29,12 @@ class OpenedSource:
 
 
 class SourceRows:
-    """Rows of all sources, one after the other; a weight does not repeat them.
+    """Rows of all sources, one source after the other; weights are not applied.
 
-    Text sources have `prompts_per_text` lines for each row, conversations one.
+    A row of text gives `prompts_per_text` lines, a conversation one.
 
     Raises:
-        ValueError: streamed data, or conversations and texts in one file.
+        ValueError: the data is streamed, or has both conversations and texts.
     """
 
     def __init__(self, data: DataConfig, config: RegenerateConfig, tokenizer: Any, vocab_size: int) -> None:
@@ -53,23 +53,23 @@ class SourceRows:
         self.stops = list(accumulate(len(source.rows) for source in self.sources))
 
     def __len__(self) -> int:
-        """Rows, of which each has `per_row` lines."""
+        """Number of rows; each gives `per_row` lines."""
         return self.stops[-1] if self.stops else 0
 
     @property
     def lines(self) -> int:
-        """What all rows come to."""
+        """Number of lines of all rows."""
         return self.per_row * len(self)
 
     @property
     def fingerprint(self) -> list[str]:
-        """Of what the sources hold."""
+        """The fingerprint of each source's rows."""
         return [source.rows._fingerprint for source in self.sources]
 
     def rewriting(self, line: int, fits: Callable[[Sequence[int]], bool], tally: Tally) -> Rewriting:
-        """What makes the line of this number. A row that is bad or empty has empty lines; bad ones are counted.
+        """The coroutine that makes line number `line`. Bad or empty rows give empty lines; bad ones are counted.
 
-        A template may refuse a conversation at any turn; the whole row is bad then, as it is where training reads it.
+        A template may reject a conversation at any turn; the whole row is bad then, as it is in training.
         """
         row, place = divmod(line, self.per_row)
         number = bisect_right(self.stops, row)
@@ -77,7 +77,7 @@ class SourceRows:
         within = row - (self.stops[number - 1] if number else 0)
         fields = source.rows[within]
         try:
-            return (yield from self.asking(parse_row(fields), source, place, fits, tally))
+            return (yield from self.rewriting_of(parse_row(fields), source, place, fits, tally))
         except EmptyRowError:
             pass
         except BadRowError as problem:
@@ -87,7 +87,7 @@ class SourceRows:
             )
         return {"messages" if self.is_chat else "input_ids": []}
 
-    def asking(
+    def rewriting_of(
         self,
         fields: dict[str, Any],
         source: OpenedSource,
@@ -105,13 +105,13 @@ class SourceRows:
         return continue_text(prompt, frame=frame, ends=self.ends, tokenizer=self.tokenizer, tally=tally)
 
     def first_prompts(self) -> Iterator[list[int]]:
-        """What would be asked first for each conversation; nothing for one that is bad or has nothing to be asked."""
+        """The first prompt of each conversation; none for a conversation that is bad or has no answer to generate."""
         for line in range(len(self)):
             with suppress(StopIteration):
                 yield next(self.rewriting(line, lambda prompt: True, Tally()))
 
     def prompt(self, fields: dict[str, Any], source: OpenedSource, place: int) -> list[int]:
-        """The tokens from one place of a text; the first place has what training puts before a text."""
+        """Tokens of a text from one of its `per_row` places; the first begins with what training puts before a text."""
         tokens, before = self.tokens(fields.get(source.column), source.format)
         length = self.config.prompt_tokens
         if place and len(tokens) < length * self.per_row:
