@@ -1,8 +1,8 @@
-"""4-D attention masks in the form that a backbone's attention wants, windows included.
+"""4-D attention masks in the form that a backbone's attention implementation reads, sliding windows included.
 
-A mask is built once as booleans (True: may attend) and handed over as what the implementation reads: booleans for sdpa,
-additive floats for eager, and a dict by layer type for models that mix full and windowed layers.
-Windows count positions and never cache slots, since the cache of a tree or of a ragged batch has masked slots.
+A mask is built once as booleans (True: may attend), then converted: booleans for sdpa, additive floats for eager, and a
+dict by layer type for models that mix full and windowed layers. Windows count positions and not cache slots, since the
+cache of a tree or of a ragged batch has masked slots.
 """
 # B batch, Q query, S cache slot, T position
 
@@ -19,12 +19,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class MaskStyle:
-    """How one backbone wants its masks.
+    """The form of one backbone's masks.
 
     Attributes:
-        additive: floats to add (eager) instead of booleans (sdpa, which takes floats too).
-        window: positions that a windowed layer sees, itself included; None where no layer has a window.
-        by_layer_type: the model mixes layer types and takes a dict.
+        additive: floats to add to the scores (eager) instead of booleans (sdpa, which accepts floats too).
+        window: positions that a windowed layer attends to, the query's included; None where no layer has a window.
+        by_layer_type: the model mixes layer types and takes a dict of masks.
     """
 
     additive: bool
@@ -34,7 +34,7 @@ class MaskStyle:
     def finish(
         self, may_attend_BQS: Tensor, positions_BQ: Tensor, slot_positions_BS: Tensor, dtype: torch.dtype
     ) -> Any:
-        """The mask, or the dict of masks, that goes in as `attention_mask`."""
+        """The mask, or the dict of masks, to pass as `attention_mask`."""
         full = self._as_input(may_attend_BQS, dtype)
         if self.window is None:
             return full
@@ -44,14 +44,14 @@ class MaskStyle:
 
     def _as_input(self, may_attend_BQS: Tensor, dtype: torch.dtype) -> Tensor:
         mask_B1QS = may_attend_BQS[:, None]
-        # sdpa on a CPU turns booleans into floats in every layer; once is enough.
+        # On a CPU sdpa converts booleans to floats in every layer; here it is done once.
         if not self.additive and mask_B1QS.device.type != "cpu":
             return mask_B1QS
         return torch.zeros_like(mask_B1QS, dtype=dtype).masked_fill_(~mask_B1QS, torch.finfo(dtype).min)
 
 
 def causal(valid_BT: Tensor) -> Tensor:
-    """May position q attend to position s: s ≤ q, s is no padding. Padding sees itself, so that no row is empty.
+    """(B, T, T): q may attend to s where s ≤ q and s is no padding. Padding attends to itself: no row may be empty.
 
     >>> causal(torch.tensor([[False, True, True]]))[0].int()
     tensor([[1, 0, 0],
@@ -65,7 +65,7 @@ def causal(valid_BT: Tensor) -> Tensor:
 
 
 def within_documents(document_ids_BT: Tensor) -> Tensor:
-    """May position q attend to position s: s ≤ q and both lie in one document of a packed block.
+    """(B, T, T): q may attend to s where s ≤ q and both lie in one document of a packed block.
 
     >>> within_documents(torch.tensor([[0, 0, 1]]))[0].int()
     tensor([[1, 0, 0],
@@ -77,7 +77,7 @@ def within_documents(document_ids_BT: Tensor) -> Tensor:
 
 
 def positions_within_documents(document_ids_BT: Tensor) -> Tensor:
-    """Positions that start again at 0 with each document.
+    """(B, T): positions that restart at 0 with each document.
 
     >>> positions_within_documents(torch.tensor([[0, 0, 1, 1, 1]]))
     tensor([[0, 1, 0, 1, 2]])
@@ -90,10 +90,10 @@ def positions_within_documents(document_ids_BT: Tensor) -> Tensor:
 
 
 def read_mask_style(config: Any) -> MaskStyle:
-    """The style of a Hugging Face config.
+    """The mask style of a Hugging Face config.
 
     Raises:
-        ValueError: an attention implementation or a layer type that cannot take a tree mask.
+        ValueError: the attention implementation, or a layer type, cannot take the mask of a token tree.
     """
     implementation = config._attn_implementation or "eager"
     if implementation not in ("eager", "sdpa"):

@@ -1,7 +1,7 @@
-"""A pass over new slots: the hidden states that it records, the plan of what is committed, and the committed state.
+"""A backbone pass over new slots: the hidden states it records, the plan of what is committed, the committed state.
 
-The backbone's cache and the state of every family and drafter follow one `CommitPlan`, so they always hold the same
-tokens. Rows of a batch commit different numbers of slots; slots that only pad a shorter row stay masked ("holes").
+The KV cache and the state of every family and draft model follow one `CommitPlan`, so they always hold the same tokens.
+Rows of a batch commit different numbers of slots; slots that only pad a shorter row stay masked ("holes").
 """
 # B batch, T position, N slot of a pass, S cache slot, A accepted slot, R remaining row, D model width
 
@@ -19,8 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from heads.backbone.cache import TreeCache
 
 HiddenTap = int | Literal["final"]
-"""A hidden state: "final" is what the unembedding reads (after the final norm); n is the output of the decoder layer
-n layers before the end, before the final norm: 0 the last, 1 the one before it, …; the number of layers: embeddings."""
+"""Which hidden state: "final" is the one after the final norm, which the unembedding reads; an integer n is the output
+of the decoder layer n layers before the last (0 is the last layer, without the final norm); the number of layers is the
+embeddings."""
 
 
 class RunsStacks(Protocol):
@@ -29,13 +30,13 @@ class RunsStacks(Protocol):
     def run_stack(
         self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
     ) -> Tensor:
-        """(B, N, D) behind the layers of one stack, which write to slots of their own in the cache."""
+        """(B, N, D) behind the layers of one stack, which have entries of their own in the cache."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackTap:
-    """What a stack of the heads' own layers makes of a hidden state; passes run it like more layers of the backbone.
+    """The output of a stack of the heads' own layers on a hidden state; passes run it as further backbone layers.
 
     Two are equal where they name the same stack of the same heads.
     """
@@ -46,14 +47,14 @@ class StackTap:
 
 
 Tap = HiddenTap | StackTap
-"""What a pass records: a hidden state of the backbone, or what layers of the heads make of one."""
+"""A recorded output of a pass: a hidden state of the backbone, or the output of a stack of the heads."""
 
 HiddenTaps = dict[HiddenTap, Tensor]
 Taps = dict[Tap, Tensor]
 
 
 def hidden_taps(taps: Iterable[Tap]) -> tuple[HiddenTap, ...]:
-    """The backbone's hidden states among these, and those that stacks read, each once.
+    """The backbone's hidden states among the taps, and those that stacks read, each once.
 
     >>> hidden_taps(["final", StackTap(heads=..., index=0, reads=1), StackTap(heads=..., index=1, reads=1)])
     ('final', 1)
@@ -63,14 +64,14 @@ def hidden_taps(taps: Iterable[Tap]) -> tuple[HiddenTap, ...]:
 
 @contextlib.contextmanager
 def recording(layers: nn.ModuleList, taps: Sequence[HiddenTap], device: torch.device) -> Iterator[HiddenTaps]:
-    """Hooks on decoder layers that write hidden states to the dict; they are removed on exit.
+    """Hooks on decoder layers that write hidden states into the yielded dict; they are removed on exit.
 
     Args:
-        taps: "final" has no hook: the decoder returns it.
-        device: where hidden states are handed over.
+        taps: "final" gets no hook, since the decoder returns it.
+        device: recorded states are moved here.
 
     Raises:
-        ValueError: a tap deeper than the backbone.
+        ValueError: a tap is deeper than the backbone.
     """
     recorded: HiddenTaps = {}
     handles: list[RemovableHandle] = []
@@ -114,8 +115,8 @@ class CommitPlan:
         slots_BA: the committed slots of the pass, in order; slot 0 pads rows that commit fewer.
         valid_BA: False for slots that only pad, which stay masked, and for padding of the prompt.
         newest_B: the slot of the pass that each row commits last.
-        all_keep: every row is known to commit something.
-        in_place: in every row the committed slots are the first slots of the pass, in order, so nothing has to move.
+        all_keep: every row is known to commit at least one slot.
+        in_place: in every row the committed slots are the first slots of the pass, in order, so no slot has to move.
     """
 
     slots_BA: Tensor
@@ -162,7 +163,7 @@ class CommitPlan:
         """(B, D): each row's last committed slot of a tensor over the pass's slots (B, N, D).
 
         Args:
-            before_BD: the values of rows that commit nothing; None where no row does, or nobody reads theirs.
+            before_BD: the values for rows that commit nothing; None where there are none, or their values are unused.
         """
         if len(x_BND) == 1:
             newest_BD = x_BND.index_select(1, self.newest_B)[:, 0]
@@ -175,7 +176,7 @@ class CommitPlan:
 
 @dataclass(kw_only=True)
 class BackboneState:
-    """What is committed: one cache slot for each token, and masked slots that only pad."""
+    """The committed tokens: one cache slot for each, and masked slots that only pad."""
 
     cache: TreeCache
     valid_BS: Tensor
@@ -184,7 +185,7 @@ class BackboneState:
 
     @classmethod
     def empty(cls, batch: int, device: torch.device, num_slots: int) -> BackboneState:
-        """Nothing is committed yet; the cache allocates `num_slots`, which are known to come."""
+        """A state without tokens, whose cache allocates `num_slots` slots in advance."""
         nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
         return cls(
             cache=TreeCache(room=num_slots),
@@ -194,7 +195,7 @@ class BackboneState:
         )
 
     def keep_rows(self, rows_R: Tensor) -> BackboneState:
-        """The state of some rows; the cache drops the others, and slots that are masked in all remaining rows."""
+        """The state of some rows; the cache drops all others, and slots that are masked in every remaining row."""
         valid_RS = self.valid_BS[rows_R]
         slots_S = valid_RS.any(dim=0).nonzero().flatten()
         self.cache.keep_rows(rows_R, slots_S)

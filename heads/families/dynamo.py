@@ -1,12 +1,12 @@
-"""DynaMo heads: each further token has decoder layers of the backbone's own class, on the stem's output.
+"""DynaMo heads: each head has decoder layers of the backbone's own class, on the stem's output.
 
             ┌ last layer ─ norm ─ unembedding   x_{t+1}    the backbone itself, the first-token head
 stem ───────┼ layer(s) 1 ─ norm ─ unembedding   x_{t+2}    head 1: layers of its own, norm and unembedding shared
             └ layer(s) 2 ─ norm ─ unembedding   x_{t+3}    head 2
 
 DynaMo, section 3.1; the variants of figure 12 and table 9 are fields of `Config`. The stem is every layer up to the
-penultimate (tap 1). Heads read no drafted token but a node's own text, so their layers run inside each pass
-(heads/interface/layers.py), and the next draft is ready when the path is accepted.
+penultimate (tap 1). A head reads the context up to its position and no drafted token after it, so its layers run inside
+each backbone pass (heads/interface/layers.py), and the next draft is known as soon as a path is accepted.
 """
 # B batch, T position, N slot of a pass, R supervised row, M tree node, D model width
 
@@ -124,7 +124,7 @@ class Heads(TokenHeads):
     def run_stack(
         self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
     ) -> Tensor:
-        """Head index + 1's layers; without any, what they would read."""
+        """(B, N, D) behind the layers of head index + 1; its input where that head has no layers."""
         for layer in cast("nn.ModuleList", self.layers[index]):
             if isinstance(layer, SharedLayer):
                 hidden_BND = layer.run(self.backbone, hidden_BND, positions_BN, mask, cache)
@@ -142,7 +142,7 @@ class Heads(TokenHeads):
         return [newest_BD[rows_R] for newest_BD in state]
 
     def keep_slots(self, state: list[Tensor], num_slots: int) -> list[Tensor]:
-        return state  # of one slot only, which the coming commit replaces
+        return state  # holds one slot only, which the next commit replaces
 
     def first_level(self, state: list[Tensor]) -> list[Tensor]:
         return state
@@ -153,10 +153,10 @@ class Heads(TokenHeads):
 
 
 class SharedLayer(nn.Module):
-    """The backbone's last layer with a LoRA of the head's own; nothing of the backbone is registered here.
+    """The backbone's last layer with the head's own LoRA; no tensor of the backbone is registered here.
 
-    A template of the layer stands on the meta device and is called with the backbone's tensors and the LoRA's. Its
-    gradient into the shared tensors passes the gate like everything else that flows from heads to backbone.
+    A template of the layer on the meta device is called with the backbone's tensors and the LoRA's. The gradient into
+    the backbone's tensors passes the gate, as every gradient from heads to backbone does.
     """
 
     def __init__(self, backbone: Backbone, rank: int, targets: list[str] | None, slot: int) -> None:
@@ -191,7 +191,7 @@ class SharedLayer(nn.Module):
 
 
 def refuse_unknown_targets(backbone: Backbone, targets: list[str]) -> None:
-    """Raise ValueError on a name that no part of the last layer ends in: peft leaves it out where another is right."""
+    """Raise ValueError on a name that fits no module of the last layer; peft ignores it where another name fits."""
     names = [name for name, _ in backbone.layers[-1].named_modules() if name]
     unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
     if unknown:
@@ -203,7 +203,7 @@ def refuse_unknown_targets(backbone: Backbone, targets: list[str]) -> None:
 
 
 def check_layers(config: Config, backbone: Backbone) -> None:
-    """Raise ValueError where the backbone has no stem, or layers that no trained copy can be made of."""
+    """Raise ValueError where the backbone has no stem, or its layers cannot be copied and trained."""
     if config.tap == "penultimate" and backbone.num_layers < 2:
         raise ValueError(
             f"The backbone {backbone.name} has {backbone.num_layers} layer; dynamo heads branch off behind the "

@@ -1,8 +1,8 @@
 """Grounded heads: head k also reads the embeddings of the tokens drafted so far (Ankner et al., section 3.2).
 
-Head k at t maps [f(x_{≤t}) ; E(x_{t+1}) ; … ; E(x_{t+k})] through an MLP to p(x_{t+1+k} | x_{≤t}, x_{t+1} … x_{t+k});
-f is the final hidden state, or another representation (heads/interface/representation.py). Embeddings are the
-backbone's and get no gradient from here when it is frozen.
+Head k at t maps [f(x_{≤t}) ; E(x_{t+1}) ; … ; E(x_{t+k})] through an MLP to p(x_{t+1+k} | x_{≤t}, x_{t+1} … x_{t+k}).
+f is the final hidden state, or another representation (heads/interface/representation.py). E is the backbone's
+embedding, which gets no gradient from the heads when the backbone is frozen.
 """
 # R rows, D model width, W width of the hidden layers
 
@@ -42,9 +42,9 @@ class Config(RepresentationConfig):
 
 
 class GroundedMLP(nn.Module):
-    """An MLP on [f ; E_1 ; … ; E_k] that starts as f: the first layer's skip is [I 0 … 0], further layers are residual.
+    """An MLP on [f ; E_1 ; … ; E_k] whose output is f at the start of training.
 
-    The skip of the first layer is a matrix, since it goes from (k + 1)·D to W; it is learned.
+    The first layer's skip is a learned matrix from (k + 1)·D to W, [I 0 … 0] at the start; further layers are residual.
     """
 
     def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int) -> None:
@@ -68,7 +68,7 @@ class GroundedMLP(nn.Module):
 
 
 class Heads(RepresentationHeads):
-    """K heads, each grounded in the tokens drafted before it."""
+    """K heads; head k reads the k tokens drafted before its own."""
 
     grounded = True
     config: Config
@@ -89,7 +89,7 @@ class Heads(RepresentationHeads):
         return self.bodies[k - 1](torch.cat([tap_RD, self.read(tokens_Rk, tap_RD.dtype).flatten(1)], dim=1))
 
     def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """(…,) tokens to (…, D): their embeddings as these heads take them in."""
+        """(…,) tokens to (…, D): their embeddings, normalised where the config says so."""
         embedded = self.backbone.embed(tokens).to(dtype)
         return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 
@@ -97,6 +97,6 @@ class Heads(RepresentationHeads):
         return state
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
-        """As the contract has it; a level is the nodes' inputs [f ; E_1 ; … ; E_k], so each token is embedded once."""
+        """See `TokenHeads.step`; a level holds the nodes' inputs [f ; E_1 ; … ; E_k]: each token is embedded once."""
         inputs_MI = torch.cat([level[parents_M], self.read(tokens_M, level.dtype)], dim=1)
         return self.bodies[k - 1](inputs_MI), inputs_MI

@@ -4,8 +4,9 @@
                   ↓              ↓              ↓
 f(x_≤t) = h_0 ─ cell ── h_1 ─ cell ── h_2 ─ cell ── h_3        head k's hidden state is h_k; it predicts x_{t+1+k}
 
-The cell is one for all heads, so with the backbone's unembedding there is nothing that ends at head K: such heads
-draft deeper than they were trained. A level of the tree is the h of its nodes; going deeper costs one call of the cell.
+All heads share the cell. With the backbone's unembedding no parameter belongs to a single head, so such heads can draft
+deeper than the K tokens they were trained on. A level of the tree holds the h of its nodes; each further level costs
+one call of the cell.
 """
 # B batch, T position, N = B·T, R row, M tree node, D model width, G = 3·D gates
 
@@ -25,7 +26,7 @@ from heads.interface.token_heads import MAX_HEADS, TeacherForcing
 from heads.validation import validated
 
 RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
-"""Of the gates at start: σ(2) = 88 % of the state enters the candidate state, and σ(-1) = 27 % of it is copied."""
+"""Biases of the gates at the start: σ(2) = 88 % of the state enters the candidate state, σ(-1) = 27 % is copied."""
 
 
 @validated
@@ -44,7 +45,7 @@ class Config(RepresentationConfig):
 
 
 class Heads(RepresentationHeads):
-    """K heads that are one cell, K times."""
+    """K heads that share one GRU cell."""
 
     grounded = True
     config: Config
@@ -62,18 +63,18 @@ class Heads(RepresentationHeads):
         return self.scored(self.unembeddings.projection(k, self.backbone))
 
     def head(self, k: int, tap_RD: Tensor, tokens_Rk: Tensor) -> Tensor:
-        """The plain form: the cell over a path's tokens."""
+        """The reference form: the cell reads a path's tokens one after another."""
         hidden_RD = tap_RD
         for tokens_R in tokens_Rk.unbind(1):
             hidden_RD = self.cell(self.read(tokens_R, hidden_RD.dtype), hidden_RD)
         return hidden_RD
 
     def heads_on(self, f_BTD: Tensor, batch: TeacherForcing) -> Iterator[Tensor]:
-        """Every position goes along, one step a head, and what the cell makes of a token is computed once.
+        """All positions take one step of the cell for each head, and each token's part of the gates is computed once.
 
         position n       0       1       2       3        h_k at n reads the token at n + k, so each step drops the
-        h_1 reads        x_1     x_2     x_3              last position. What reaches into another document or row is
-        h_2 reads        x_2     x_3                      no row of any head.
+        h_1 reads        x_1     x_2     x_3              last position. Positions that would read a token of another
+        h_2 reads        x_2     x_3                      document or row are supervised rows of no head.
         """
         hidden_ND = f_BTD.flatten(0, 1)
         inputs_ND = self.read(batch.tokens_BT.flatten(), hidden_ND.dtype)
@@ -83,7 +84,7 @@ class Heads(RepresentationHeads):
             yield hidden_ND[batch.rows[k - 1]]
 
     def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """(…,) tokens to (…, D): their embeddings as the cell takes them in."""
+        """(…,) tokens to (…, D): their embeddings, normalised where the config says so."""
         embedded = self.backbone.embed(tokens).to(dtype)
         return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 
@@ -91,15 +92,15 @@ class Heads(RepresentationHeads):
         return state
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
-        """As the contract has it, for any k: a level is the nodes' h."""
+        """See `TokenHeads.step`, for any k; a level holds the nodes' h."""
         hidden_MD = self.cell(self.read(tokens_M, level.dtype), level[parents_M])
         return hidden_MD, hidden_MD
 
 
 def starting_cell(width: int) -> nn.GRUCell:
-    """A cell that at first ignores what it reads: h' = z h + (1 - z) tanh(r h), with r and z constant.
+    """A cell that ignores its input at the start of training: h' = z h + (1 - z) tanh(r h), with r and z constant.
 
-    So every head begins with a squashed f, unit by unit, which is what unembeddings read.
+    So each unit of every head's hidden state starts as a squashed unit of f, which unembeddings can read.
     """
     cell = nn.GRUCell(width, width)
     reset, update, new = (slice(gate * width, (gate + 1) * width) for gate in range(3))  # PyTorch's order
@@ -112,7 +113,7 @@ def starting_cell(width: int) -> nn.GRUCell:
 
 
 def advance(cell: nn.GRUCell, inputs_RG: Tensor, hidden_RD: Tensor) -> Tensor:
-    """`cell(x, h)` from W_ih x + b_ih, which is computed already."""
+    """`cell(x, h)`, given the product W_ih x + b_ih."""
     reset_x, update_x, new_x = inputs_RG.chunk(3, dim=1)
     reset_h, update_h, new_h = nn.functional.linear(hidden_RD, cell.weight_hh, cell.bias_hh).chunk(3, dim=1)
     new_RD = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)

@@ -1,7 +1,7 @@
 """Medusa heads: head k is n residual blocks on the final hidden state, then an unembedding (Cai et al., 2024).
 
-Heads do not see each other's tokens: p_k(x_{t+1+k} | x_{≤t}). Both unembeddings of the field exist: "own" is Medusa's
-first version and its axolotl trainer, "shared" its second version, which reuses the backbone's.
+Heads do not see each other's tokens: p_k(x_{t+1+k} | x_{≤t}). The unembedding is one for each head ("own", as in
+Medusa's first version and its axolotl trainer) or the backbone's ("shared", as in its second version).
 """
 # R rows, D model width
 
@@ -57,6 +57,6 @@ class Heads(PositionWiseHeads):
         return state
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
-        """As the contract has it; no token is read, so none is carried along."""
+        """See `TokenHeads.step`; these heads read no drafted token, so a level holds the tap alone."""
         tap_MD = level[parents_M]
         return self.bodies[k - 1](tap_MD), tap_MD

@@ -1,7 +1,7 @@
 """The files of an n-gram table: arrays of little-endian numbers, and `ngrams.json`, which describes them.
 
-ngrams.json holds the format version, the order, the tokenizer's fingerprint, how many n-grams of each order the corpus
-has and how many different ones, their sources, and the type, length and checksum of every array.
+ngrams.json holds the format version, the order, the tokenizer's fingerprint, the number of n-grams and of distinct
+n-grams of each order, the sources, and the type, length and checksum of every array.
 """
 # N n-grams of one order
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 FORMAT_VERSION = 1
 DESCRIPTION = "ngrams.json"
 MAX_ORDER = 5
-CHECKED_BYTES = 1 << 24  # read at once for a checksum
+CHECKED_BYTES = 1 << 24  # one read for a checksum
 NUMBERS = ("<i4", "<u4", "<i8")
 HOW_TO_COUNT = "count it again with the backbone's tokenizer: headway count-ngrams --tokenizer BACKBONE"
 
@@ -43,7 +43,7 @@ def array_names(order: int) -> list[str]:
 
 
 def write_array(path: Path, kind: str, pieces: Iterable[NDArray[Any]]) -> dict[str, Any]:
-    """Write pieces one after the other; what ngrams.json says of the file."""
+    """Write pieces one after the other; returns the file's entry in ngrams.json."""
     length, crc = 0, 0
     with path.open("wb") as file:
         for piece in pieces:
@@ -54,7 +54,7 @@ def write_array(path: Path, kind: str, pieces: Iterable[NDArray[Any]]) -> dict[s
 
 
 def open_array(path: Path, file: dict[str, Any]) -> NDArray[Any]:
-    """Map an array that `write_array` wrote."""
+    """Map an array that `write_array` wrote into memory; raises ValueError where it is missing or has another size."""
     expected = file["length"] * np.dtype(file["kind"]).itemsize
     found = path.stat().st_size if path.is_file() else None
     if found != expected:
@@ -74,10 +74,10 @@ def checksum(path: Path) -> int:
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """What ngrams.json says, checked for what this version can read.
+    """The content of ngrams.json, checked.
 
     Raises:
-        ValueError: no such file, a newer format, or not what `count_ngrams` writes.
+        ValueError: the file is missing, of a newer format, or not one that `count_ngrams` writes.
     """
     path = Path(folder) / DESCRIPTION
     if not path.is_file():
@@ -118,7 +118,7 @@ def find_problem(description: dict[str, Any]) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """Write a file that gets its name when it is complete."""
+    """Write a file under a temporary name and rename it when it is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with unfinished.open("wb") as file:
         write(file)
@@ -126,7 +126,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
 
 
 def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]) -> None:
-    """Join the parts into the table's arrays and describe them."""
+    """Join the parts into the table's arrays and write ngrams.json."""
     order = description["order"]
     files = {}
     for name in array_names(order):
@@ -142,7 +142,7 @@ def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]
 
 
 def number_type(name: str, parts: Sequence[Path]) -> str:
-    """Token ids take 4 bytes, starts and unigrams' counts 8, other counts what the largest needs."""
+    """Token ids take 4 bytes, starts and counts of unigrams 8, and other counts as many as the largest needs."""
     if name.endswith("tokens"):
         return "<i4"
     if name.endswith("starts") or name == "order1.counts":
@@ -152,7 +152,7 @@ def number_type(name: str, parts: Sequence[Path]) -> str:
 
 
 def read_pieces(name: str, parts: Sequence[Path]) -> Iterator[NDArray[Any]]:
-    """An array of the table, part by part; numbers of children become the places where they start."""
+    """An array of the table, part by part; numbers of children are summed into the places where they start."""
     if not name.endswith("starts"):
         yield from (read_part(part, name) for part in parts)
         return

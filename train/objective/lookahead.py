@@ -1,10 +1,9 @@
-"""T1-L2-M(-1)R: labels shifted by two, and a first layer whose mask is shifted back so that it may see one token ahead.
+"""T1-L2-M(-1)R: labels are shifted by two, and the first layer may attend to one token ahead.
 
-DynaMo, appendix C.2.1 and figure 11b. The paper leaves its random masking undefined. Here the
-first layer may also attend to x_{t+1} of the same document at each position t, sampled independently with a given
-probability. With labels shifted by two, a position that sees ahead learns the next token, and one that does not the
-second-next. Only the
-first layer sees ahead: later layers would look further with every layer.
+DynaMo, appendix C.2.1 and figure 11b. The paper leaves its random masking undefined. Here each position t is sampled
+independently with a given probability; at a sampled position the first layer also attends to x_{t+1} of the same
+document. With labels shifted by two, a sampled position learns the token after the last one it sees, and any other
+position the second one after. Only the first layer sees ahead, since every further layer would add another token.
 """
 # B batch, T position
 
@@ -21,7 +20,7 @@ from heads.backbone.model import Backbone, read_layer_type
 
 
 def ahead_mask(document_ids_BT: Tensor, sees_BT: Tensor) -> Tensor:
-    """True at (t, t + 1) where t sees ahead and both lie in one document.
+    """(B, T, T): True at (t, t + 1) where position t sees ahead and both lie in one document.
 
     >>> ahead_mask(torch.tensor([[0, 0, 1]]), torch.ones(1, 3, dtype=torch.bool))[0].int()
     tensor([[0, 1, 0],
@@ -36,7 +35,7 @@ def ahead_mask(document_ids_BT: Tensor, sees_BT: Tensor) -> Tensor:
 def first_layer_sees_ahead(
     backbone: Backbone, document_ids_BT: Tensor, may_attend_BTT: Tensor, positions_BT: Tensor, share: float
 ) -> Iterator[None]:
-    """While it is open, the first layer's mask lets a sampled share of the positions see one token ahead."""
+    """Within the context, a sampled share of the positions attend to one token ahead in the first layer."""
     sees_BT = torch.rand(document_ids_BT.shape, device=document_ids_BT.device) < share
     shifted_BTT = may_attend_BTT | ahead_mask(document_ids_BT, sees_BT)
     mask = backbone.mask_style.finish(shifted_BTT, positions_BT, positions_BT, backbone.dtype)

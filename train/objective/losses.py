@@ -1,14 +1,13 @@
-"""The loss from hidden states: a plain reference, and a fast path that never holds (rows, vocabulary) at once.
+"""The loss from hidden states: a plain reference, and a fast path that never stores logits of all rows.
 
     loss of a row = hard · cross-entropy with the true token
                   + weight · T² · divergence from a teacher          (train/objective/soft_targets.py)
                   + regression · SmoothL1 between its hidden state and the teacher's   (Hydra, EAGLE)
 
-The fast path goes over chunks of rows. In forward, while a chunk's logits exist, it turns them into their own gradient
-in place, so logits are computed once and never stored: memory is one chunk's logits (two with a teacher) however many
-rows, heads or tokens there are. Heads that share an unembedding go through it together: it has one gradient, and chunks
-are full. All this works through any `Projection` (norm, bias, scale, soft cap), which torch's own linear_cross_entropy
-does not.
+The fast path computes chunk after chunk of rows. Its forward replaces a chunk's logits by their gradient in place, so
+logits are computed once and never stored: memory is one chunk of logits (two with a teacher), whatever the number of
+rows, heads and tokens. Heads that share an unembedding are computed together, with one gradient buffer and full chunks.
+Any `Projection` (norm, bias, scale, soft cap) is supported, which torch's own linear_cross_entropy does not do.
 """
 # R rows, C rows of one chunk, K head, P sets of rows in one pass, D model width, V vocabulary
 
@@ -31,12 +30,12 @@ from train.objective.targets import HeadRows
 from train.objective.unembedding import Unembedding, widen
 
 CHUNK_ELEMENTS = {"cpu": 2**23}
-"""Logits of one chunk, in elements: 32 MiB in float32; `benchmarks/training/training.py` prints others beside it."""
+"""Logits of one chunk, in elements: 32 MiB in float32; `python -m benchmarks.training chunks` measures other sizes."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**27
-"""On an accelerator a product of few rows waits for the weights: 1,024 rows of a vocabulary of 128k, 512 MiB."""
+"""On an accelerator: 1,024 rows of a vocabulary of 128k, 512 MiB. Fewer rows are bound by reading the weights."""
 LOSS_SCOPE = "headway: loss"
-"""What a profile calls the loss; `train plan` counts the memory of it under this name."""
-LEAST_ROWS = 64  # a chunk of fewer spends its time on reading the weights, whatever the vocabulary
+"""The name of the loss in profiles; `train plan` counts its memory under it."""
+LEAST_ROWS = 64  # smaller chunks are bound by reading the weights, whatever the vocabulary
 
 
 def plain_cross_entropy(projection: Projection, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
@@ -51,7 +50,7 @@ def plain_cross_entropy(projection: Projection, hidden_RD: Tensor, labels_R: Ten
 
 
 def plain_loss(rows: HeadRows) -> Tensor:
-    """The loss of a head's rows without their factor. The reference; `plain_cross_entropy` is its first term."""
+    """The loss of a head's rows before their factor, as a reference; `plain_cross_entropy` is its first term."""
     loss = rows.hard * plain_cross_entropy(rows.projection, rows.hidden_RD, rows.labels_R)
     if rows.distillation is not None:
         logits_RV = rows.projection(rows.hidden_RD.to(rows.projection.weight.dtype))
@@ -78,19 +77,19 @@ def chunked_cross_entropy(
     """`plain_cross_entropy` in chunks of rows, with gradients for the hidden states and the projection's tensors.
 
     Args:
-        gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
+        gates: a factor on the gradient of each of `projection.parameters()`, in their order; None is 1 for all.
     """
     return weighted_loss([HeadRows(projection=projection, hidden_RD=hidden_RD, labels_R=labels_R, gates=gates)])[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Plain sums over rows, without weights, each (K,) and detached; 0 where a head has no such loss.
+    """Unweighted sums over rows, each (K,) and detached; 0 where a head has no such loss.
 
     Attributes:
-        hard: cross-entropies with the labels, also where they weigh nothing.
+        hard: cross-entropies with the labels, also where their weight is 0.
         soft: divergences from the teacher, without T².
-        regression: distances from the target.
+        regression: SmoothL1 distances from the teacher's hidden states.
     """
 
     hard: Tensor
@@ -99,13 +98,13 @@ class Sums:
 
 
 def weighted_loss(heads: Iterable[HeadRows], chunk_elements: int | None = None) -> tuple[Tensor, Sums]:
-    """Σ factor · (loss of a head's rows), and the plain sums in the heads' order.
+    """Σ factor · (loss of a head's rows), and the unweighted sums in the heads' order.
 
-    Heads are taken one at a time. One with an unembedding of its own is done when it comes. Those that share one wait,
-    as (R, D) hidden states, until the last is there.
+    `heads` yields one head at a time. The loss of a head with its own unembedding is computed immediately. Heads that
+    share an unembedding are collected as (R, D) hidden states and computed together after the last one.
 
     Args:
-        chunk_elements: logits that are held at a time, in elements; chosen by the device where it is not given.
+        chunk_elements: elements of one chunk's logits; None chooses by the device.
     """
     losses: list[Tensor] = []
     sums: dict[int, tuple[Tensor, Tensor]] = {}
@@ -129,14 +128,14 @@ def weighted_loss(heads: Iterable[HeadRows], chunk_elements: int | None = None) 
 
 
 def after_norm(rows: HeadRows) -> HeadRows:
-    """The rows behind their projection's norm, which ordinary autograd goes through: (R, D) is small."""
+    """The rows after their projection's norm, which ordinary autograd differentiates, since (R, D) is small."""
     norm, hidden_RD = rows.projection.norm, rows.hidden_RD
     if norm is None:
         return rows
     tensors = list(norm.named_parameters())
     gates = [1.0] * len(tensors) if rows.gates is None else rows.gates[len(rows.gates) - len(tensors) :]
     values = {name: gate(tensor, scale) for (name, tensor), scale in zip(tensors, gates, strict=True)}
-    # A shallow copy, called by `forward`: engines hang hooks on modules and look there for weights of their own.
+    # A shallow copy, called by `forward`: engines register hooks on modules, which expect the module's own weights.
     module = copy.copy(norm)
     module.__dict__["_parameters"] = dict.fromkeys(norm._parameters) | values
     hidden_RD = module.forward(hidden_RD.to(rows.projection.weight.dtype))
@@ -147,12 +146,12 @@ def after_norm(rows: HeadRows) -> HeadRows:
 def one_pass(
     heads: dict[int, HeadRows], sums: dict[int, tuple[Tensor, Tensor]], chunk_elements: int | None = None
 ) -> Tensor:
-    """The weighted loss of heads that share one unembedding; notes their plain sums under their indices."""
+    """The weighted loss of heads that share one unembedding; stores their unweighted sums in `sums` by index."""
     together = list(heads.values())
     rows = joined(together)
     sizes_P = torch.tensor([len(one.labels_R) for one in together], device=rows.hidden_RD.device)
 
-    def for_each_row(values_P: Tensor) -> Tensor:  # told the size of its output, it does not wait for the device
+    def for_each_row(values_P: Tensor) -> Tensor:  # with output_size, no synchronisation with the device
         return values_P.to(sizes_P.device).repeat_interleave(sizes_P, output_size=len(rows.hidden_RD))
 
     gates = [one.unembedding_gate for one in together]
@@ -169,13 +168,13 @@ def one_pass(
 
 
 def factor_of(rows: HeadRows) -> Tensor:
-    """What the sum over rows counts; with one kind of loss its weight is part of that."""
+    """() the factor on the sum over rows; without a teacher it includes `hard`."""
     factor = torch.ones(()) if rows.factor is None else rows.factor
     return factor if rows.distillation is not None or rows.hard == 1 else factor * rows.hard
 
 
 def joined(heads: list[HeadRows]) -> HeadRows:
-    """The rows of heads with one `pass_key`, one after the other; without a teacher `hard` is left to `factor_of`."""
+    """Concatenate the rows of heads with one `pass_key`; without a teacher `factor_of` applies `hard`."""
     first = heads[0]
     if first.distillation is None:
         first = replace(first, hard=1.0)
@@ -198,7 +197,7 @@ def chunk_elements_on(device_type: str) -> int:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Gradients are made in forward and handed out by backward, once."""
+    """Forward computes the gradients; backward scales and returns them, once."""
 
     @staticmethod
     def forward(
@@ -219,12 +218,12 @@ class _ChunkedLoss(torch.autograd.Function):
         if distillation is not None:
             device = distillation.hidden_RD.device
             teacher = Unembedding(distillation.projection, device, beside=student, goes_back=False)
-        # Factors are 1 / labels of a batch; times that, small gradients would be lost in float16 before backward brings
-        # the loss scale. So the largest factor waits for backward too.
+        # A factor is about 1 / labels of a batch. In float16 small gradients times that would underflow before backward
+        # multiplies by the loss scale, so the largest factor is divided out here and multiplied in by backward.
         unit = factors_R.abs().amax() if len(factors_R) else factors_R.new_ones(())
         unit = torch.where(unit > 0, unit, 1.0)
         hidden_grad_RD = torch.empty_like(hidden_RD, dtype=student.wide) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight, dtype=student.wide) if needs_weight else None  # chunks add up in it
+        weight_grad = torch.zeros_like(weight, dtype=student.wide) if needs_weight else None  # the sum over chunks
         bias_grad = torch.zeros_like(bias, dtype=student.wide) if needs_bias and bias is not None else None
         hard_R = torch.empty(len(hidden_RD), dtype=student.wide, device=hidden_RD.device)
         soft_R = torch.zeros_like(hard_R)
@@ -236,7 +235,9 @@ class _ChunkedLoss(torch.autograd.Function):
             if distillation is None or teacher is None:
                 hard_R[chunk], gradient_CV = hard_loss(student.logits(hidden_CD), labels_C)
             else:
-                target = distillation.soft_target(teacher, chunk, student.wide)  # first: it may use the same memory
+                target = distillation.soft_target(
+                    teacher, chunk, student.wide
+                )  # first: it may share the student's buffer
                 hard_R[chunk], soft_R[chunk], gradient_CV = mixed_loss(
                     student.logits(hidden_CD), labels_C, rows.hard, target, distillation
                 )

@@ -1,9 +1,9 @@
-"""The one module that is trained and wrapped: backbone, heads and loss in a single forward.
+"""The module that engines wrap: backbone, heads and loss in a single forward.
 
-Heads and loss run inside, so that engines which shard parameters have gathered every weight that is used, in backward
-too. A frozen backbone runs without autograd and stays in eval mode. A trained one has its own loss beside the heads',
-and what flows back from heads passes the gradient gate (heads/backbone/gradient_gate.py): at the taps, at the
-embeddings that heads read, and at the projection that they share.
+Since heads and loss run inside, engines that shard parameters gather every weight in use, in backward too. A frozen
+backbone runs without autograd and stays in eval mode. A trained one has its own loss beside the heads', and gradients
+from the heads pass the gradient gate (heads/backbone/gradient_gate.py): at the taps, at the embeddings that heads read,
+and at the unembedding that they share.
 """
 # B batch, T position, K trained head (the backbone's own first, where it is trained), M logged sum, R supervised row
 
@@ -33,12 +33,12 @@ from train.objective.weights import LossConfig, SelfDistillationConfig
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneStates:
-    """What backbone and teacher say of a batch of packed blocks: heads and all losses start from it.
+    """Outputs of backbone and teacher on a batch of packed blocks, from which heads and losses are computed.
 
     Attributes:
-        batch: what heads read.
+        batch: the inputs of the heads.
         final_BTD: the backbone's final hidden states; None where it did not run and they were not stored.
-        teacher_BTD: the teacher's; None where there is no teacher.
+        teacher_BTD: the teacher's final hidden states; None where there is no teacher.
         own_rows_R: supervised positions of the backbone's own distribution, in the flattened (B·T).
     """
 
@@ -54,14 +54,14 @@ class TrainedModel(nn.Module):
     Args:
         backbone: the wrapped causal LM.
         token_heads: the heads; None trains the backbone alone.
-        trains_backbone: train it together with the heads; without heads it is trained in any case.
-        gradient_scale: LR_MB / LR_B, the gate between heads and a trained backbone.
-        label_shift: of a backbone that is trained alone: its label at t is x_{t+label_shift}.
-        lookahead: share of positions whose first layer sees one token ahead while a backbone is trained alone.
+        trains_backbone: train the backbone together with the heads; without heads it is trained in any case.
+        gradient_scale: LR_MB / LR_B, the gate on gradients from heads to a trained backbone.
+        label_shift: for a backbone that is trained alone: its label at t is x_{t+label_shift}.
+        lookahead: for a backbone that is trained alone: share of positions whose first layer sees one token ahead.
         attend_across_documents: let attention cross the documents of a packed block (labels never do).
         head_decay: head k's loss is weighted with head_decay ** (k - 1); the backbone's own with 1.
-        loss: what heads are trained on; true tokens where it is not given.
-        self_distillation: the backbone as it is now, before training, teaches the trained one.
+        loss: the heads' losses and their weights; None is the cross-entropy with the true tokens.
+        self_distillation: distil the backbone as it is now, before training, into the trained one.
     """
 
     weights_K: Tensor
@@ -111,13 +111,13 @@ class TrainedModel(nn.Module):
 
     @property
     def loss_names(self) -> list[str]:
-        """Of the logged sums: each head's cross-entropy, then what else the heads are trained on."""
+        """Names of the logged sums: each head's cross-entropy, then the heads' other losses."""
         kinds = ["loss"] + ["soft"] * (self.loss.soft > 0) + ["regression"] * (self.loss.regression > 0)
         names = [f"head{k}_{kind}" for kind in kinds for k in range(1, self.num_heads + 1)]
         return ["backbone_loss"] * self.trains_backbone + names + ["backbone_kl"] * (self.teacher is not None)
 
     def counts_of_logged(self, counts_K: Tensor) -> Tensor:
-        """(M,): for each logged sum how many labels it is over."""
+        """(M,): the number of labels in each logged sum."""
         further = (self.loss.soft > 0) + (self.loss.regression > 0)
         own = [] if self.teacher is None else [counts_K[:1]]
         return torch.cat([counts_K, *[counts_K[self.trains_backbone :]] * further, *own])
@@ -138,23 +138,23 @@ class TrainedModel(nn.Module):
         heads_weight: float = 1.0,
         inside: Callable[[], Any] | None = None,
     ) -> Any:
-        """The loss of one micro-batch; or, with every weight gathered as for that, what `inside` returns.
+        """The loss of one micro-batch; or the result of `inside`, which is called with every weight gathered.
 
         Args:
             input_ids: (B, T) packed tokens.
             loss_mask: (B, T) True where a token may be a target.
             document_ids: (B, T) which document of its block a token belongs to.
-            counts_K: labels of each head over the whole batch (all micro-batches, all processes); the
-                micro-batch's own where it is not given.
-            hidden_states: (B, taps, T, D) of a frozen backbone that ran before, in place of running it.
-            heads_weight: what the heads' losses count beside the backbone's own at this step (WarmInConfig).
-            inside: evaluation and decoding under engines that shard weights; nothing else is given then, and every
+            counts_K: labels of each head over the whole batch (all micro-batches, all processes); None counts this
+                micro-batch alone.
+            hidden_states: (B, taps, T, D) stored states of a frozen backbone, which then does not run.
+            heads_weight: weight of the heads' losses relative to the backbone's own at this step (WarmInConfig).
+            inside: evaluation or decoding under engines that shard weights; no other argument is given then, and every
                 process has to make the same calls.
 
         Returns:
             loss: the weighted sum over heads of (sum of a head's losses / count of its labels).
             loss_sums_K: each head's sum of cross-entropies over this micro-batch, detached.
-            logged_sums_M: these, the heads' other sums and the divergence from the teacher, as `loss_names` has them.
+            logged_sums_M: these, the heads' other sums and the divergence from the teacher, named by `loss_names`.
         """
         if inside is not None:
             return inside()
@@ -188,8 +188,8 @@ class TrainedModel(nn.Module):
         """Run teacher and backbone over packed blocks.
 
         Args:
-            lookahead: in place of the model's own.
-            stored_BNTD: the taps of a frozen backbone that ran before.
+            lookahead: replaces the model's own.
+            stored_BNTD: stored taps of a frozen backbone, which then does not run.
         """
         teacher_BTD = self._teacher_states(tokens_BT, document_ids_BT)
         batch, final_BTD = self.teacher_forcing(tokens_BT, loss_mask_BT, document_ids_BT, lookahead, stored_BNTD)
@@ -200,7 +200,7 @@ class TrainedModel(nn.Module):
         """Each head's supervised rows, one head at a time: a stack of K hidden states would be gigabytes.
 
         Args:
-            with_backbone: begin with the backbone's own distribution, trained or not.
+            with_backbone: yield the backbone's own rows first, whether it is trained or not.
         """
         if with_backbone:
             yield self._own_rows(states)
@@ -220,7 +220,7 @@ class TrainedModel(nn.Module):
             )
 
     def _own_rows(self, states: BackboneStates) -> HeadRows:
-        """The backbone's own distribution: labels, and its divergence from the teacher where there is one."""
+        """The backbone's own rows: labels, and the teacher's distribution where there is a teacher."""
         assert states.final_BTD is not None, "stored taps serve heads alone"
         projection, rows_R = self.backbone.projection.without_norm(), states.own_rows_R
         rows = HeadRows(
@@ -245,7 +245,7 @@ class TrainedModel(nn.Module):
         return replace(rows, hard=1 - share, distillation=distillation)
 
     def with_targets(self, rows: HeadRows, states: BackboneStates) -> HeadRows:
-        """A head's rows with all that `loss` trains it on. The backbone's own have theirs already."""
+        """A head's rows with the targets that `loss` gives; the backbone's own rows already have theirs."""
         if rows.head == 0:
             return rows
         rows, loss = replace(rows.scored(), hard=self.loss.hard), self.loss
@@ -270,12 +270,12 @@ class TrainedModel(nn.Module):
 
     @property
     def teaching_projection(self) -> Projection:
-        """The backbone's own; over the tokens that the heads score, where these are not all."""
+        """The backbone's projection, restricted to the draft vocabulary where the heads have one."""
         projection = self.backbone.projection.without_norm()
         return projection if self.token_heads is None else self.token_heads.scored(projection)
 
     def count_labels(self, tokens_BT: Tensor, loss_mask_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
-        """(K,): labels of each trained head in a batch; heads with a draft vocabulary count those that they score."""
+        """(K,): labels of each trained head in a batch; heads with a draft vocabulary count only labels in it."""
         vocabulary = None if self.token_heads is None else self.token_heads.draft_vocabulary
         if vocabulary is None:
             return count_supervised(loss_mask_BT, document_ids_BT, self.shifts)
@@ -296,9 +296,9 @@ class TrainedModel(nn.Module):
         lookahead: float | None = None,
         states_BNTD: Tensor | None = None,
     ) -> tuple[TeacherForcing, Tensor | None]:
-        """Run the backbone over the packed block: what heads see, behind the gate, and the final hidden states.
+        """Run the backbone over packed blocks; returns the heads' inputs, gated, and the final hidden states.
 
-        Where the taps were stored, the backbone does not run, and the final states are there if they are among them.
+        With stored taps the backbone does not run, and the final states are None unless they were stored too.
         """
         attended, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
@@ -319,14 +319,14 @@ class TrainedModel(nn.Module):
         return batch, final_BTD
 
     def _teacher_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor | None:
-        """Before the trained backbone runs: engines that shard weights count on the last pass being the one to undo."""
+        """The teacher runs before the trained backbone: sharding engines run backward for the last forward."""
         if self.teacher is None:
             return None
         _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         return self.teacher.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
-        """(B, taps, T, D): what heads and their loss read of the backbone, to be stored; `stored_taps` names them."""
+        """(B, taps, T, D): the backbone's states that heads and their loss read, in the order of `stored_taps`."""
         _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
         mask = self._mask(may_attend_BTT, positions_BT)
         _, recorded = self.backbone.forward(
@@ -336,7 +336,7 @@ class TrainedModel(nn.Module):
 
     @property
     def stored_taps(self) -> tuple[HiddenTap, ...]:
-        """The taps of the heads, and the final states where the loss reads them, or heads read none."""
+        """The heads' taps, and the final states where the loss reads them or the heads have no tap."""
         taps, reads_final = self._taps, self.loss.reads_final_states
         return taps if taps and ("final" in taps or not reads_final) else (*taps, "final")
 
@@ -345,12 +345,12 @@ class TrainedModel(nn.Module):
         return () if self.token_heads is None else self.token_heads.hidden_taps
 
     def _attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Documents as attention sees them, positions (B, T) in them, and who may attend to whom (B, T, T)."""
+        """Document ids (B, T) for attention, positions (B, T) within them, and which positions may attend (B, T, T)."""
         attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
         return attended, positions_within_documents(attended), within_documents(attended)
 
     def _gates(self, projection: Projection) -> list[float]:
-        """The gate on what is the backbone's, 1 on a head's own unembedding."""
+        """Gradient factors of a projection's tensors: the gate on the backbone's, 1 on a head's own."""
         shared = {id(tensor) for tensor in self.backbone.projection.parameters()}
         return [self.backbone.gradient_scale if id(t) in shared else 1.0 for t in projection.parameters()]
 
@@ -370,5 +370,5 @@ class TrainedModel(nn.Module):
 
 
 def is_trained(name: str, model: Any) -> bool:
-    """Of a backbone with a LoRA adapter the adapter alone; else everything."""
+    """Whether a parameter is trained: with a LoRA adapter the adapter's alone, otherwise all."""
     return not getattr(model, "_hf_peft_config_loaded", False) or "lora_" in name

@@ -1,4 +1,4 @@
-"""Soft labels: a teacher's distribution in place of, or beside, the true token (Hinton et al. 2015, section 2).
+"""Soft labels: a teacher's distribution instead of, or in addition to, the true token (Hinton et al. 2015, section 2).
 
     position           t    t+1   …   t+k   t+k+1
     head k at t                              x       predicts x_{t+k+1}
@@ -6,10 +6,10 @@
 
     loss of a row = hard · CE(label) + weight · T² · D(p ‖ q),   p = softmax(teacher's logits / T), q the student's
 
-T² keeps the gradient as large as at T = 1: that of D(p ‖ q) shrinks with 1/T², since both distributions flatten. D is
-the cross-entropy -Σ p log q or the Kullback-Leibler divergence Σ p log (p / q). They differ by the teacher's entropy,
-which no student can change, so their gradients are the same. The second is 0 where the student has learnt everything,
-and costs one more chunk of logits.
+T² keeps the gradient about as large as at T = 1: the gradient of D(p ‖ q) shrinks with 1/T², since both distributions
+flatten. D is the cross-entropy -Σ p log q or the Kullback-Leibler divergence Σ p log (p / q). They differ by the
+teacher's entropy, a constant, so their gradients are the same. The divergence is 0 where q = p, and costs one more
+chunk of logits.
 """
 # R rows, C rows of one chunk, n tokens of a teacher's distribution, V vocabulary, D model width
 
@@ -29,15 +29,15 @@ Divergence = Literal["cross_entropy", "kl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A teacher's states at a head's rows, and how much its distribution counts.
+    """A teacher's states at a head's rows, and the weight of its distribution.
 
     Attributes:
-        hidden_RD: the teacher's hidden states; they get no gradient.
-        projection: its unembedding, without norm; gets no gradient either.
-        weight: of the divergence in the loss.
-        temperature: T, of teacher and student.
-        top_n: only the teacher's n most probable tokens count, renormalised; all where it is None.
-        divergence: "cross_entropy" or "kl": another value, the same gradient.
+        hidden_RD: the teacher's hidden states, without gradient.
+        projection: the teacher's unembedding, without norm and without gradient.
+        weight: weight of the divergence in the loss.
+        temperature: T, which the logits of teacher and student are divided by.
+        top_n: restrict the teacher to its n most probable tokens, renormalised; None is all.
+        divergence: "cross_entropy" or "kl"; the values differ, the gradients do not.
     """
 
     hidden_RD: Tensor
@@ -53,17 +53,17 @@ class Distillation:
 
     @property
     def factor(self) -> float:
-        """On D(p ‖ q) in the loss."""
+        """The factor on D(p ‖ q) in the loss."""
         return self.weight * self.temperature**2
 
     @property
     def pass_key(self) -> tuple[object, ...]:
-        """Rows with the same key can take one pass through the teacher's unembedding together."""
+        """Rows with the same key can be multiplied with the teacher's unembedding together."""
         own = (id(self.projection.weight), id(self.projection.bias), self.projection.scale, self.projection.soft_cap)
         return *own, self.weight, self.temperature, self.top_n, self.divergence
 
     def soft_target(self, teacher: Unembedding, rows: slice, dtype: torch.dtype) -> SoftTarget:
-        """The teacher's distribution at a chunk of the rows; `teacher` has this projection."""
+        """The teacher's distribution at a chunk of the rows; `teacher` holds this projection."""
         logits_CV, ids_Cn = teacher.logits(self.hidden_RD[rows].detach()), None
         if self.top_n is not None and self.top_n < logits_CV.shape[1]:
             logits_CV, ids_Cn = logits_CV.topk(self.top_n, dim=1)
@@ -75,7 +75,7 @@ class Distillation:
 def plain_divergence(distillation: Distillation, logits_RV: Tensor) -> Tensor:
     """(R,): D(p ‖ q) of each row, from the student's full logits. The reference.
 
-    Teacher's logits (0, ln 3), so p = (1/4, 3/4); a student that knows nothing has q = (1/2, 1/2):
+    The teacher's logits are (0, ln 3), so p = (1/4, 3/4); the student's are equal, so q = (1/2, 1/2):
 
     >>> weight = torch.tensor([[0.0], [1.0986]])
     >>> teacher = Distillation(hidden_RD=torch.ones(1, 1), projection=Projection(weight=weight))
@@ -103,7 +103,7 @@ class SoftTarget:
     ids_Cn: Tensor | None
 
     def expectation(self, values_CV: Tensor) -> Tensor:
-        """(C,): Σ p · value, without a product of their size."""
+        """(C,): Σ p · value, without a temporary (C, V) product."""
         chosen_Cn = values_CV if self.ids_Cn is None else values_CV.gather(1, self.ids_Cn)
         with torch.autocast(values_CV.device.type, enabled=False):  # it would round both to half precision
             return torch.bmm(self.probs_Cn[:, None, :], chosen_Cn[:, :, None]).flatten()
@@ -120,7 +120,7 @@ class SoftTarget:
 
 
 def hard_loss(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropies (C,) and their gradient at the logits, p - onehot, in place of them."""
+    """Cross-entropies (C,) and their gradient at the logits, p - onehot, which overwrites the logits."""
     picked_C1 = logits_CV.gather(1, labels_C[:, None])
     probs_CV, sums_C = into_probabilities(logits_CV)
     add_at(probs_CV, labels_C, -1.0)
@@ -130,9 +130,10 @@ def hard_loss(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor]:
 def mixed_loss(
     logits_CV: Tensor, labels_C: Tensor, hard: float, target: SoftTarget, distillation: Distillation
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropies (C,), divergences (C,), and the gradient of hard · the first + weight · T² · the second.
+    """Cross-entropies (C,), divergences (C,), and the gradient of hard · cross-entropy + weight · T² · divergence.
 
-    At T = 1 both read one softmax of the student: (hard + weight) · q - hard · onehot - weight · p. Else there are two.
+    At T = 1 one softmax serves both: the gradient is (hard + weight) · q - hard · onehot - weight · p. Otherwise there
+    are two.
     """
     t, weight = distillation.temperature, distillation.weight
     picked_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1)

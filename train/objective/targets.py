@@ -1,7 +1,7 @@
-"""Which positions each head is trained at, and on what (Modified-CLM); one datum goes from here to the loss.
+"""The positions at which each head is trained and its labels there (Modified-CLM), as `HeadRows` for the loss.
 
-position t       0    1    2    3    4        labels of shift s at t: x_{t+s}, where it lies in the same document and is
-tokens           a    b    c  | x    y        no masked turn. The backbone has shift 1; head k has shift k + 1.
+position t       0    1    2    3    4        The label of shift s at t is x_{t+s}, if it lies in the same document and
+tokens           a    b    c  | x    y        the loss mask allows it. The backbone has shift 1; head k has shift k + 1.
 shift 1          b    c    .    y    .
 shift 2 (head 1) c    .    .    .    .
 """
@@ -22,24 +22,24 @@ from train.objective.soft_targets import Distillation
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRows:
-    """One head's supervised rows and everything that its loss is computed from.
+    """One head's supervised rows and all inputs of its loss.
 
         loss = factor · Σ_rows (hard · cross-entropy + distillation.factor · divergence + regression · distance)
 
     Attributes:
         hidden_RD: the head's hidden states, for `projection`.
         labels_R: the true tokens; entries of the draft vocabulary once `scored` was called.
-        projection: from hidden states to logits; it is trained too where its tensors ask for gradients.
-        head: k; 0 stands for the backbone's own distribution.
+        projection: from hidden states to logits; its tensors that require gradients are trained too.
+        head: k; 0 is the backbone's own distribution.
         shift: the label at position t is x_{t+shift}.
-        rows_R: positions of the rows in the flattened (B·T); None where they are of no block.
-        gates: a factor on the gradient of each of `projection.parameters()`, in their order; 1 where not given.
-        shared: other heads may read the same unembedding, so these rows wait for theirs.
-        factor: () what the sum over these rows is multiplied with in the loss; 1 where not given.
+        rows_R: positions of the rows in the flattened (B·T); None for rows that belong to no block.
+        gates: a factor on the gradient of each of `projection.parameters()`, in their order; None is 1 for all.
+        shared: other heads may have the same unembedding, so the loss computes these rows together with theirs.
+        factor: () the factor on the sum over these rows; None is 1.
         hard: weight of the cross-entropy with the labels.
-        distillation: whose distribution they follow as well, or instead.
-        target_RD: hidden states that theirs, after the projection's norm, are to come near; no gradient.
-        regression: weight of that distance.
+        distillation: the teacher and its weight; None where there is no teacher.
+        target_RD: the teacher's hidden states, for the regression after the projection's norm; without gradient.
+        regression: weight of the SmoothL1 distance from them.
     """
 
     hidden_RD: Tensor
@@ -57,7 +57,7 @@ class HeadRows:
     regression: float = 0.0
 
     def scored(self) -> HeadRows:
-        """Without the rows whose label the projection has no row for; labels are then rows of the projection."""
+        """Drop the rows whose label is outside the draft vocabulary; labels become entries of that vocabulary."""
         if self.projection.vocabulary is None:
             return self
         rows, entries = scored_rows(self.labels_R, self.projection.vocabulary)
@@ -65,20 +65,20 @@ class HeadRows:
         return replace(self, hidden_RD=self.hidden_RD[rows], labels_R=entries, rows_R=rows_R)
 
     def predicting_rows(self) -> Tensor:
-        """(R,): where in the flattened (B·T) the backbone predicts the same tokens, shift - 1 places ahead."""
+        """(R,): positions in the flattened (B·T) at which the backbone predicts the same tokens, shift - 1 ahead."""
         assert self.rows_R is not None, "rows of no block have no place in it"
         return self.rows_R + self.shift - 1
 
     @property
     def unembedding_gate(self) -> float:
-        """The gate on weight and bias alike: they have one owner."""
+        """The gradient factor of weight and bias, which belong to the same module."""
         return 1.0 if self.gates is None else self.gates[0]
 
     @property
     def pass_key(self) -> tuple[object, ...]:
-        """Rows that share an unembedding and have the same key go through it together.
+        """Rows that share an unembedding and have the same key are computed together.
 
-        Those that give the unembedding no gradient need one product less; those with a teacher have another loss.
+        Rows that give the unembedding no gradient need one product less; rows with a teacher have another loss.
         """
         return (
             self.unembedding_gate == 0,
@@ -100,14 +100,14 @@ def supervised_rows(loss_mask_BT: Tensor, document_ids_BT: Tensor, shift: int) -
 
 
 def labels_at(tokens_BT: Tensor, rows_R: Tensor, shift: int) -> Tensor:
-    """x_{t+shift} at each row. Rows never reach over a row's end: `supervised_rows` left those out."""
+    """(R,): x_{t+shift} at each row; `supervised_rows` has no row whose label would lie beyond its block."""
     return tokens_BT.flatten()[rows_R + shift]
 
 
 def scored_rows(labels_R: Tensor, vocabulary: DraftVocabulary) -> tuple[Tensor, Tensor]:
-    """Which rows heads with a draft vocabulary are trained at, and the entries of their logits that the labels are.
+    """Indices of the rows whose label is in the draft vocabulary, and those labels as entries of the vocabulary.
 
-    The other labels are tokens that such heads never draft.
+    Other labels are tokens that such heads never draft.
 
     >>> few = DraftVocabulary(tokens_S=torch.tensor([3, 7]), size=9)
     >>> scored_rows(torch.tensor([7, 5, 3]), few)
@@ -119,5 +119,5 @@ def scored_rows(labels_R: Tensor, vocabulary: DraftVocabulary) -> tuple[Tensor, 
 
 
 def count_supervised(loss_mask_BT: Tensor, document_ids_BT: Tensor, shifts: list[int]) -> Tensor:
-    """(K,): how many labels each head has in a batch. Heads count apart: the last ones lose more at document ends."""
+    """(K,): labels of each head in a batch; later heads have fewer, since they lose more at document ends."""
     return torch.tensor([len(supervised_rows(loss_mask_BT, document_ids_BT, shift)) for shift in shifts])

@@ -1,8 +1,8 @@
-"""The backbone as the run found it, which teaches the one that is trained (self-distillation).
+"""Self-distillation: the backbone from before training is the teacher of the trained one.
 
-With a LoRA adapter it is the same weights with the adapter off: a second pass of the decoder, no second copy. Where all
-weights are trained it is a frozen copy, which takes as many bytes again as the trained weights. Either way it runs
-without autograd and in eval mode, so that it samples nothing (no dropout) and is never recomputed in backward.
+With a LoRA adapter the teacher is the same weights with the adapter switched off: a second decoder pass, but no second
+copy. Where all weights are trained it is a frozen copy, of as many bytes as the trained weights. Either way it runs
+without autograd and in eval mode, so that it has no dropout and is never recomputed in backward.
 """
 # B batch, T position, D model width
 
@@ -22,7 +22,7 @@ from heads.checkpoint.adapter import adapter_off, has_adapter
 
 
 class Teacher(nn.Module):
-    """Make it before the first step: what is copied is what is there.
+    """The teacher; create it before the first step, since it copies the present weights.
 
     Attributes:
         copy: the frozen copy; None where an adapter is switched off instead.
@@ -38,12 +38,12 @@ class Teacher(nn.Module):
 
     @property
     def projection(self) -> Projection:
-        """From `final_states` to its logits."""
+        """From `final_states` to the teacher's logits."""
         return self.backbone.projection.without_norm()
 
     @torch.no_grad()
     def final_states(self, tokens_BT: Tensor, mask: Any, positions_BT: Tensor) -> Tensor:
-        """(B, T, D): its hidden states after the final norm, under the masks and positions of the trained one."""
+        """(B, T, D): the teacher's states after the final norm, with the trained backbone's mask and positions."""
         with adapter_off(self.backbone.model), evaluating(self.backbone.model):
             final_BTD, _ = self.backbone.forward(
                 tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
@@ -57,7 +57,7 @@ def frozen_copy(model: Any) -> Any:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode while it is open."""
+    """Eval mode within the context."""
     was_training = model.training
     model.eval()
     try:

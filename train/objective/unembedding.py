@@ -10,18 +10,18 @@ from heads.backbone.projection import Projection
 
 
 def widen(logits_RV: Tensor) -> Tensor:
-    """float32 at least: a sum over a vocabulary loses its small terms in half precision."""
+    """At least float32: in half precision a sum over a vocabulary loses its small terms."""
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
 class Unembedding:
-    """Logits of chunk after chunk, and their gradients' way back to the hidden states.
+    """The logits of each chunk, and the gradient from logits to hidden states.
 
     Args:
-        projection: without norm.
-        beside: another one over the same chunks, whose logits are gone when these are made. Both share a buffer where
-            they can, and one cast of a weight.
-        goes_back: keep what `through_finish` needs; a teacher's gradients go nowhere.
+        projection: a projection without norm.
+        beside: another unembedding over the same chunks, whose logits are no longer needed when these are computed. The
+            two share a buffer where possible, and the cast of a common weight.
+        goes_back: store what `through_finish` needs; a teacher has no gradient.
     """
 
     def __init__(
@@ -39,24 +39,24 @@ class Unembedding:
         self.wide = torch.promote_types(self.dtype, torch.float32)
         same_weight = beside is not None and beside.projection.weight is weight
         self.weight: Tensor = beside.weight if beside is not None and same_weight else weight.detach()
-        self.weight = self.weight.to(self.dtype)  # once, not once a chunk; nothing where it was cast before
+        self.weight = self.weight.to(self.dtype)  # cast once and not for each chunk; no copy where it has the dtype
         self.bias = None if projection.bias is None else projection.bias.detach().to(self.dtype)
         self._goes_back = goes_back
-        self._buffer: Tensor | None = None  # memory that is new to a process costs more than writing to it
-        # On a CPU logits in the widest dtype turn into probabilities in this very buffer: sharing would overwrite them.
+        self._buffer: Tensor | None = None  # reused: fresh memory costs more than writing to it
+        # On a CPU, logits in the widest dtype become probabilities in this buffer, which sharing would overwrite.
         holds_probabilities = self.dtype == self.wide and device.type == "cpu"
         can_share = beside is not None and beside.dtype == self.dtype and not holds_probabilities
         self._buffer_owner = beside if can_share else None
 
     def logits(self, hidden_CD: Tensor) -> Tensor:
-        """(C, V), scaled and capped, in float32 at least; stores what `through_finish` needs of the soft cap."""
+        """(C, V), scaled and capped, in at least float32; stores the soft cap's slope for `through_finish`."""
         logits_CV = widen(self.projection.finish(self._product(hidden_CD.to(self.dtype))))
         cap = self.projection.soft_cap
         self._slope_CV = None if cap is None or not self._goes_back else 1 - (logits_CV / cap).square()
         return logits_CV
 
     def through_finish(self, gradient_CV: Tensor) -> Tensor:
-        """From the gradient at `logits` to that at `hidden @ weightᵀ + bias`, in place, in the products' dtype."""
+        """The gradient at `hidden @ weightᵀ + bias` from that at `logits`, in place, in the dtype of the products."""
         if self._slope_CV is not None:
             gradient_CV.mul_(self._slope_CV)
         if self.projection.scale != 1.0:
@@ -81,8 +81,8 @@ class Unembedding:
 def into_probabilities(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (C, V), in place where that is safe, and log Σ exp(logits) (C,).
 
-    One kernel makes the probabilities, and the sum that it divided by comes back from the largest of them, which is
-    1 / sum: -log p(label) itself would be infinite where p(label) is below the smallest number.
+    One kernel computes the probabilities. The largest of them is 1 / Σ exp(logit - maximum), from which the logarithm
+    follows; -log p(label) itself would be infinite where p(label) underflows.
 
     >>> into_probabilities(torch.tensor([[0.0, 0.0]]))
     (tensor([[0.5000, 0.5000]]), tensor([0.6931]))

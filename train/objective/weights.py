@@ -1,17 +1,18 @@
-"""How much each loss counts, in a run's config: per head, beside the backbone's own, and against its teacher.
+"""Weights of the losses in a run's config: of each head, of the heads relative to the backbone, and of the teacher.
 
     loss = (backbone's own) + c · s(t) · Σ_k weight_k · (head k's)
     backbone's own = (1 - weight) · CE(labels) + weight · T² · KL(teacher ‖ trained), both at temperature T
 
-s(t) is the warm-in of Medusa-2 (Cai et al., 2024, section 2.2.2): t optimizer steps were taken, T is its length. New
-heads know nothing, and what flows from them into the backbone at first is noise; s(t) lets it in slowly. AdamW divides
-each gradient by its running size, so a constant that all of a weight's gradients share changes nothing: the heads' own
-weights learn at their rate whatever c is (under a growing s a little faster: docs/train.md). What c and s set
-is how much heads count against the backbone's own loss in the backbone's weights.
+s(t) is the warm-in of Medusa-2 (Cai et al., 2024, section 2.2.2) after t optimizer steps; T is its length. Gradients of
+new heads into the backbone are noise at first, and s(t) raises their weight slowly. AdamW divides each gradient by its
+running size, so a constant factor on all gradients of a weight changes nothing: the heads' own weights learn at their
+rate whatever c is (under a growing s a little faster: docs/train.md). In the backbone's weights, c and s set how much
+the heads' losses count against the backbone's own.
 
-Self-distillation (section 2.3 there) keeps the trained backbone near the one that the run found
+Self-distillation (section 2.3 there) holds the trained backbone near its state before training
 (train/objective/teacher.py), so that text of another model trains the heads without changing the backbone's own style.
-The paper trains with weight 1, labels left out. Heads draft for the backbone as it becomes, so they have no part in it.
+The paper trains with weight 1, without labels. The heads' losses do not use this teacher, since the heads draft for the
+backbone that is being trained.
 """
 # K head
 
@@ -56,11 +57,11 @@ class LossConfig:
 
     @property
     def reads_final_states(self) -> bool:
-        """Of the backbone, at every position: for its distribution there, or as what to come near."""
+        """Whether the loss needs the backbone's final hidden states, for its distribution or as regression target."""
         return self.soft > 0 or self.regression > 0
 
     def weights(self, num_heads: int, head_decay: float) -> list[float]:
-        """Of each head.
+        """The weight of each head's loss.
 
         >>> LossConfig().weights(3, 0.5), LossConfig(head_weights=[2.0, 1.0]).weights(2, 1.0)
         ([1.0, 0.5, 0.25], [2.0, 1.0])
@@ -68,7 +69,7 @@ class LossConfig:
         return self.head_weights or [head_decay**k for k in range(num_heads)]
 
     def check(self, *, num_heads: int, head_decay: float) -> None:
-        """Raise ValueError on weights that train nothing, and on settings of a loss that weighs nothing."""
+        """Raise ValueError on weights that train nothing, and on settings of a loss whose weight is 0."""
         if not num_heads:
             if self != LossConfig():
                 raise ValueError("loss was given with family: null; it is of heads: remove it or name a family.")
@@ -102,10 +103,10 @@ class LossConfig:
 @validated
 @dataclass(kw_only=True)
 class WarmInConfig:
-    """How much the heads' loss counts beside the backbone's own, step by step.
+    """The weight of the heads' loss relative to the backbone's own, step by step.
 
     Attributes:
-        schedule: constant (at once), linear (t / T) or sine (sin(π t / 2 T)); then 1.
+        schedule: constant (1 from the first step), linear (t / T) or sine (sin(π t / 2 T)); then 1.
         steps: T: steps, or a share of all steps below 1, as trainer.warmup_steps.
         coefficient: c, the heads' loss relative to the backbone's own; Medusa-2 has 0.2, 0.01 with self-distillation.
     """
@@ -115,7 +116,7 @@ class WarmInConfig:
     coefficient: float = within(above=0, default=1.0)
 
     def check(self, *, heads_change_backbone: bool) -> None:
-        """Raise ValueError on a value that is none, or where it would change nothing."""
+        """Raise ValueError on a value that is not allowed, or where the warm-in would change nothing."""
         if self.steps > 1 and self.steps != int(self.steps):
             raise ValueError(
                 f"warm_in.steps={self.steps} was given; give whole steps, or a share of all steps below 1."
@@ -133,7 +134,7 @@ class WarmInConfig:
             )
 
     def length(self, all_steps: int) -> int:
-        """T in steps; counted as transformers counts warmup_steps.
+        """T in steps, counted as transformers counts warmup_steps.
 
         >>> WarmInConfig(steps=0.25).length(10), WarmInConfig(steps=40).length(10)
         (3, 40)
@@ -141,7 +142,7 @@ class WarmInConfig:
         return math.ceil(self.steps * all_steps) if self.steps < 1 else int(self.steps)
 
     def reached(self, all_steps: int) -> float:
-        """s(t) of the last of all steps; below 1 where the warm-in is longer than the run.
+        """s(t) of the last step; below 1 where the warm-in is longer than the run.
 
         >>> WarmInConfig(schedule="linear", steps=40).reached(11), WarmInConfig(schedule="linear", steps=10).reached(11)
         (0.25, 1.0)
@@ -149,7 +150,7 @@ class WarmInConfig:
         return warmth(self.schedule, all_steps - 1, self.length(all_steps))
 
     def weight(self, step: int, all_steps: int) -> float:
-        """c · s(t) of the step that follows `step` steps; it depends on nothing else, so that a run can resume.
+        """c · s(t) after `step` steps; it depends on nothing else, so that a run can resume.
 
         >>> warm_in = WarmInConfig(schedule="linear", steps=0.5, coefficient=0.2)
         >>> [round(warm_in.weight(t, 8), 3) for t in (0, 1, 2, 4, 8)]
@@ -159,7 +160,7 @@ class WarmInConfig:
 
 
 def warmth(schedule: Schedule, step: int, steps: int) -> float:
-    """s(t), from 0 at the first step to 1 from step T on; 1 throughout where it is constant.
+    """s(t): 0 at the first step, 1 from step T on; always 1 where it is constant.
 
     >>> [warmth("linear", t, 4) for t in (0, 1, 4, 9)]
     [0.0, 0.25, 1.0, 1.0]
@@ -174,7 +175,7 @@ def warmth(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def warn_of_a_long_warm_in(warm_in: WarmInConfig, all_steps: int) -> None:
-    """A run may be cut short on purpose; then its heads have not come to count what the config says."""
+    """Warn where the run ends before the heads' loss has its full weight, which may be intended in a short run."""
     if warm_in.length(all_steps) > all_steps:
         logger.warning(
             "warm_in.steps=%g is longer than the run of %d steps, whose last counts the heads' loss %.0f %% of "
@@ -188,7 +189,7 @@ def warn_of_a_long_warm_in(warm_in: WarmInConfig, all_steps: int) -> None:
 @validated
 @dataclass(kw_only=True)
 class SelfDistillationConfig:
-    """The backbone as found teaches the one that is trained.
+    """Distillation of the backbone from before training into the trained one.
 
     Attributes:
         weight: share of the backbone's own loss that is the divergence from the teacher, 0 (off) to 1 (Medusa-2).
@@ -199,12 +200,12 @@ class SelfDistillationConfig:
     temperature: float = within(above=0, default=1.0)
 
     def check(self, *, joint: bool) -> None:
-        """Raise ValueError on a value that is none, or where no backbone is trained together with heads."""
+        """Raise ValueError on a value that is not allowed, or where no backbone is trained together with heads."""
         if not self.weight and self.temperature != 1.0:
             raise ValueError("self_distillation.temperature was given without a weight; give both, or neither.")
         if self.weight and not joint:
             raise ValueError(
-                "self_distillation.weight was given where no backbone is trained with heads: what is not trained stays "
-                "the original, and one trained alone would only be held back; give rates.base and a family, or weight "
-                "0."
+                "self_distillation.weight was given where no backbone is trained with heads: an untrained backbone "
+                "does not change, and one trained alone would only be held back; give rates.base and a family, or "
+                "weight 0."
             )
