@@ -1,4 +1,4 @@
-"""From stored or streamed blocks to the batches of a step. Each block carries its number, so that errors name it."""
+"""From stored or streamed blocks to batches. Each block has its number with it, so that errors can name it."""
 # B batch, T position, D model width
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = "block"
 
 
 class NumberedBlocks(Dataset):
-    """Stored blocks; row i has i under "block".
+    """Stored blocks; row i also has the entry "block": i.
 
     >>> NumberedBlocks([{"input_ids": [7]}])[0]
     {'input_ids': [7], 'block': 0}
@@ -38,19 +38,19 @@ class NumberedBlocks(Dataset):
 
 
 def numbered(blocks: Any) -> Any:
-    """Stored or streamed blocks with their numbers; a stream's are counted from its start."""
+    """Stored or streamed blocks with their numbers; those of a stream are counted from its start."""
     if isinstance(blocks, IterableDataset):
         return blocks.map(lambda row, number: {**row, BLOCK: number}, with_indices=True)
     return NumberedBlocks(blocks)
 
 
 def as_arrays(blocks: Any) -> Any:
-    """Stored blocks as NumPy arrays, so that a batch is made without a list of its tokens. Streamed ones are lists."""
+    """Stored blocks as NumPy arrays, which are batched without lists of tokens; streamed blocks stay lists."""
     return blocks.with_format("numpy") if isinstance(blocks, StoredBlocks) else blocks
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Packed blocks have one length, so nothing is padded: (B, T) tensors, and (B, taps, T, D) stored hidden states."""
+    """(B, T) tensors, and (B, taps, T, D) stored hidden states. Packed blocks have one length: nothing is padded."""
     batch = {
         "input_ids": stack([row["input_ids"] for row in rows], torch.long),
         "loss_mask": stack([row["loss_mask"] for row in rows], torch.bool),
@@ -64,5 +64,5 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def stack(rows: list[Any], dtype: torch.dtype) -> Tensor:
-    """Rows are arrays, or lists where they are streamed."""
+    """Rows are arrays; those of a stream are lists."""
     return torch.from_numpy(np.stack([np.asarray(row) for row in rows])).to(dtype)

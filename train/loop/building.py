@@ -1,4 +1,4 @@
-"""What a run is made of, from its config: the model that is trained, the Trainer's arguments, the Trainer."""
+"""From a config to the parts of a run: the trained model, the Trainer's arguments and the Trainer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 def refuse_what_cannot_be_split(config: TrainConfig, engine: Engine) -> None:
     """
     Raises:
-        ValueError: a quantised backbone, or a second whole one, under an engine that splits weights.
+        ValueError: the engine splits weights, and the backbone is quantised or self-distillation needs a whole copy.
     """
     if engine.shards_weights and config.backbone.quantization:
         raise ValueError(
@@ -59,7 +59,7 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
 
 
 def model_on(config: TrainConfig, backbone: Backbone) -> TrainedModel:
-    """What is trained of the config, on a backbone that is there: with weights, or in shapes alone (train/plan)."""
+    """The config's model on a given backbone, which has weights, or shapes alone (train/plan)."""
     token_heads = None if config.family is None else build_heads(config, backbone)
     return TrainedModel(
         backbone,
@@ -76,10 +76,10 @@ def model_on(config: TrainConfig, backbone: Backbone) -> TrainedModel:
 
 
 def trainable_fields(config: TrainConfig) -> BackboneConfig:
-    """The backbone's fields, in float32 where it is trained, unless the config names a dtype.
+    """The backbone's fields, with float32 for a trained backbone unless the config names a dtype.
 
-    Steps of 1e-6 of a weight's size are lost in bfloat16, which keeps 8 bits. An adapter is float32 whatever the dtype
-    of the backbone under it.
+    bfloat16 has 8 bits of mantissa, so updates of 1e-6 of a weight's size would be lost. An adapter is float32 whatever
+    the backbone's dtype.
     """
     fields = config.backbone
     if config.rates.base is not None and fields.dtype == "auto" and not fields.quantization:
@@ -88,7 +88,7 @@ def trainable_fields(config: TrainConfig) -> BackboneConfig:
 
 
 def load_trainable(config: TrainConfig, device: torch.device) -> Any:
-    """The backbone, with its adapter if it has or is to have one."""
+    """The backbone, with the adapter of `init_from` or a new one where the config gives a LoRA rank."""
     fields = trainable_fields(config)
     if config.init_from is not None and read_description(config.init_from).trained_backbone is not None:
         model = load_recorded(fields, config.init_from, device)
@@ -102,10 +102,10 @@ def load_trainable(config: TrainConfig, device: torch.device) -> Any:
 
 
 def check_adapter(model: Any, config: TrainConfig) -> None:
-    """An adapter that came with `init_from` is the one that is trained on.
+    """Check that the config trains the adapter that was loaded with `init_from`.
 
     Raises:
-        ValueError: the config asks for another one, or for all weights.
+        ValueError: the config gives another adapter, or trains all weights.
     """
     rank = next(iter(model.peft_config.values())).r
     if config.rates.base is not None and config.lora != replace(LoraSettings(), rank=rank):
@@ -118,10 +118,10 @@ def check_adapter(model: Any, config: TrainConfig) -> None:
 def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     """New heads, or those of `init_from`, which must be of the same family and fields; in float32 for training.
 
-    A draft vocabulary of new heads is chosen when the data is there (train/data/draft_tokens.py).
+    The draft tokens of new heads are chosen later, from the training data (train/data/draft_tokens.py).
 
     Raises:
-        ValueError: init_from holds other heads than the config describes.
+        ValueError: the heads of init_from are not those that the config describes.
     """
     assert config.family is not None
     if config.init_from is None:
@@ -144,7 +144,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
         "lr_scheduler_type": "cosine",
         "dataloader_pin_memory": torch.cuda.is_available(),
         "ddp_find_unused_parameters": False,  # every trained parameter is in every micro-batch's loss
-        "logging_nan_inf_filter": False,  # train/loop/step_guard.py skips such a step, and waits less often
+        "logging_nan_inf_filter": False,  # train/loop/step_guard.py skips such steps, with fewer synchronisations
         "eval_steps": every or None,
         "eval_strategy": "steps" if every else "no",
         "save_steps": config.save_every_steps or 500,
@@ -206,7 +206,7 @@ def skip_evaluation(arguments: TrainingArguments) -> None:
 
 
 def store_hidden_states(trainer: HeadsTrainer) -> None:
-    """Where the config asks for it, let the backbone run once, here, and train on what it said."""
+    """With `cache_hidden_states`, run the backbone once over the blocks and train on the stored states."""
     config = trainer.config
     if not config.cache_hidden_states:
         return
@@ -220,4 +220,4 @@ def store_hidden_states(trainer: HeadsTrainer) -> None:
         context=trainer.compute_loss_context_manager,
     )
     if trainer.engine.shards_weights:
-        trainer.model.to("cpu")  # from where it is moved shard by shard
+        trainer.model.to("cpu")  # the engine moves it shard by shard

@@ -1,13 +1,13 @@
-"""What a run prints for people: a bar in a terminal, and one aligned line for each log and each evaluation.
+"""The console output of a run: a progress bar in a terminal, and one aligned line for each log and each evaluation.
 
      step   loss   eval  top-1 %      agreement %  t/pass   left
        10  12.31                                           01:40
        25   9.87  10.42  38 22 14 11  41 25 17 13    1.61  01:12
 
-`loss` is the training loss since the last line. `eval` is the sum of the heads' losses on held-out data, with the
-backbone's own where it is trained; `top-1` and `agreement` (with what the backbone predicts) stand for each head;
-`t/pass` is tokens per backbone pass. All of it, and more, is in metrics.jsonl. Lines fit into 60 columns: of many heads
-as many are shown as fit. The bar is left out where the output is a pipe or a file.
+`loss` is the mean training loss since the last line. `eval` is the sum of the heads' losses on held-out data, plus the
+backbone's own where it is trained. `top-1` and `agreement` (with the backbone's prediction) have a number for each
+head. `t/pass` is tokens per backbone pass. metrics.jsonl has all of this and more. Lines fit into 60 columns, so only
+the first of many heads are shown. There is no bar where the output is a pipe or a file.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from transformers import TrainerCallback
 
 CONSOLE = Console(highlight=False)
 NARROWEST = 60
-WIDE = 80  # columns from which the learning rate is shown too
+WIDE = 80  # columns; from this width on the learning rate is shown too
 
 
 class ConsoleHandler(logging.Handler):
-    """Log messages above the bar, where `print` would break it."""
+    """Writes log messages above the bar, which `print` would break."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             style = "yellow" if record.levelno >= logging.WARNING else ""
             CONSOLE.print(Text(self.format(record), style=style), soft_wrap=not CONSOLE.is_terminal)
-        except Exception:  # as every handler: what cannot be said does not end the run
+        except Exception:  # as in every handler, a message that cannot be written does not end the run
             self.handleError(record)
 
 
 def set_up_logging() -> None:
-    """Messages go to the console from here on; a program that set up its own logging is left alone.
+    """Send log messages to the console, unless the program has set up logging of its own.
 
-    Bars of libraries (tokenising, reading and writing weights) are for terminals: in a file each step is a line.
+    Progress bars of libraries (tokenising, reading and writing weights) are switched off outside a terminal, where each
+    of their updates would be a line.
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[ConsoleHandler()])
@@ -56,17 +57,17 @@ def set_up_logging() -> None:
 
 
 def take_bar_away(trainer: Any) -> None:
-    """What ends a run early, such as an error's sentence, is not to be written over a bar."""
+    """Stop the bar before a run ends early, so that the error's sentence is not written over it."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, RunLines):
             callback.stop()
 
 
 class RunLines(TrainerCallback):
-    """Prints the lines and the bar, in place of the Trainer's dictionaries.
+    """Prints the lines and the bar instead of the Trainer's dictionaries.
 
     Args:
-        num_heads: how many heads a line has; 0 where the backbone is trained alone.
+        num_heads: heads of the run; 0 where the backbone is trained alone.
     """
 
     def __init__(self, num_heads: int) -> None:
@@ -113,13 +114,13 @@ class RunLines(TrainerCallback):
         CONSOLE.print(Text(text), soft_wrap=True)
 
     def time_left(self, step: int, steps: int) -> float | None:
-        """Seconds, from the steps that this process has taken; None before the first."""
+        """Estimated seconds, from the steps that this process has taken; None before its first."""
         taken = step - self.first_step
         return (time.monotonic() - self.started) / taken * (steps - step) if taken else None
 
 
 def line(logs: Mapping[str, Any], step: int, left: float | None, num_heads: int, steps: int, width: int) -> str:
-    """One log or evaluation.
+    """The line of one log or evaluation.
 
     >>> head1 = {"eval_head1_loss": 3.25, "eval_head1_top1": 0.384, "eval_head1_agreement": 0.5}
     >>> print(header(1, 100, 60)); print(line(head1 | {"eval_tokens_per_pass": 1.6}, 25, 72.0, 1, 100, 60))
@@ -161,7 +162,7 @@ def layout(values: Mapping[str, str], num_heads: int, steps: int, width: int) ->
 
 
 def heads_shown(num_heads: int, steps: int, width: int) -> int:
-    """Of how many heads a line has figures.
+    """The number of heads whose figures fit into a line.
 
     >>> [heads_shown(heads, 1000, 60) for heads in (1, 4, 8)], heads_shown(8, 1000, 100)
     ([1, 4, 3], 8)
@@ -185,7 +186,7 @@ def percents(shares: list[float | None], shown: int) -> str:
 
 
 def short(value: float | None) -> str:
-    """Five characters.
+    """A number in about five characters.
 
     >>> [short(value) for value in (34.387, 1.5, 1234.5, 0.01234, None)]
     ['34.39', '1.500', '1234', '0.012', '']

@@ -1,4 +1,4 @@
-"""How a run ends: after its last step, or after a signal; what was trained is saved and what it is like is said."""
+"""The end of a run, after its last step or after a signal: save the result and report its quality."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def leave(trainer: HeadsTrainer) -> None:
-    """Say where the run resumes, for people and for schedulers.
+    """End an interrupted run: log the checkpoint to resume from, and leave a marker file for schedulers.
 
     Raises:
         SystemExit: always.
@@ -35,7 +35,7 @@ def leave(trainer: HeadsTrainer) -> None:
 
 
 def finish(trainer: HeadsTrainer) -> None:
-    """Evaluate the last step, save the last weights, say where they are.
+    """Evaluate after the last step, save the last weights and log where they are.
 
     Raises:
         ValueError: the weights are not finite.
@@ -52,7 +52,7 @@ def finish(trainer: HeadsTrainer) -> None:
         if evaluated and evaluated[-1]["step"] == trainer.state.global_step:
             measured |= evaluated[-1]
         else:
-            save_last(trainer, measured)  # first: what fails in an evaluation does not cost the run
+            save_last(trainer, measured)  # first, so that a failing evaluation does not lose the result
             measured |= trainer.evaluate()
         measured |= trainer.backbone_quality(measured, "eval_")
     tell_quality(trainer, measured.get("backbone_ppl"))
@@ -63,24 +63,24 @@ def finish(trainer: HeadsTrainer) -> None:
 
 
 def tell_quality(trainer: HeadsTrainer, found: dict[str, Any] | None) -> None:
-    """What the run did to the backbone: one line, and the same figures as the last line of the metrics."""
+    """Log the backbone's perplexity before and after the run, on the console and as last line of the metrics."""
     if found is not None:
         trainer.log({f"backbone_ppl_{name}": value for name, value in found.items()})
         logger.info(f"PPL1 of the backbone: {describe_quality(found)}")
 
 
 def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
-    """The run's result. Where its folder cannot be written, it goes to a temporary one and the error says where.
+    """Save the run's result; if its folder cannot be written, save into a temporary one, which the error names.
 
     Raises:
         OSError: the folder could not be written.
     """
-    with whole_weights(trainer.model) as writes:  # once: the other processes do not learn of a full disk
+    with whole_weights(trainer.model) as writes:  # entered once: other processes do not know of a full disk
         if not writes:
             return
         try:
             trainer.write_heads("last", measured)
         except (OSError, RuntimeError) as error:  # an accelerator may be out of memory
             elsewhere = tempfile.mkdtemp(prefix="headway-")
-            trainer.write_heads(elsewhere, measured)  # an absolute path: the run's folder does not come before it
+            trainer.write_heads(elsewhere, measured)  # an absolute path replaces the run's folder
             raise OSError(f"{error} What was trained lies in {elsewhere}.") from error

@@ -1,4 +1,4 @@
-"""What goes wrong with the data, as a sentence that says what to do or what to resume from."""
+"""Errors with data, files and workers as one sentence, which says what to do or what to resume from."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ WORKERS_DIE = "; workers read the data, and a machine out of memory kills them: 
 
 
 def ignore_dead_workers() -> None:
-    """The run ends already; DataLoader's handler would raise at any moment, the error's own sentence included."""
+    """Reset DataLoader's signal handler, which could raise again while the error's sentence is printed."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def explained_reading() -> Iterator[None]:
-    """While data is read for a step: what cannot be read ends in a sentence.
+    """Around the reading of a step's data.
 
     Raises:
-        OSError: in place of what the libraries raise.
+        OSError: one sentence, in place of the libraries' errors.
     """
     try:
         yield
-    except (ConnectionError, EOFError) as error:  # what is seen first when the other end of a pipe dies
+    except (ConnectionError, EOFError) as error:  # the first symptom when the other end of a pipe dies
         ignore_dead_workers()
         raise OSError("A DataLoader worker died while it sent a batch" + WORKERS_DIE) from error
     except (OSError, ValueError, ArrowException, DatasetsError) as error:
@@ -45,16 +45,16 @@ def explained_reading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained_cache() -> Iterator[None]:
-    """While stored data is opened: a cache file that was cut short.
+    """Around the opening of stored data.
 
     Raises:
-        ValueError: names the folder to remove.
+        ValueError: a cache file was cut short; the sentence names the folder to remove.
     """
     try:
         yield
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-            raise  # Arrow's own is a bare OSError
+            raise  # Arrow raises a bare OSError
         raise ValueError(
             f"The tokenised data stored in {datasets.config.HF_DATASETS_CACHE} is damaged ({error}); remove that "
             f"folder, it is made again from the data."
@@ -63,10 +63,10 @@ def explained_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
-    """While the run trains: an error with files or processes says what to resume from.
+    """Around training: errors with files or processes name the checkpoint to resume from.
 
     Raises:
-        OSError: in place of one, and of what a DataLoader raises, at any moment, when one of its workers dies.
+        OSError: in place of another OSError, or of the error that a DataLoader raises when one of its workers dies.
     """
     try:
         yield

@@ -1,9 +1,10 @@
-"""What an evaluation measures on held-out blocks: each head, tokens per pass, and what training does to the backbone.
+"""Evaluation on held-out blocks: accuracy of each head, tokens per pass, and the change of the backbone by training.
 
     PPL_1 = exp(mean of -log p(x_{t+1} | x_≤t))      KL = mean of Σ_v p(v) log(p(v) / q(v)), p the teacher's, q trained
 
-PPL_1 "before" is the evaluation at step 0 (`trainer.eval_on_start`); where there is none, a pass over the held-out
-blocks measures the backbone alone. KL is measured where there is a teacher (train/objective/teacher.py).
+PPL_1 "before" comes from the evaluation at step 0 (`trainer.eval_on_start`), or from a pass of the backbone alone over
+the held-out blocks where there is no such evaluation. KL is measured where there is a teacher
+(train/objective/teacher.py).
 """
 # B batch, T position, R supervised row of one head, C rows of one chunk, K head, D model width, V vocabulary
 
@@ -34,12 +35,12 @@ Inside = Callable[[Callable[[], Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Held-out blocks, and the run that is measured on them. Every process measures its share.
+    """Held-out blocks, and the run that is measured on them; every process measures its share.
 
     Attributes:
         inside: runs a function with all weights gathered, where an engine shards them; every process then makes the
-            same number of passes. None where they always are.
-        decoding_heads: gives the heads to decode with, in the backbone's dtype; every process calls it.
+            same number of passes. None where no engine shards weights.
+        decoding_heads: returns the heads to decode with, in the backbone's dtype; every process calls it.
     """
 
     model: TrainedModel
@@ -54,10 +55,10 @@ class HeldOut:
     def measure(self) -> dict[str, float]:
         """Metrics by name: `head1_top1`, `_top5`, `_loss`, `_agreement`, …, `backbone_top1`, …, `tokens_per_pass`.
 
-        `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6). Heads with a
-        draft vocabulary have none: their `_loss` is over the labels that they score, a share of `head1_coverage`, ….
+        `multi_token_loss` is the mean over the backbone and its heads: log PPL_{1:K+1} (DynaMo, figure 6). It is left
+        out with a draft vocabulary, where head k's `_loss` covers only the share `headk_coverage` of the labels.
 
-        The heads' measured accuracy by rank is stored in them, so that the tree grows from it here and after loading.
+        The accuracy by rank is stored in the heads, so that trees are grown from it here and after loading.
         """
         with self.evaluating():
             meters, drift = self.measure_blocks(self.model.num_heads)
@@ -69,7 +70,7 @@ class HeldOut:
             return found | self.of_heads(meters)
 
     def of_heads(self, meters: list[HeadAccuracy]) -> dict[str, float]:
-        """The heads' own metrics, with tokens per pass; empty where there are none."""
+        """The heads' metrics and tokens per pass; empty without heads."""
         token_heads, found = self.model.token_heads, dict[str, float]()
         for k, meter in enumerate(meters[1:], start=1):
             found |= {f"head{k}_{name}": getattr(meter, name) for name in ("loss", "top1", "top5", "agreement")}
@@ -88,13 +89,13 @@ class HeldOut:
 
     @torch.no_grad()
     def backbone_loss(self) -> float:
-        """The backbone's own mean loss; the heads are not run."""
+        """The backbone's own mean loss, without running the heads."""
         with self.evaluating():
             return self.measure_blocks(0)[0][0].loss
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Eval mode and no compiled layers: decoding changes its shapes with every pass."""
+        """Eval mode without compiled layers, since the shapes of decoding change with every pass."""
         was_training = self.model.training
         self.model.eval()
         with torch.compiler.set_stance("force_eager"):
@@ -102,7 +103,7 @@ class HeldOut:
         self.model.train(was_training)
 
     def measure_blocks(self, num_heads: int) -> tuple[list[HeadAccuracy], Drift]:
-        """The backbone (index 0) and its first heads over all blocks, each measured by exactly one process."""
+        """Measure the backbone (index 0) and its first heads on all blocks, each block in exactly one process."""
         run = self.inside or (lambda function: function())
         meters, drift = [HeadAccuracy() for _ in range(num_heads + 1)], Drift()
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -117,7 +118,7 @@ class HeldOut:
 
 
 def measure_batch(model: TrainedModel, batch: dict[str, Tensor], meters: list[HeadAccuracy], drift: Drift) -> None:
-    """Add one batch: the backbone (index 0) and as many heads as there are meters, on their own supervised rows."""
+    """Add one batch to the meters of the backbone (index 0) and of the first heads, on their supervised rows."""
     with torch.autocast(batch["input_ids"].device.type, enabled=False):
         states = model.backbone_states(batch["input_ids"], batch["loss_mask"], batch["document_ids"], lookahead=0.0)
         assert states.final_BTD is not None, "the backbone ran"
@@ -146,9 +147,9 @@ def spread(total: int, count: int) -> list[int]:
 
 
 def shares(total: int, batch_size: int, process: int, num_processes: int) -> Iterator[range]:
-    """The numbers below `total` that one process measures, batch by batch: equally many batches in all processes.
+    """The numbers below `total` that one process measures, batch by batch; all processes have equally many batches.
 
-    A process that has run out gets an empty share, so that it can keep step with the others.
+    A process that has no number left gets an empty share, so that it makes as many passes as the others.
 
     >>> [list(share) for share in shares(5, 2, 0, 2)], [list(share) for share in shares(5, 2, 1, 2)]
     ([[0, 2], [4]], [[1, 3], []])
@@ -162,8 +163,8 @@ def measure_decoding(
 ) -> float:
     """Tokens per pass over prompts from the starts of held-out blocks.
 
-    Each is decoded by one process. Where weights are sharded all processes decode all prompts: a pass takes every
-    process, and the same prompt takes as many passes everywhere.
+    Each prompt is decoded by one process. Where weights are sharded, all processes decode all prompts: every pass needs
+    all processes, and a prompt takes the same number of passes in each.
     """
     chosen = spread(len(blocks), config.num_prompts)
     if inside is None:
@@ -171,14 +172,14 @@ def measure_decoding(
     prompts = [torch.tensor(blocks[i]["input_ids"][: config.prompt_tokens], device=accelerator.device) for i in chosen]
     run = inside or (lambda function: function())
     counts = torch.tensor(run(lambda: count_decoding(token_heads, prompts, config)), device=accelerator.device)
-    # one answer for all processes: they act on it together
+    # the same number in all processes, since they act on it together
     counts = accelerator.reduce(counts, reduction="sum") if inside is None else broadcast(counts)
     tokens, passes = counts.tolist()
     return tokens / max(1, passes)
 
 
 def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> tuple[int, int]:
-    """Tokens emitted and backbone passes over the prompts: greedy, by the heads alone, in the backbone's dtype here."""
+    """Emitted tokens and backbone passes over the prompts, greedy, with the heads alone (no prompt lookup)."""
     decoding = TreeDecoding(token_heads, tree=config.tree_nodes, lookup=0)
     model = token_heads.backbone.model
     tokens = passes = 0
@@ -211,7 +212,7 @@ class Drift:
 
     @torch.no_grad()
     def update(self, teacher: Projection, teacher_RD: Tensor, trained: Projection, hidden_RD: Tensor) -> None:
-        """Add rows: hidden states of the teacher and of the trained backbone at the same positions."""
+        """Add rows, given the hidden states of teacher and trained backbone at the same positions."""
         chunk_rows = max(1, CHUNK_ELEMENTS // len(trained.weight))
         for start in range(0, len(hidden_RD), chunk_rows):
             rows = slice(start, start + chunk_rows)
@@ -226,13 +227,13 @@ class Drift:
 
 
 def log_probabilities(projection: Projection, hidden_CD: Tensor) -> Tensor:
-    """(C, V), in float32 at least."""
+    """(C, V) log-probabilities, in at least float32."""
     logits_CV = projection(hidden_CD.to(projection.weight.dtype))
     return torch.log_softmax(logits_CV if logits_CV.dtype == torch.float64 else logits_CV.float(), dim=-1)
 
 
 def quality(before: float, found: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """PPL_1 before and after from mean losses, over how many tokens, and the KL divergence where it was measured.
+    """PPL_1 before and after, from mean losses; their number of tokens; and the KL divergence where it was measured.
 
     >>> quality(0.0, {"backbone_loss": math.log(2.0), "backbone_tokens": 1200})
     {'before': 1.0, 'after': 2.0, 'tokens': 1200}
@@ -245,7 +246,7 @@ def quality(before: float, found: Mapping[str, Any], prefix: str = "") -> dict[s
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that is more than a float holds.
+    """exp(loss); infinite where a float would overflow.
 
     >>> round(perplexity(2.0), 3), perplexity(1e9)
     (7.389, inf)

@@ -1,7 +1,7 @@
 """The record of a run: losses between logs, and with `report_to: [jsonl]` each log as one line of metrics.jsonl.
 
-The file of a run that was resumed reads as that of a run that never stopped: lines after the checkpoint are dropped. A
-line that cannot be written (a full disk) waits for the next one, and training continues.
+A resumed run drops the lines after its checkpoint, so that its file is that of a run that never stopped. A line that
+cannot be written (a full disk) is written with the next one, and training continues.
 """
 # K trained head, the backbone's own first where it is trained
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class JsonLines(TrainerCallback):
     """
     Args:
-        path: of the file.
-        resumes_at: its length when the checkpoint that the run resumes from was saved; None starts a new file.
+        path: the file.
+        resumes_at: the file's length in bytes when the resumed checkpoint was saved; None starts a new file.
     """
 
     def __init__(self, path: Path, *, resumes_at: int | None = None) -> None:
@@ -52,7 +52,7 @@ class JsonLines(TrainerCallback):
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def write(self) -> None:
-        """What waits, as a whole or not at all."""
+        """Append the waiting lines, all of them or none."""
         if not self.path.parent.is_dir():
             logger.warning("%s was removed while the run goes on; it is made again.", self.path.parent)
         before = self.length
@@ -68,7 +68,7 @@ class JsonLines(TrainerCallback):
 
 
 def finite_or_none(value: Any) -> Any:
-    """JSON has no NaN.
+    """None for NaN and infinities, which JSON does not have.
 
     >>> finite_or_none(float("nan")), finite_or_none(2)
     (None, 2)
@@ -77,9 +77,9 @@ def finite_or_none(value: Any) -> Any:
 
 
 class RunningLosses:
-    """Each head's losses since the last log, step by step, so that a skipped step leaves no trace in them.
+    """Each head's losses since the last log; the sums of a skipped step are dropped.
 
-    Sums stay on the device, without waiting for it.
+    Sums stay on the device, so that adding does not synchronise with it.
 
     >>> losses = RunningLosses()
     >>> losses.add(torch.tensor([6.0]), torch.tensor([3.0])); losses.keep_step()
@@ -108,17 +108,17 @@ class RunningLosses:
         return accelerator.reduce(sums_K.clone(), reduction="sum"), counts_K
 
     def take_means(self, accelerator: Any) -> list[float] | None:
-        """Each head's mean, and a new start; None where no step was taken."""
+        """Return each head's mean and reset the sums; None where no step was taken."""
         found, self.taken = self.over_processes(accelerator), None
         return None if found is None else (found[0] / found[1].clamp(min=1)).tolist()
 
     def state(self, accelerator: Any) -> list[list[float]] | None:
-        """For a checkpoint; float32 comes back from JSON as it was."""
+        """The sums for a checkpoint; JSON preserves float32 exactly."""
         found = self.over_processes(accelerator)
         return None if found is None else [part.tolist() for part in found]
 
     def restore(self, state: list[list[float]] | None, accelerator: Any) -> None:
-        """The sum goes to the main process: it was reduced, and will be again."""
+        """Only the main process takes the restored sum, which was reduced already and will be reduced again."""
         if state is not None:
             sums_K, counts_K = (torch.tensor(part, device=accelerator.device) for part in state)
             self.taken = (sums_K * accelerator.is_main_process, counts_K)

@@ -1,4 +1,4 @@
-"""Which parameter is trained at which rate: a visible list that holds every trained parameter exactly once."""
+"""Parameter groups of the optimizer with their rates; every trained parameter is in exactly one group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 def optimizer_groups(
     model: nn.Module, *, heads_rate: float, base_rate: float | None, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups for AdamW: heads and backbone, matrices with weight decay, vectors (biases, norms) without.
+    """AdamW groups of heads and backbone: matrices with weight decay, vectors (biases, norms) without.
 
     Raises:
         ValueError: nothing is trained.

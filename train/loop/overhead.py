@@ -1,7 +1,7 @@
-"""What the heads add to a training step of their backbone (DynaMo, table 6: 2.67 % of the training time at 6.9B).
+"""The share that the heads add to a training step of their backbone (DynaMo, table 6: 2.67 % at 6.9B).
 
-Forward and backward of one micro-batch are timed with and without the heads, interleaved, medians; optimizer and data
-are the same for both and left out. Gradients are thrown away.
+Forward and backward of one micro-batch are timed with and without the heads, interleaved; medians are compared.
+Optimizer and data are the same for both and not timed. Gradients are discarded.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REPEATS = 3
 
 
 def log_heads_overhead(trainer: Any) -> None:
-    """Where backbone and heads are trained together: say what the heads add, and keep it for the first log."""
+    """Where backbone and heads are trained together, measure the share and store it for the first log."""
     model: TrainedModel = trainer.model
     if model.token_heads is None or not model.trains_backbone:
         return
     if PartialState().num_processes > 1:
         logger.info("what the heads add to a step is measured in one process only; it is left out here")
         return
-    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # the run itself samples as without it
+    with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # leaves the run's random numbers as they are
         batch = collate(list(itertools.islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))
         model.to(trainer.args.device).train()
         share = measure_heads_overhead(model, {name: t.to(trainer.args.device) for name, t in batch.items()})
@@ -47,7 +47,7 @@ def measure_heads_overhead(model: TrainedModel, batch: dict[str, Tensor], *, rep
     for repeat in range(repeats + 1):
         for with_heads in (False, True):
             found = time_step(model, batch, with_heads=with_heads)
-            if repeat:  # the first one pays for allocations
+            if repeat:  # the first one includes allocations
                 seconds[with_heads].append(found)
     return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
 

@@ -1,4 +1,4 @@
-"""What made a checkpoint: the resolved config, package versions, the commit, the command."""
+"""The recipe of a checkpoint: the resolved config, package versions, the commit and the command."""
 
 from __future__ import annotations
 

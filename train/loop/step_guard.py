@@ -1,9 +1,8 @@
-"""A step whose loss or gradient is not finite is skipped on all processes, counted, and after too many ends the run.
+"""Steps whose loss or gradient is not finite are skipped on all processes and counted; too many of them end the run.
 
-A loss that is NaN or infinite on one process poisons that process's gradient, so that the reduced gradient's norm,
-which all processes compute, shows it to all of them without a message of its own. It is read once an optimizer step,
-before the optimizer: weights and moments stay as they were. Data order and schedule continue as if the step had been
-taken.
+A loss that is NaN or infinite on one process makes that process's gradient NaN, and so the norm of the reduced
+gradient, which all processes compute; no further communication is needed. The norm is read once for each optimizer
+step, before the optimizer changes weights or moments. Data order and schedule continue as if the step had been taken.
 """
 # B batch, T position
 
@@ -27,25 +26,25 @@ logger = logging.getLogger(__name__)
 SHOWN_BLOCKS, SHOWN_TOKENS = 8, 24
 
 
-def read_together(norm: Any, asked: Tensor) -> tuple[bool, bool]:
-    """Whether a gradient's norm is finite and whether a flag is set, with one wait for the device.
+def read_together(norm: Any, stop_signals: Tensor) -> tuple[bool, bool]:
+    """Whether a gradient's norm is finite and whether any process received a signal, with one wait for the device.
 
     >>> read_together(torch.tensor(float("inf")), torch.tensor(1))
     (False, True)
     """
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2's is sharded
-    norm = torch.as_tensor(0.0 if norm is None else norm, device=asked.device)
-    finite, flag = torch.stack([torch.isfinite(norm), asked > 0]).tolist()
+    norm = torch.as_tensor(0.0 if norm is None else norm, device=stop_signals.device)
+    finite, flag = torch.stack([torch.isfinite(norm), stop_signals > 0]).tolist()
     return finite, flag
 
 
 def poisoned(loss: Tensor) -> Tensor:
-    """The loss; where it is not finite, one whose gradient is NaN: that of an infinite cross-entropy may be finite."""
+    """The loss, or NaN where it is not finite, so that its gradient is NaN (an infinite loss may have a finite one)."""
     return loss * torch.where(torch.isfinite(loss.detach()), 1.0, float("nan"))
 
 
 class GuardedRun(Protocol):
-    """What the guard reads of a run, and what it puts back.
+    """The attributes of a run that the guard reads and restores.
 
     Attributes:
         summed_loss: () the Trainer's own sum of losses since the last log.
@@ -70,12 +69,12 @@ class StepGuard:
     """Watches the optimizer steps of one run.
 
     Args:
-        limit: steps that may be skipped.
+        limit: the largest number of steps that may be skipped.
 
     Attributes:
         skipped: steps of the run that were skipped.
-        skipped_since_log: of them, those since the last log.
-        steps_since_log: skipped or not.
+        skipped_since_log: steps that were skipped since the last log.
+        steps_since_log: all steps since the last log, skipped or not.
     """
 
     def __init__(self, run: GuardedRun, limit: int) -> None:
@@ -87,7 +86,7 @@ class StepGuard:
         self.logged_loss: Tensor | None = None
 
     def begin(self, batches: list[dict[str, Tensor]]) -> None:
-        """Take the block numbers out of the step's micro-batches."""
+        """Begin a step: take the block numbers out of its micro-batches."""
         self.batches = [(batch.pop(BLOCK), batch["input_ids"]) for batch in batches]
         self.finite = []
         self.logged_loss = self.run.summed_loss.clone()
@@ -97,7 +96,7 @@ class StepGuard:
         return poisoned(loss)
 
     def close(self, finite: bool) -> None:
-        """Before the optimizer's step: let it be taken, or skip it.
+        """Called before the optimizer's step: allow it, or skip it.
 
         Raises:
             ValueError: too many steps were skipped.
@@ -115,7 +114,7 @@ class StepGuard:
         self._tell()
 
     def corrected(self, logs: dict[str, float]) -> dict[str, float]:
-        """A log whose loss is the mean over the steps that were taken, and which says how many were skipped so far."""
+        """The log with its loss as mean over the steps that were taken, and with the number of skipped steps."""
         steps, skipped = self.steps_since_log, self.skipped_since_log
         self.steps_since_log = self.skipped_since_log = 0
         if not self.skipped:
@@ -143,7 +142,7 @@ class StepGuard:
         )
 
     def _describe_batch(self) -> str:
-        """The blocks of the micro-batches whose loss is not finite, of all processes; of the whole step if none is."""
+        """Names the blocks of micro-batches without a finite loss, from all processes, or else all of the step."""
         pairs = list(zip(self.batches, self.finite, strict=True))
         mine = [(row, bool(finite)) for batch, finite in pairs for row in self._rows(*batch)]
         gathered = gather_object(mine)
@@ -158,13 +157,13 @@ class StepGuard:
 
 
 def forget_gradients(run: GuardedRun) -> None:
-    """Without gradients AdamW changes neither weights nor moments. (A scaler skips by what it found when it unscaled.)
+    """Remove all gradients, so that AdamW changes neither weights nor moments.
 
-    DeepSpeed steps inside `accelerator.backward` and skips such a step by itself; the Trainer then leaves the schedule
-    where it is, which advances under the other engines.
+    A float16 scaler skips by what it found on unscaling. DeepSpeed steps inside `accelerator.backward` and skips
+    such a step itself; the Trainer then does not advance the schedule, which is done here as under the other engines.
 
     Raises:
-        ValueError: DeepSpeed has taken the step, since its config says not to look (check_grad_overflow: false).
+        ValueError: DeepSpeed has taken the step, since its config switches the check off (check_grad_overflow: false).
     """
     if run.engine.is_deepspeed:
         if run.model_wrapped.was_step_applied():
@@ -180,7 +179,7 @@ def forget_gradients(run: GuardedRun) -> None:
 
 @torch.no_grad()
 def all_finite(model: nn.Module, accelerator: Any) -> bool:
-    """Every trained weight, on every process: a sharded one is checked where its shards lie; ZeRO-3's are not seen."""
+    """Whether all trained weights are finite in every process, which checks its own shards; ZeRO-3's are not seen."""
     bad = torch.zeros((), dtype=torch.long, device=accelerator.device)
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -1,7 +1,7 @@
-"""`transformers.Trainer` with our loss, our optimizer groups, our evaluation, and only the heads saved.
+"""`transformers.Trainer` with our loss, optimizer groups and evaluation, which saves only what is trained.
 
-The rest (accumulation, schedulers, resume, logging, engines) is the library's. Saving and evaluating go through
-train/engine/gathering.py and `inside`, so that nothing depends on which engine holds the weights.
+The rest (accumulation, schedulers, resuming, logging, engines) is the library's. Saving and evaluating go through
+train/engine/gathering.py and `inside`, so that they are the same under every engine.
 """
 # B batch, T position, K head
 
@@ -60,7 +60,7 @@ class HeadsTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(data_collator=collate, **kwargs)
-        for printer in (PrinterCallback, ProgressCallback):  # train/loop/console.py says it on aligned lines
+        for printer in (PrinterCallback, ProgressCallback):  # train/loop/console.py prints aligned lines instead
             self.remove_callback(printer)
         check_active(engine, self.accelerator)
         self.config = config
@@ -82,7 +82,7 @@ class HeadsTrainer(Trainer):
         self.compiled = False
         self.decoding_copy: TokenHeads | None = None  # of sharded heads whose dtype is not the backbone's
         self.place = Place(0, 0)
-        self._asked = torch.zeros(())
+        self._stop_signals = torch.zeros(())
         self.add_callback(Continuation(self))
 
     @property
@@ -115,14 +115,14 @@ class HeadsTrainer(Trainer):
         return batches, counts_K
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Epoch and batches in it; the Trainer knows them from the number of steps, where an epoch has a length."""
+        """Epoch and batches in it; the Trainer derives them from the steps, which a stream without length rules out."""
         epochs, batches = super()._init_training_state(*args, **kwargs)
         if self.resumed_from is None or hasattr(self.train_dataset, "__len__"):
             return epochs, batches
         return read_place(self.resumed_from, self.args)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """A checkpoint of the last step has nothing left to train; the Trainer would take a step more."""
+        """Run an epoch, unless all steps were taken: from a last checkpoint the Trainer would take one more."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -133,16 +133,16 @@ class HeadsTrainer(Trainer):
     # ---- loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor | None:
-        """(K,): labels of each head over all micro-batches and processes, so that any split gives one loss.
+        """(K,): labels of each head over all micro-batches and processes, so that any split gives the same loss.
 
-        One number more travels with them: how many processes were asked to stop.
+        The same reduction also sums how many processes received a signal to stop.
         """
         if not batch_samples:
             return None
         counts = [self.model.count_labels(b["input_ids"], b["loss_mask"], b["document_ids"]) for b in batch_samples]
-        asked = torch.tensor([self.interruption.received is not None], dtype=torch.long)
-        summed = self.accelerator.reduce(torch.cat([torch.stack(counts).sum(dim=0), asked]).to(device), reduction="sum")
-        self._asked = summed[-1]
+        stops = torch.tensor([self.interruption.received is not None], dtype=torch.long)
+        summed = self.accelerator.reduce(torch.cat([torch.stack(counts).sum(dim=0), stops]).to(device), reduction="sum")
+        self._stop_signals = summed[-1]
         return summed[:-1]
 
     def compute_loss(
@@ -160,7 +160,7 @@ class HeadsTrainer(Trainer):
 
     @property
     def heads_weight(self) -> float:
-        """What the heads' losses count beside the backbone's own in the step under way."""
+        """The weight of the heads' losses relative to the backbone's own in the present step."""
         return self.config.warm_in.weight(self.state.global_step, self.state.max_steps)
 
     def _remember(self, sums_M: Tensor, counts_K: Tensor | None) -> None:
@@ -171,14 +171,14 @@ class HeadsTrainer(Trainer):
         self.running_losses.add(sums_M, counts_M)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """The last look before the optimizer's step: is the gradient finite, was the run asked to stop?"""
+        """Last check before the optimizer's step: is the gradient finite, and has any process a signal to stop?"""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        finite, self.interruption.agreed = read_together(norm, self._asked)
+        finite, self.interruption.agreed = read_together(norm, self._stop_signals)
         self.guard.close(finite)
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add each head's mean loss since the last log."""
+        """Log, with each head's mean loss since the last log added."""
         if "loss" in logs:
             means = self.running_losses.take_means(self.accelerator)
             logs = self.guard.corrected(logs) | dict(zip(self.model.loss_names, means or [], strict=bool(means)))
@@ -186,14 +186,14 @@ class HeadsTrainer(Trainer):
                 logs["heads_weight"] = self.config.warm_in.weight(self.state.global_step - 1, self.state.max_steps)
             if self.heads_overhead is not None:
                 logs, self.heads_overhead = {**logs, "heads_overhead": self.heads_overhead}, None
-        if "train_loss" in logs:  # of the whole run, not of what came after a resume
+        if "train_loss" in logs:  # over the whole run, not only after a resume
             logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self.guard.skipped)
         super().log(logs, start_time)
 
     # ---- engine, optimizer
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        """Weights come from a checkpoint before an engine takes them, the optimizer's state afterwards."""
+        """Load a checkpoint's weights before the engine wraps the model, and the optimizer's state afterwards."""
         warn_of_a_long_warm_in(self.config.warm_in, max_steps)
         if resume_from_checkpoint is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             self._load_from_checkpoint(resume_from_checkpoint)
@@ -219,7 +219,7 @@ class HeadsTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Head accuracy and tokens per pass on held-out blocks; the best heads by tokens per pass are saved."""
+        """Measure on held-out blocks, and save the heads if they have the best tokens per pass so far."""
         found = self.held_out(eval_dataset).measure()
         if self.state.global_step == 0:
             self.loss_before = found["backbone_loss"]
@@ -232,13 +232,13 @@ class HeadsTrainer(Trainer):
         return metrics
 
     def evaluate_before(self) -> None:
-        """The backbone alone, before the first step of a run that changes it; an evaluation at step 0 does it too."""
+        """Measure the backbone's loss before a run that trains it, unless an evaluation at step 0 does that."""
         if not self.measures_quality or self.args.eval_on_start:
             return
         self.loss_before = self.backbone_loss()
 
     def backbone_loss(self) -> float:
-        """The backbone's own mean loss on the held-out blocks, as it is now."""
+        """The backbone's present mean loss on the held-out blocks."""
         return self.held_out().backbone_loss()
 
     def held_out(self, blocks: Any = None) -> HeldOut:
@@ -254,17 +254,17 @@ class HeadsTrainer(Trainer):
 
     @property
     def measures_quality(self) -> bool:
-        """The backbone is trained, there is held-out data, and what it predicts is the next token."""
+        """Whether the backbone is trained, on next tokens, and there is held-out data."""
         return self.model.trains_backbone and self.eval_dataset is not None and self.model.label_shift == 1
 
     def backbone_quality(self, found: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        """PPL_1 before and after, from an evaluation; nothing where it was not measured before."""
+        """PPL_1 before and after, from an evaluation; empty where it was not measured before the run."""
         if not self.measures_quality or self.loss_before is None:
             return {}
         return {"backbone_ppl": quality(self.loss_before, found, prefix)}
 
     def decoding_heads(self) -> TokenHeads | None:
-        """The heads to decode with, in the backbone's dtype, as they ship; all processes call it."""
+        """The heads to decode with, in the backbone's dtype; every process must call it."""
         if self.token_heads is None or not self.engine.shards_weights:
             return self.token_heads and self.token_heads.in_dtype(self.model.backbone.dtype)
         if self.decoding_copy is None:
@@ -273,7 +273,7 @@ class HeadsTrainer(Trainer):
 
     @property
     def inside(self) -> Callable[[Callable[[], Any]], Any] | None:
-        """Runs a function with all weights gathered, on all processes alike; None where they always are."""
+        """Runs a function with all weights gathered, in every process; None where no engine shards weights."""
         if not self.engine.shards_weights:
             return None
         return lambda function: self.model_wrapped(inside=function)
@@ -281,11 +281,11 @@ class HeadsTrainer(Trainer):
     # ---- saving and resuming
 
     def weights_are_finite(self) -> bool:
-        """Every process calls it."""
+        """Every process must call it."""
         return all_finite(self.model, self.accelerator)
 
     def progress(self) -> Progress:
-        """Every process calls it."""
+        """The counters that a checkpoint stores; every process must call it."""
         metrics = Path(self.args.output_dir) / "metrics.jsonl"
         return Progress(
             losses=self.running_losses.state(self.accelerator),
@@ -304,7 +304,7 @@ class HeadsTrainer(Trainer):
         )
 
     def restore(self, progress: Progress) -> None:
-        """Go on logging where the checkpoint's run stood; then make up for an evaluation that was put off."""
+        """Restore the logging of the checkpoint's run; then run an evaluation that it put off."""
         self.running_losses.restore(progress.losses, self.accelerator)
         self._tr_loss.fill_(progress.logged_loss)
         self._total_loss_scalar = progress.all_losses
@@ -319,11 +319,11 @@ class HeadsTrainer(Trainer):
             self.evaluate()
 
     def write_heads(self, name: str, measured: dict[str, Any]) -> None:
-        """Heads (or the trained backbone) into a folder of the run; inside `whole_weights`, on the main process."""
+        """Write heads or trained backbone into a folder of the run; inside `whole_weights`, on the main process."""
         self._write(Path(self.args.output_dir) / name, measured, getattr(torch, self.config.save_dtype))
 
     def _save_best(self, measured: dict[str, Any]) -> None:
-        """The best heads are a convenience: a disk that is full for the moment does not end the run."""
+        """Save the best heads so far; a full disk only warns, since the run does not need them."""
         with whole_weights(self.model) as writes:
             if writes:
                 try:
@@ -347,7 +347,7 @@ class HeadsTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """A checkpoint that cannot be written costs itself, not the run."""
+        """Save a checkpoint; one that cannot be written is skipped and does not end the run."""
         save_whole(self, lambda: super(HeadsTrainer, self)._save_checkpoint(*args, **kwargs), writers=WRITERS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -364,7 +364,7 @@ class HeadsTrainer(Trainer):
 
 
 class Continuation(TrainerCallback):
-    """Puts the progress back where a resumed run begins, and ends one that was asked to stop."""
+    """Restores the progress of a resumed run, and ends a run that received a signal to stop."""
 
     def __init__(self, trainer: HeadsTrainer) -> None:
         self.trainer = trainer
@@ -376,7 +376,7 @@ class Continuation(TrainerCallback):
             self.trainer.evaluate_before()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A scheduler waits seconds, an evaluation takes minutes: it is put off until the run resumes."""
+        """Stop after a signal. An evaluation takes longer than a scheduler waits; it is put off to the resumed run."""
         if self.trainer.interruption.agreed:
             self.trainer.evaluation_put_off, control.should_evaluate = control.should_evaluate, False
             control.should_save = control.should_training_stop = True

@@ -235,9 +235,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if distillation is None or teacher is None:
                 hard_R[chunk], gradient_CV = hard_loss(student.logits(hidden_CD), labels_C)
             else:
-                target = distillation.soft_target(
-                    teacher, chunk, student.wide
-                )  # first: it may share the student's buffer
+                target = distillation.soft_target(teacher, chunk, student.wide)  # first: the two may share a buffer
                 hard_R[chunk], soft_R[chunk], gradient_CV = mixed_loss(
                     student.logits(hidden_CD), labels_C, rows.hard, target, distillation
                 )
