@@ -1,8 +1,8 @@
 """`make demo`: train grounded heads on the demo backbone, decode held-out prompts with heads, compare, print one table.
 
-Nothing is downloaded. Training is the very command that a user types. Decoding is measured in this process, all methods
-in turn, twice: greedily, and with a repetition penalty. The heads alone come first: a small model's greedy text repeats
-itself, and then a copy of earlier text, which needs no heads, is the best draft there is.
+Nothing is downloaded. Training runs the command that a user types. Decoding is measured in this process, with all
+methods taking turns, first greedily and then with a repetition penalty. The heads alone come first: a small model's
+greedy text repeats itself, so a copy of earlier text, which needs no heads, is often the best draft.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def train(config: str, console: Console) -> None:
-    """Run the training command with the accelerate of this very environment; its output goes to the terminal.
+    """Run the training command with this environment's accelerate; its output goes to the terminal.
 
     Raises:
         ValueError: accelerate is not installed, or the training failed.
@@ -106,7 +106,7 @@ def compare(console: Console, run: Path, options: argparse.Namespace) -> dict[st
 
 
 def methods_of(opened: Opened, request: GreedySettings, *, compiles: bool) -> list[Method]:
-    """Plain, the heads alone, copied text alone, heads with copied text, with compiled twins beside their rows."""
+    """Plain, heads alone, copied text alone and heads with copied text, each followed by its compiled form if any."""
     model = opened.model
     all_heads = dict(zip([TRAINED, *SHIPPED], opened.token_heads.values(), strict=True))
     best = all_heads["grounded"]
@@ -127,7 +127,7 @@ def methods_of(opened: Opened, request: GreedySettings, *, compiles: bool) -> li
 
 
 def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
-    """One line a method, the blocks side by side."""
+    """One line for each method, with the blocks side by side."""
     head = "".join(f" {name}: tokens per pass | tokens/s | × plain |" for name in blocks)
     lines = [f"| |{head} same text |", "|---" * (3 * len(blocks) + 2) + "|"]
     for rows in zip(*blocks.values(), strict=True):

@@ -1,4 +1,4 @@
-"""What every benchmark needs: its options, a console, tables of one look, files of figures, and the demo's n-grams."""
+"""Shared by all benchmarks: options, the console, tables, files of figures, and the demo's n-grams."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NGRAMS = "checkpoints/runs/demo-ngrams"
 
 
 def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
-    """Options of `python -m <module>`: its text's first line describes it, and every help ends with the default."""
+    """The parser of `python -m <module>`: described by the docstring's first line; each help ends with its default."""
     lines = (text or "").splitlines()
     formatter = argparse.ArgumentDefaultsHelpFormatter
     return argparse.ArgumentParser(prog=f"python -m {module}", description=lines[0], formatter_class=formatter)
 
 
 def run_benchmark(main: Callable[[], Any]) -> None:
-    """Run a benchmark; an error that its user caused ends it in a sentence."""
+    """Run a benchmark; an error that its user can mend is printed as one sentence."""
     transformers.logging.disable_progress_bar()  # benchmarks show their own
     explain_errors(main)
 
@@ -48,7 +48,7 @@ def wide_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print without colours and without breaking lines, so that files hold what a terminal shows."""
+    """Print without colours and line breaks, so that a file gets the same text as a terminal."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -58,7 +58,7 @@ def describe_cpu() -> str:
 
 
 def figures_table(title: str | None, *columns: str, left: int = 1, look: box.Box = box.SIMPLE_HEAD) -> Table:
-    """A table whose first columns (`left`) name its rows and whose others are figures, aligned on the right."""
+    """A table whose first columns (`left`) name the row; all others are figures, aligned on the right."""
     table = Table(title=title, title_justify="left", box=look, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=i < left)
@@ -84,7 +84,7 @@ def held_out(opened: Opened, count: int, length: int = 64) -> list[Tensor]:
 
 
 def open_ngrams(opened: Opened, folder: str = NGRAMS) -> NgramTable:
-    """The co-occurrence table of the demo corpus, counted where it is not there yet."""
+    """The n-gram table of the demo corpus, which is counted if it does not exist."""
     if not Path(folder).is_dir():
         heldout = str(Path(opened.source) / "training.json")
         count_ngrams_command(opened.source, ["python-stdlib"], Path(folder), heldout_list=heldout)
@@ -92,7 +92,7 @@ def open_ngrams(opened: Opened, folder: str = NGRAMS) -> NgramTable:
 
 
 def interpolate(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The value at x between its two neighbours among points (x, value); None outside.
+    """The value at x by linear interpolation among points (x, value); None outside of them.
 
     >>> interpolate([(2.0, 0.3), (1.0, 0.5)], 1.5), interpolate([(1.0, 0.5), (2.0, 0.3)], 2.5)
     (0.4, None)

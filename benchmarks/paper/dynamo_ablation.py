@@ -2,7 +2,7 @@
 
 Each variant is its config in configs/pile/ablation/ (the paper's setting on Pythia-70M) with the demo's backbone, data
 and steps in place of the paper's, and the demo's three rates in place of LR_B, LR_M and LR_MB. PPL_n is exp of the mean
-loss on held-out blocks; PPL_{1:n} is their geometric mean. Finished rows are kept in --out and not trained again.
+loss on held-out blocks; PPL_{1:n} is their geometric mean. Finished rows are stored in --out and not trained again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks.paper.trained_rows import KeptRow, keep, short_run, train_row
+from benchmarks.paper.trained_rows import StoredRow, load_or_measure, short_run, train_row
 from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
 from train.config import RatesConfig, TrainConfig, read_config
 from train.loop.batches import collate
@@ -33,9 +33,9 @@ class AblationVariant:
     """A row of table 9.
 
     Attributes:
-        config: file in configs/pile/ablation; None is the backbone as it is.
+        config: file in configs/pile/ablation; None is the untrained backbone.
         paper: the paper's PPL_1, PPL_2, PPL_3; None where it has none.
-        trains: measured after training, or as it starts.
+        trains: measured after training; False measures the variant before its first step.
     """
 
     name: str
@@ -46,7 +46,7 @@ class AblationVariant:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """What was measured of one variant; `ppl` has PPL_1, PPL_2, PPL_3, None where a variant has no such head."""
+    """Measurements of one variant; `ppl` has PPL_1, PPL_2, PPL_3, None where a variant has no such head."""
 
     name: str
     trained: int
@@ -92,12 +92,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
     parser.add_argument("--eval-blocks", type=int, default=64, help="held-out blocks")
-    parser.add_argument("--out", default="checkpoints/runs/dynamo_ablation", help="finished rows are kept here")
+    parser.add_argument("--out", default="checkpoints/runs/dynamo_ablation", help="finished rows are stored here")
     return parser
 
 
 def row_of(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> AblationRow:
-    """The kept row, or a variant that is trained and measured; of its training nothing is saved."""
+    """The stored row of a variant, or a new one, which is trained and measured without saving its weights."""
     trains = variant.trains and variant.config is not None
     config = on_the_demo(variant, demo, options)
 
@@ -111,7 +111,7 @@ def row_of(variant: AblationVariant, demo: TrainConfig, options: argparse.Namesp
             ppl=perplexities(found.model, found.data.eval, options.eval_blocks),
         )
 
-    return keep(kept_row(variant, config, options), AblationRow, measure)
+    return load_or_measure(stored_row(variant, config, options), AblationRow, measure)
 
 
 def on_the_demo(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
@@ -126,10 +126,10 @@ def on_the_demo(variant: AblationVariant, demo: TrainConfig, options: argparse.N
 
 
 def translate(rates: RatesConfig, demo: RatesConfig, *, with_heads: bool) -> RatesConfig:
-    """LR_B, LR_M and LR_MB of table 4 by those of the demo, whichever field they stand in.
+    """Replace LR_B, LR_M and LR_MB of table 4 by the demo's rates, in whichever field they are.
 
     Raises:
-        ValueError: a rate that is none of the three.
+        ValueError: a rate is none of the three.
     """
     by_value: dict[float | None, float | None] = {value: getattr(demo, name) for name, value in PAPER_RATES.items()}
     by_value |= {None: None, 0.0: 0.0}
@@ -152,7 +152,7 @@ def perplexities(model: TrainedModel, blocks: Any, count: int) -> list[float | N
 
 
 def mean_losses(model: TrainedModel, blocks: Any, count: int, *, lookahead: float) -> dict[int, float]:
-    """By label shift n: the mean of -log p(x_{t+n}) over the first blocks."""
+    """The mean of -log p(x_{t+n}) over the first blocks, by label shift n."""
     sums: dict[int, float] = {}
     counts: dict[int, int] = {}
     for start in range(0, min(count, len(blocks)), 16):
@@ -190,7 +190,7 @@ def table(rows: Sequence[AblationRow], title: str) -> Table:
 
 
 def claims(rows: dict[str, AblationRow]) -> list[tuple[str, bool]]:
-    """What table 9 says, held against these rows."""
+    """The statements of table 9, compared with these rows."""
 
     def ppl(name: str, n: int) -> float:
         return rows[name].ppl[n - 1] or math.nan
@@ -214,9 +214,9 @@ def claims(rows: dict[str, AblationRow]) -> list[tuple[str, bool]]:
     ]
 
 
-def kept_row(variant: AblationVariant, config: TrainConfig, options: argparse.Namespace) -> KeptRow:
+def stored_row(variant: AblationVariant, config: TrainConfig, options: argparse.Namespace) -> StoredRow:
     content = dataclasses.asdict(config) | {"output_dir": None, "trains": variant.trains, "blocks": options.eval_blocks}
-    return KeptRow(folder=Path(options.out), name=variant.name.split(":")[0].replace(" ", "_"), settings=content)
+    return StoredRow(folder=Path(options.out), name=variant.name.split(":")[0].replace(" ", "_"), settings=content)
 
 
 if __name__ == "__main__":

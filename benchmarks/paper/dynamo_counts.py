@@ -1,8 +1,8 @@
-"""Parameters of the DynaMo suite and its variants beside what the paper prints, from Pythia's published shapes.
+"""Parameters of the DynaMo suite and its variants beside the paper's numbers, from Pythia's published shapes.
 
     python -m benchmarks.paper.dynamo_counts
 
-Everything stands on the meta device: no weights, no memory, no download.
+All models are on the meta device: no weights, no memory, no download.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heads.families import create
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One size of Pythia, and what the paper calls it with two heads."""
+    """One size of Pythia, and the paper's name for it with two heads."""
 
     width: int
     layers: int

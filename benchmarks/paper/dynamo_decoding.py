@@ -40,7 +40,7 @@ THRESHOLDS = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderVariant:
-    """A row: what is on."""
+    """A row: which parts of dynamic decoding are switched on."""
 
     name: str
     transparency: float
@@ -122,7 +122,7 @@ def measure(
     prompts_BT: Tensor,
     options: argparse.Namespace,
 ) -> Point:
-    """Tokens per pass and the mean -log p of what was written, over all prompts and draws."""
+    """Tokens per pass and the mean -log p of the new tokens, over all prompts and seeds."""
     (token_heads,) = opened.token_heads.values()
     tokens = passes = 0
     losses: list[Tensor] = []
@@ -156,7 +156,7 @@ def measure(
 
 @torch.no_grad()
 def new_token_losses(backbone: Backbone, tokens_BL: Tensor, prompt_length: int) -> Tensor:
-    """-log p of each new token under the backbone; what follows a row's end of text is left out."""
+    """-log p of each new token under the backbone, up to each row's end of text."""
     final_BLD, _ = backbone.forward(tokens_BL, use_cache=False)
     logits_BNV = backbone.logits(final_BLD[:, prompt_length - 1 : -1]).float()
     labels_BN = tokens_BL[:, prompt_length:]

@@ -1,9 +1,9 @@
 """Does training with heads help the first token? `python -m benchmarks.paper.dynamo_first_token`.
 
 DynaMo (table 9, appendix C.2.3) finds PPL_1 below that of the same backbone trained as long without heads. Here the
-demo's shipped pair against the backbone as it was and against that backbone trained on the same data, steps and rate
-without heads, which is trained first where its run is not there (a quarter of an hour on one core). Losses are compared
-block by block, so what is hard in a text falls on all three.
+demo's shipped backbone with heads is compared with the backbone before training, and with that backbone trained without
+heads on the same data, with the same steps and rate (trained first if its run is missing: a quarter of an hour on one
+core). Losses are compared block by block, so that all three are measured on equally hard text.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def block_losses(model: Any, tokens_BT: Tensor) -> Tensor:
 
 
 def show(losses: dict[str, Tensor]) -> Table:
-    """PPL₁ of each, and how far its loss lies from the last one's, with the standard error over blocks."""
+    """Print the PPL₁ of each, and the difference of its loss to the last one's with the standard error over blocks."""
     title = f"first token on {len(next(iter(losses.values())))} held-out blocks"
     table = figures_table(title, "", "PPL₁", "loss over the last row's", "standard error")
     last = list(losses.values())[-1]

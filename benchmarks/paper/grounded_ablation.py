@@ -1,16 +1,16 @@
 """Ablations of grounded heads on the demo backbone: `python -m benchmarks.paper.grounded_ablation`.
 
-Rows of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), and of later options. Each is
-configs/demo/grounded.yaml with what its row names and nothing else: the same blocks in the same order, steps, batch and
-seed. No block is seen twice (the paper trains for one epoch). Finished rows are kept in --out and not trained again.
-Rates are the better of 5e-3 and 1e-2 for a family: the first for `grounded`, the second for `medusa` and `gru`
+Rows of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), and of later options. Each row is
+configs/demo/grounded.yaml with only its own changes: blocks, their order, steps, batch and seed are the same. No block
+is seen twice (the paper trains for one epoch). Finished rows are stored in --out and not trained again. Rates are the
+better of 5e-3 and 1e-2 for each family: the first for `grounded`, the second for `medusa` and `gru`
 (docs/decisions.md).
 
-Tokens per pass: greedy, heads alone (no look-up), over held-out prompts, with the static tree of --nodes nodes grown
-from the heads' own accuracy by rank, as evaluated on the held-out blocks.
+Tokens per pass are measured greedily with the heads alone (no prompt lookup) over held-out prompts, with the static
+tree of --nodes nodes grown from the heads' accuracy by rank on the held-out blocks.
 
-Offsets: the paper's 0, 2, 4, 8 and 16 of LLaMA-7B's 32 layers are, as shares of this backbone's 8, 0, ½, 1, 2 and 4;
-½ is no layer, so 1, 2 and 4 are trained.
+Offsets: the paper's 0, 2, 4, 8 and 16 of LLaMA-7B's 32 layers correspond to 0, ½, 1, 2 and 4 of this backbone's 8
+layers; ½ is no layer, so 1, 2 and 4 are trained.
 """
 # K head
 
@@ -28,7 +28,15 @@ import torch
 from rich.table import Table
 
 from benchmarks.paper.grounded_report import claims, draw
-from benchmarks.paper.trained_rows import KeptRow, Trained, keep, read_overridden, short_run, step_seconds, train_row
+from benchmarks.paper.trained_rows import (
+    StoredRow,
+    Trained,
+    load_or_measure,
+    read_overridden,
+    short_run,
+    step_seconds,
+    train_row,
+)
 from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
@@ -52,11 +60,11 @@ FAST: Mapping[str, Any] = {"rates": {"heads": 1.0e-2}}
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A row: what it changes in the config.
+    """A row and its changes to the config.
 
     Attributes:
-        figure: of the paper; "–" for what it does not have.
-        needs: a file that another command writes, `REGENERATE`.
+        figure: the paper's figure; "–" for a row that the paper does not have.
+        needs: a file that another command (`REGENERATE`) writes.
     """
 
     name: str
@@ -67,10 +75,10 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class GroundedRow:
-    """What was measured of one variant with one seed.
+    """Measurements of one variant with one seed.
 
     Attributes:
-        evaluations: on held-out blocks through training, the last one at its end: `step`, `head1_top1`, ….
+        evaluations: metrics on held-out blocks during and after training: `step`, `head1_top1`, ….
     """
 
     name: str
@@ -121,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             continue
         rows[variant.name] = [row_of(variant, seed, options) for seed in range(options.seeds)]
-        made |= {kept_row(variant, seed, options).made() for seed in range(options.seeds)}
+        made |= {stored_row(variant, seed, options).made() for seed in range(options.seeds)}
         configs[variant.name] = config_of(variant, 0, options)
     if not rows:
         raise ValueError("No row is left to compare.")
@@ -156,7 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-cache", action="store_true", help="run the backbone in every step, not once for all rows with one tap"
     )
-    parser.add_argument("--out", default="checkpoints/runs/grounded_ablation", help="rows and heads are kept here")
+    parser.add_argument("--out", default="checkpoints/runs/grounded_ablation", help="rows and heads are stored here")
     parser.add_argument("--json", metavar="FILE", help="write all rows with their evaluations here")
     parser.add_argument("--picture", metavar="FILE", help="draw figures 2 and 5 to 8 into this PNG")
     return parser
@@ -175,13 +183,13 @@ def chosen(names: Sequence[str] | None) -> list[Variant]:
     return [variant for variant in VARIANTS if names is None or variant.name in names]
 
 
-def kept_row(variant: Variant, seed: int, options: argparse.Namespace) -> KeptRow:
+def stored_row(variant: Variant, seed: int, options: argparse.Namespace) -> StoredRow:
     config = config_of(variant, seed, options)
-    return KeptRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
+    return StoredRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
 
 
 def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> GroundedRow:
-    """The kept row, or a new one that is then kept beside its heads."""
+    """The stored row, or a new one, which is stored beside its heads."""
 
     def measure(folder: Path) -> GroundedRow:
         config = dataclasses.replace(config_of(variant, seed, options), output_dir=str(folder))
@@ -197,11 +205,11 @@ def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Grounded
         trained.trainer.write_heads("last", {"step": options.steps, "tokens_per_pass": row.tokens_per_pass})
         return row
 
-    return keep(kept_row(variant, seed, options), GroundedRow, measure)
+    return load_or_measure(stored_row(variant, seed, options), GroundedRow, measure)
 
 
 def config_of(variant: Variant, seed: int, options: argparse.Namespace) -> TrainConfig:
-    """The demo's config with the row's changes and, for all rows alike, this call's steps, batch and evaluations."""
+    """The demo's config with the row's changes, and with the steps, batch and evaluations of this call."""
     config = read_overridden(options.config, variant.changes)
     config = dataclasses.replace(
         config,
@@ -214,7 +222,7 @@ def config_of(variant: Variant, seed: int, options: argparse.Namespace) -> Train
 
 
 def settings(config: TrainConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """All that decides a row: its config, how it is decoded, and what is in the files that it reads."""
+    """Everything a row depends on: its config, its decoding, and the content of the files that it reads."""
     content = dataclasses.asdict(config) | {"output_dir": None}
     decoding = {name: getattr(options, name) for name in ("prompts", "new_tokens", "nodes")}
     files = sorted(Path(config.backbone.name_or_path).glob("*.safetensors"))
@@ -223,7 +231,7 @@ def settings(config: TrainConfig, options: argparse.Namespace) -> dict[str, Any]
 
 
 def evaluations(trained: Trained) -> list[dict[str, float]]:
-    """Those of the run, and one of its last step where it did not end with one."""
+    """The run's evaluations, with one after the last step added where it is missing."""
     trainer = trained.trainer
 
     def found() -> list[dict[str, float]]:
@@ -236,7 +244,7 @@ def evaluations(trained: Trained) -> list[dict[str, float]]:
 
 @torch.no_grad()
 def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
-    """As the head of this file defines it. Prompts are of one length, so that several go through a pass unpadded."""
+    """See the head of this file. Prompts have one length, so that a batch needs no padding."""
     model, token_heads = trained.model, trained.model.token_heads
     assert token_heads is not None, "every row has heads"
     model.eval()
@@ -260,7 +268,7 @@ def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
 
 
 def table(rows: Mapping[str, Sequence[GroundedRow]], costs: Mapping[str, float], title: str) -> Table:
-    """A line a row; seconds of a step are measured side by side, with the backbone's forward."""
+    """One line for each row; seconds of a step include the backbone's forward and are measured with rows in turn."""
     accuracies = ("figure", "top-1 by head, %", "top-5 by head, %")
     costs_of = ("tokens\na pass", "gain over\nmedusa", "parameters", "a step,\nseconds", "of\nmedusa's")
     made = figures_table(title, "row", *accuracies, *costs_of)
@@ -286,14 +294,14 @@ def table(rows: Mapping[str, Sequence[GroundedRow]], costs: Mapping[str, float],
 
 
 def by_head(found: Sequence[GroundedRow], metric: str) -> str:
-    """Percent of each head at the end of training, means over seeds."""
+    """Top-1 of each head at the end of training, in percent, as mean over seeds."""
     last = [row.evaluations[-1] for row in found]
     heads = range(1, 1 + sum(name.endswith("_top1") and name.startswith("head") for name in last[0]))
     return "  ".join(with_spread([100 * entry[f"head{k}_{metric}"] for entry in last], "{:.1f}") for k in heads)
 
 
 def with_spread(values: Sequence[float], form: str) -> str:
-    """The mean, and with several values their standard deviation.
+    """The mean, with the standard deviation where there are several values.
 
     >>> with_spread([1.5], "{:.2f}"), with_spread([1.0, 3.0], "{:.1f}")
     ('1.50', '2.0±1.4')

@@ -1,8 +1,8 @@
-"""What the paper says of grounded heads and their ablations, held against measured rows: lines and figures 2, 5 to 8.
+"""The paper's statements on grounded heads and their ablations, compared with measured rows; figures 2 and 5 to 8.
 
 A difference is within noise where it is smaller than two standard errors of the difference between the rows' means over
-seeds; with one seed there is no noise to hold it against, and the line says so. The picture has top-1 above, top-5
-below, one column a figure.
+seeds; with one seed the noise is unknown, and the line says so. The picture has top-1 above, top-5 below, and one
+column for each figure.
 """
 # K head
 
@@ -24,7 +24,7 @@ LATE_HEADS = (3, 4)
 
 
 def claims(rows: Mapping[str, Sequence[Any]]) -> list[str]:
-    """One line for each statement whose rows are here; rows as benchmarks/paper/grounded_ablation.py has them."""
+    """One line for each statement whose rows were measured (benchmarks/paper/grounded_ablation.py)."""
     lines: list[str] = []
     if {"medusa", "grounded"} <= set(rows):
         lines += grounded_over_medusa(rows["medusa"], rows["grounded"])
@@ -54,7 +54,7 @@ def grounded_over_medusa(medusa: Sequence[Any], grounded: Sequence[Any]) -> list
 
 
 def gain_over(labels: str, medusa: Sequence[Any], grounded: Sequence[Any]) -> str:
-    """Section 5.2, for heads of both families that were taught alike."""
+    """Section 5.2, for heads of both families with the same teacher."""
     gain = mean_of(grounded, "tokens_per_pass") - mean_of(medusa, "tokens_per_pass")
     return f"grounded over medusa, {labels}, at least +{GAIN} tokens a pass: {verdict(gain >= GAIN)} ({gain:+.2f})"
 
@@ -75,7 +75,7 @@ def gru_beside_grounded(grounded: Sequence[Any], gru: Sequence[Any]) -> str:
 
 
 def beside_grounded(rows: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """What sections 5.3.1 to 5.3.3 report, as differences in the mean over heads; nothing is said of "negligible"."""
+    """Sections 5.3.1 to 5.3.3, as differences in the mean over heads; effects called "negligible" are not judged."""
     said = {
         "layers_2": "deeper MLPs: negligible",
         "layers_3": "deeper MLPs: negligible",
@@ -96,7 +96,7 @@ def points_ahead(of: Sequence[Any], by: Sequence[Any], metric: str) -> list[floa
 
 
 def accuracy(found: Sequence[Any], metric: str) -> list[float]:
-    """Percent by head at the end of training, means over seeds."""
+    """Accuracy of each head at the end of training, in percent, as mean over seeds."""
     last = [row.evaluations[-1] for row in found]
     heads = sum(name.startswith("head") and name.endswith(f"_{metric}") for name in last[0])
     return [100 * statistics.mean(entry[f"head{k}_{metric}"] for entry in last) for k in range(1, heads + 1)]
@@ -135,7 +135,7 @@ METRICS = {"top1": "top-1", "top5": "top-5"}
 
 
 def draw(rows: Mapping[str, Sequence[Any]], path: str | Path) -> None:
-    """Panels whose rows are not here stay empty and say so."""
+    """Draw the picture; a panel whose rows were not measured stays empty and says so."""
     figure = Figure(figsize=(4.2 * (1 + len(PANELS)), 7.6), layout="constrained")
     columns: Any = figure.subplots(len(METRICS), 1 + len(PANELS), squeeze=False)
     for line, (metric, words) in zip(columns, METRICS.items(), strict=True):

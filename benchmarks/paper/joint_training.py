@@ -1,9 +1,9 @@
 """What training the backbone with its heads gives, on the demo backbone: `python -m benchmarks.paper.joint_training`.
 
-The same heads, data and steps four times, each row with one thing more: heads on a frozen backbone; an adapter on the
-backbone trained with them; the heads' loss warmed in; the backbone taught by itself as it was (Medusa-2). PPL_1 is
-the backbone's on held-out blocks, tokens per pass are of greedy decoding by the heads alone, with the backbone as it
-has become. Finished rows are kept in --out and not trained again.
+Four runs with the same heads, data and steps; each adds one thing: heads on a frozen backbone; an adapter on the
+backbone that is trained with them; a warm-in of the heads' loss; self-distillation of the backbone (Medusa-2). PPL_1 is
+the backbone's on held-out blocks. Tokens per pass are measured greedily with the heads alone on the trained backbone.
+Finished rows are stored in --out and not trained again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.paper.trained_rows import KeptRow, keep, short_run, train_row
+from benchmarks.paper.trained_rows import StoredRow, load_or_measure, short_run, train_row
 from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.adapter import LoraSettings
 from train.config import RatesConfig, TrainConfig, read_config
@@ -26,7 +26,7 @@ from train.objective.weights import SelfDistillationConfig, WarmInConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JointRow:
-    """What was measured of one variant; `kl` is from the backbone as it was, where the run keeps that."""
+    """Measurements of one variant; `kl` is the divergence from the backbone before training, with a teacher only."""
 
     name: str
     trained: int
@@ -79,15 +79,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
     parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks")
-    parser.add_argument("--out", default="checkpoints/runs/joint_training", help="finished rows are kept here")
+    parser.add_argument("--out", default="checkpoints/runs/joint_training", help="finished rows are stored here")
     return parser
 
 
 def row_of(name: str, options: argparse.Namespace) -> JointRow:
-    """The kept row, or a variant that is trained and measured; of its training nothing is saved."""
+    """The stored row of a variant, or a new one, which is trained and measured without saving its weights."""
     config = VARIANTS[name](shortened(options))
     config.check()
-    kept = KeptRow(folder=Path(options.out), name=name.replace(", ", "-").replace(" ", "_"), settings=asdict(config))
+    stored = StoredRow(
+        folder=Path(options.out), name=name.replace(", ", "-").replace(" ", "_"), settings=asdict(config)
+    )
 
     def measure(folder: Path) -> JointRow:
         before: list[float] = []
@@ -107,11 +109,11 @@ def row_of(name: str, options: argparse.Namespace) -> JointRow:
             kl=found.get("eval_backbone_kl"),
         )
 
-    return keep(kept, JointRow, measure)
+    return load_or_measure(stored, JointRow, measure)
 
 
 def shortened(options: argparse.Namespace) -> TrainConfig:
-    """The config with this benchmark's steps and blocks, and nothing evaluated or saved on the way."""
+    """The config with this benchmark's steps and blocks, without evaluations or checkpoints."""
     config = read_config(["--config", options.config])
     data = dataclasses.replace(config.data, block_size=options.block_size, max_eval_blocks=options.eval_blocks)
     return short_run(config, steps=options.steps, batch=options.batch, data=data, output_dir="")

@@ -4,8 +4,8 @@
 
     p ∝ Π f_i · ratio^(1/ε₁) · Π u_i        u_i = (f_i / marginal of the rest)^(ε₂ / (ε₁ + ε₂))
 
-which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginals). Every way to form the joint of two
-tokens is swept over the threshold; at equal tokens per decision the one whose second tokens are right more often wins.
+which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginals). Each way to form the joint of two
+tokens is swept over the threshold; at equal tokens per decision, the way whose second tokens are right more often wins.
 """
 # B position, k candidate, V vocabulary
 
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @torch.no_grad()
 def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor]:
-    """The candidates of x_{t+1} and x_{t+2} at every position t, and the true x_{t+2} behind the true x_{t+1}."""
+    """The candidates of x_{t+1} and x_{t+2} at every position t, and the true x_{t+1} and x_{t+2}."""
     (token_heads,) = opened.token_heads.values()
     tokens_BT = torch.stack(
         [block.tokens_T for block in read_blocks(opened, (), count, 256) if len(block.tokens_T) == 256]
@@ -95,7 +95,7 @@ def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor
 
 
 def form(places: Sequence[Candidates], ngrams: NgramTable, way: Way) -> Tensor:
-    """(B, k, k): the joint that this way makes."""
+    """(B, k, k): the joint that one way forms."""
     joint_Bkk = mask(outer(places), places, ngrams, way.alpha)
     return sinkhorn(joint_Bkk, [place.probs_Bk for place in places], way.pull) if way.pull else joint_Bkk
 

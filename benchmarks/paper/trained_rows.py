@@ -1,10 +1,10 @@
-"""Rows of an ablation: each trained in this process by the project's own trainer, one after the other, and kept.
+"""Rows of an ablation: each is trained in this process by the project's own trainer, and its result is stored.
 
-A kept row lies in a file of its own under a name and a fingerprint of all that decides it, so that a call with other
-settings neither meets it nor overwrites it, and a call that was stopped goes on behind its last finished row.
+A finished row has a file of its own, named by the row and a fingerprint of everything it depends on. So a call with
+other settings neither reads nor overwrites it, and an interrupted call resumes after its last finished row.
 
-Seconds of whole trainings tell as much of what else the machine did as of the recipe, so what a step costs is measured
-apart: every config's model stands beside the others and takes a step on the same tokens, in turn.
+The duration of a whole training depends on the machine's other load, so the cost of a step is measured separately: the
+models of all configs take steps on the same tokens in turn.
 """
 # B block, T position
 
@@ -44,7 +44,7 @@ RowKind = TypeVar("RowKind")
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A variant after its steps, to be measured; `seconds` are those of its steps, without evaluations."""
+    """A trained variant; `seconds` is the time of its steps without evaluations."""
 
     model: TrainedModel
     trainer: HeadsTrainer
@@ -54,7 +54,7 @@ class Trained:
 
     @property
     def parameters(self) -> int:
-        """Those that are trained."""
+        """Number of trained parameters."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
@@ -65,15 +65,15 @@ def train_row(
     blocks: int | None = None,
     at_start: Callable[[HeadsTrainer], Any] = lambda trainer: None,
 ) -> Trained:
-    """Build what a run of this config builds, and train it; nothing is compiled and nothing is saved.
+    """Build and train the model of a config as a run does, without compiling or saving anything.
 
     Args:
-        steps: take the config's steps; without, the variant stays as it starts.
-        blocks: train on the first of the shuffled blocks alone, which is then all that is stored of hidden states.
+        steps: take the config's steps; False leaves the variant untrained.
+        blocks: train only on this many of the shuffled blocks, and store hidden states of no others.
         at_start: called with the trainer before the first step.
 
     Raises:
-        ValueError: fewer blocks than asked for: some would be seen twice.
+        ValueError: there are fewer blocks than `blocks`, so some would be seen twice.
     """
     arguments = training_arguments(config)
     set_seed(config.seed)
@@ -103,7 +103,7 @@ def train_row(
 
 
 class StepClock(TrainerCallback):
-    """The seconds of training's steps, their data included and evaluations left out."""
+    """Seconds of the training steps with their data, without evaluations."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -120,11 +120,10 @@ class StepClock(TrainerCallback):
 
 
 def read_overridden(path: str | Path, overrides: Mapping[str, Any]) -> TrainConfig:
-    """A run's YAML file with some of its keys replaced, checked as any run's config is.
+    """A run's YAML file with some keys replaced, checked like the config of any run.
 
     Raises:
-        ValueError: the file does not exist, or has, with the overrides, keys that are no fields or values that do not
-            train.
+        ValueError: the file does not exist, or the result has unknown fields or values that are not allowed.
     """
     if not Path(path).is_file():
         raise ValueError(f"--config {path} does not exist; runs are described in configs/*.yaml.")
@@ -136,7 +135,7 @@ def read_overridden(path: str | Path, overrides: Mapping[str, Any]) -> TrainConf
 
 
 def merge(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys replaced one by one; lists and values as a whole.
+    """Replace nested keys one by one, and lists and values as a whole.
 
     >>> merge({"heads": {"num_heads": 4}, "seed": 0}, {"heads": {"prefix_layers": 1}, "seed": 1})
     {'heads': {'num_heads': 4, 'prefix_layers': 1}, 'seed': 1}
@@ -149,10 +148,10 @@ def merge(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def short_run(config: TrainConfig, *, steps: int, batch: int, every_steps: int = 0, **more: Any) -> TrainConfig:
-    """The config with an ablation's steps and batch; nothing is reported, and nothing saved on the way.
+    """The config with an ablation's steps and batch, without reports and checkpoints.
 
     Args:
-        every_steps: steps between evaluations, from the start on; 0: none on the way.
+        every_steps: steps between evaluations, the first before training; 0 evaluates at no step.
         more: further fields to replace.
     """
     fields = {
@@ -173,11 +172,11 @@ def short_run(config: TrainConfig, *, steps: int, batch: int, every_steps: int =
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptRow:
-    """Where one finished row lies.
+class StoredRow:
+    """The files of one finished row.
 
     Attributes:
-        settings: all that decides it, as JSON can hold it.
+        settings: everything the row depends on, as values for JSON.
     """
 
     folder: Path
@@ -186,7 +185,7 @@ class KeptRow:
 
     @property
     def place(self) -> Path:
-        """A folder for the row and for what its training leaves."""
+        """The folder of the row and of its training's output."""
         content = json.dumps(self.settings, sort_keys=True, default=str)
         return self.folder / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
 
@@ -222,7 +221,7 @@ def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -
 
 
 def choose_first_tokens(model: TrainedModel) -> int:
-    """How many tokens heads score; with a draft vocabulary the first ones, since nothing is counted here."""
+    """Let heads with a draft vocabulary score the first tokens, since nothing is counted here; returns their number."""
     token_heads = model.token_heads
     if token_heads is None or token_heads.draft_tokens_S is None:
         return model.backbone.vocab_size
@@ -231,7 +230,7 @@ def choose_first_tokens(model: TrainedModel) -> int:
 
 
 def stepper(config: TrainConfig, blocks: int) -> Callable[[], None]:
-    """One step of a run of this config; random tokens cost what others cost, here all of them such that are scored."""
+    """One training step of a config as a function, on random tokens that the heads score."""
     model = build_model(config, torch.device("cpu")).train()
     tokens = choose_first_tokens(model)
     groups = optimizer_groups(model, heads_rate=config.rates.heads, base_rate=config.rates.base, weight_decay=0.0)
@@ -252,8 +251,8 @@ def stepper(config: TrainConfig, blocks: int) -> Callable[[], None]:
     return step
 
 
-def keep(row: KeptRow, kind: type[RowKind], measure: Callable[[Path], RowKind]) -> RowKind:
-    """The row that an earlier call finished, or a new one, which is then kept; `measure` is given the row's folder."""
+def load_or_measure(row: StoredRow, kind: type[RowKind], measure: Callable[[Path], RowKind]) -> RowKind:
+    """The stored row of an earlier call, or a new one, which is then stored; `measure` takes the row's folder."""
     if (found := row.read()) is not None:
         return kind(**found)
     print(f"{row.name} …", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""What the rules of acceptance accept of the same heads: `python -m benchmarks.speed.acceptance_rules`.
+"""Tokens per pass under each rule of acceptance, with the same heads: `python -m benchmarks.speed.acceptance_rules`.
 
-Held-out prompts are decoded by sampling, heads alone (no looked-up chain), under each rule with each tree. Printed are
-tokens per pass, behind the prompt's own pass, with the standard error over prompts; and the milliseconds (ms) that
-drafting and acceptance take for each pass of a row, which is what sampling and weighing drafts costs beyond the pass.
+Held-out prompts are decoded by sampling with the heads alone (no prompt lookup), under each rule with each tree. The
+tables show tokens per pass without the prompt's pass, with the standard error over prompts, and the milliseconds (ms)
+of drafting and acceptance for each pass of a row.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def trees(token_heads: TokenHeads) -> dict[str, heads.Tree | int]:
-    """A chain, and trees of 8 and 16 nodes as they are grown by default."""
+    """A chain, and the default trees of 8 and 16 nodes."""
     chain = heads.Tree([[0] * depth for depth in range(1, token_heads.num_heads + 1)])
     return {"chain": chain, "8 nodes": 8, "16 nodes": 16}
 
@@ -107,7 +107,7 @@ def measure(
     rule: str,
     setting: str,
 ) -> Accepted:
-    """Decode all prompts with each seed; texts go on behind an end token, so that all are equally long."""
+    """Decode all prompts with each seed; an end token does not end a text, so that all are equally long."""
     per_pass, seconds, passes = [], 0.0, 0
     for seed in range(options.seeds):
         torch.manual_seed(seed)
@@ -140,7 +140,7 @@ def measure(
 
 
 def table_of(name: str, kept: Sequence[Accepted]) -> Table:
-    """Tokens per pass by tree and rule, a column for each setting."""
+    """A table of tokens per pass by tree and rule, with a column for each setting."""
     title = f"\n{name}: tokens per pass"
     table = figures_table(title, "tree", "rule", *SETTINGS, "ms", left=2, look=box.MARKDOWN)
     by_row: dict[tuple[str, str], list[Accepted]] = {}

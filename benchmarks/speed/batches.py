@@ -1,10 +1,10 @@
 """Tokens per second by batch size: `python -m benchmarks.speed.batches`. Plain `generate` beside trees, in one run.
 
-The same prompts are decoded one by one, two by two and so on, with a repetition penalty (without one small models'
-texts loop, and copying a loop is no speed). Their lengths differ, so batches are padded on the left; rows accept
-different numbers of tokens and end at different places. A pass over a batch of trees has batch x nodes rows of matrix
-products, so the tree that pays shrinks as the batch grows: heads alone are shown with several node budgets, and the
-default decoder (with its looked-up chain) beside them.
+The same prompts are decoded in batches of one, two and so on, with a repetition penalty (without it a small model's
+text loops, and copying a loop shows nothing about speed). Prompt lengths differ, so batches are padded on the left;
+rows accept different numbers of tokens and end at different places. A pass over a batch of trees multiplies batch x
+nodes rows, so the best tree shrinks as the batch grows. Hence the heads alone are measured with several node budgets,
+next to the default decoder with prompt lookup.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class BatchRow:
     """One method at one batch size.
 
     Attributes:
-        batch: rows decoded together; all prompts are, so many at a time.
-        ratio: tokens per second over plain generate's at the same batch size.
-        tokens_per_pass: of a row that still runs.
+        batch: rows that are decoded together; all prompts are decoded, this many at a time.
+        ratio: tokens per second divided by plain generate's at the same batch size.
+        tokens_per_pass: mean over the rows that have not ended.
     """
 
     name: str
@@ -66,7 +66,7 @@ class BatchRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """A batch's new tokens, row by row, and how many passes its rows took part in while they ran."""
+    """A batch's new tokens by row, and the number of passes that its rows took before they ended."""
 
     texts: list[list[int]]
     row_passes: int
@@ -114,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def cut_prompt(i: int, prompt_1T: Tensor) -> Tensor:
-    """Prompt i's first tokens: its whole length, then shorter ones down to `SHORTEST`, and again."""
+    """Prompt i cut to one of several lengths, from its whole length down to `SHORTEST`, in turn by i."""
     step = (prompt_1T.shape[1] - SHORTEST) / (LENGTHS - 1)
     return prompt_1T[:, : prompt_1T.shape[1] - round(i % LENGTHS * step)]
 
@@ -162,7 +162,7 @@ def time_methods(
     repeats: int,
     advance: Callable[[], None],
 ) -> tuple[dict[str, list[Decoded]], dict[str, float]]:
-    """What each method decodes of all batches, and its median seconds for them; repeats are interleaved."""
+    """Each method's output for all batches, and its median seconds for them; repeats are interleaved."""
     results: dict[str, list[Decoded]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for repeat in range(-1, repeats):  # the first round warms up
@@ -180,7 +180,7 @@ def count_tokens(found: Sequence[Decoded]) -> int:
 
 
 def compare(verdict: SameText, batches: Sequence[Batch], plain: Sequence[Decoded], ours: Sequence[Decoded]) -> str:
-    """Row by row, every batch; where texts part, a float32 judge says which of the two was right."""
+    """Compare all batches row by row; where two texts differ, a float32 judge decides which of the two is right."""
     return describe_verdicts(
         [
             verdict(batch.prompt(b), plain_text, text)
@@ -219,7 +219,7 @@ def runner(opened: Opened, request: GreedySettings, decoding: Any) -> Run:
 
 
 def until_end(tokens: list[int], opened: Opened) -> list[int]:
-    """Plain generate fills rows that ended up to the longest: padding is no text."""
+    """A row up to its end token: plain generate pads ended rows to the longest."""
     named = opened.model.generation_config.eos_token_id
     ends = [] if named is None else named if isinstance(named, list) else [named]
     at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))

@@ -1,13 +1,13 @@
 """Decoding speed on the demo backbone: `python -m benchmarks.speed.decoding`. Prints side-by-side tables from one run.
 
-Plain `generate` (eager, and with a compiled static cache), prompt lookup, a draft model (transformers' assisted
-generation and our own), and tree decoding with each folder of heads, as it is by default (a looked-up chain beside the
-tree) and with the heads alone, eager and compiled, on held-out prompts: greedy, then with a repetition penalty, since a
-small model's greedy text loops and loops flatter every drafting method, copying most of all. DynaMo's heads have a
-backbone of their own, so their table, with tree decoding and lossy dynamic decoding, has a plain row of its own. Then
-where each millisecond goes, and whether the targets were reached. Before that each folder's tree is fitted to this
-machine as `headway tune-tree` fits it, and graphs are compiled; neither is timed, and what was chosen and how long
-compiling took is printed.
+Compared on held-out prompts are plain `generate` (eager, and with a compiled static cache), prompt lookup, a draft
+model (transformers' assisted generation and our own), and tree decoding with each folder of heads, by default (with
+prompt lookup) and with the heads alone, eager and compiled. Prompts are decoded greedily, then with a repetition
+penalty, since a small model's greedy text loops, which favours every drafting method and copying most of all. DynaMo's
+heads have a backbone of their own, so their table, with tree decoding and lossy dynamic decoding, has its own plain
+row. Then follow the parts of each millisecond, and the targets. First of all, each folder's tree is fitted to this
+machine as `headway tune-tree` does it, and graphs are compiled; neither is timed, and the chosen trees and the seconds
+of compiling are printed.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def fit_trees(
     console: Console, opened: Opened, prompts: Sequence[Tensor], config: TuneConfig
 ) -> dict[str, Tree | DynamicTree]:
-    """Fit a tree to each of the heads, which `TreeDecoding` uses from then on, and print what was chosen.
+    """Fit a tree to each of the heads, which `TreeDecoding` then uses, and print the choice.
 
-    A tree.json beside shipped heads would be another machine's.
+    It replaces a tree.json beside shipped heads, which was fitted on another machine.
 
     Returns:
-        By name of the heads the tree that is the fastest without a looked-up chain; none where no draft is accepted.
+        By name of the heads, the fastest tree without prompt lookup; no entry where no draft is accepted.
     """
     alone: dict[str, Tree | DynamicTree] = {}
     for name, token_heads in opened.token_heads.items():
@@ -93,7 +93,7 @@ def fit_trees(
 
 
 def open_own(options: argparse.Namespace) -> Opened | None:
-    """Heads for dynamic decoding with the backbone that was trained with them, where they are not left out."""
+    """The heads for dynamic decoding, with the backbone that was trained with them; None if they are left out."""
     return open_heads([options.dynamic]) if options.dynamic else None
 
 
@@ -106,7 +106,7 @@ def compare(
     alone: Trees,
     own_alone: Trees,
 ) -> None:
-    """All blocks, their tables, targets, JSON and picture."""
+    """Measure all blocks; print tables and targets, and write JSON and picture."""
     can_compile = may_compile(console, opened, options)
     draft = open_draft_model(options.draft_model) if options.draft_model else None
     blocks: dict[str, list[MethodResult]] = {}
@@ -238,7 +238,7 @@ def measure_speed(
 def compile_first(
     console: Console, opened: Opened, methods: Sequence[Method], prompts: Sequence[Tensor], name: str
 ) -> None:
-    """Every graph that the run meets is compiled here, outside all timings; the seconds are printed."""
+    """Compile every graph of the run outside all timings, and print the seconds."""
     before = compile_seconds(opened)
     start = time.perf_counter()
     for method in methods:
@@ -253,7 +253,7 @@ def compile_first(
 
 
 def compile_seconds(opened: Opened) -> tuple[int, float]:
-    """How many graphs of passes and of drafting there are so far, and the seconds that they took."""
+    """The number of graphs compiled so far, for passes and for drafting, and the seconds of compiling."""
     all_heads = list(opened.token_heads.values())
     made = [compiled(all_heads[0].backbone).compile_seconds, *(compiled_drafting(h).compile_seconds for h in all_heads)]
     return sum(map(len, made)), sum(sum(seconds.values()) for seconds in made)

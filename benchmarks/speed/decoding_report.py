@@ -1,8 +1,8 @@
-"""What the decoding benchmark says of its rows: tables, the picture, and a line for each target.
+"""The report of the decoding benchmark: tables, the picture, and a line for each target.
 
-For a method with its own phases, the best that its passes allow is
+For a method that reports its phases, the largest possible ratio to plain generation is
     tokens per pass × seconds of a plain step / seconds of (verify + draft) in a pass,
-and a decoder whose other work is free reaches it. Prefill is a pass like others and counts as verifying.
+which a decoder without any other work would reach. Prefill counts as a pass, and its time as verifying.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASES = ("draft", "verify", "accept", "commit", "other")
 
 
 def phase_table(rows: Sequence[MethodResult], title: str) -> Table:
-    """Where a pass goes, for methods that say it; the prompt's pass counts as verifying."""
+    """The time of a pass by phase, for methods that report it; the prompt's pass counts as verifying."""
     table = figures_table(title, "method", *PHASES, "ms a pass")
     for row in rows:
         if row.milliseconds:
@@ -42,7 +42,7 @@ def parts_table(parts: Sequence[Parts], title: str) -> Table:
 
 
 def draw(blocks: dict[str, list[MethodResult]], parts: dict[str, list[Parts]], path: str) -> None:
-    """Speeds above, milliseconds below, a column for each block."""
+    """Draw speeds above and milliseconds below, with a column for each block."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     halves: Any = figure.subfigures(2, 1)
     upper, lower = halves
@@ -115,7 +115,7 @@ def say_targets(console: Console, rows: Sequence[MethodResult], parts: Sequence[
 
 
 def passes_allow(row: MethodResult, plain: MethodResult) -> float:
-    """The ratio to plain generation if nothing but forwards took time.
+    """The ratio to plain generation if only forwards took time.
 
     >>> plain = MethodResult(name="plain", tokens=9, tokens_per_second=100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0,
     ...             tokens_per_pass=1.0, repeated_4grams=0.0, same_text="yes")
@@ -130,7 +130,7 @@ def passes_allow(row: MethodResult, plain: MethodResult) -> float:
 
 
 def what_limits(row: MethodResult, plain: MethodResult) -> str:
-    """One sentence: what its passes alone allow, and the pass time at which the target would be met."""
+    """One sentence: the ratio that its passes allow, and the time of a pass at which the target would be met."""
     step = 1000 / plain.tokens_per_second
     verify = row.milliseconds["prefill"] + row.milliseconds["verify"]
     free = row.tokens_per_pass * step / verify

@@ -1,11 +1,11 @@
-"""What a draft vocabulary saves and what it costs: `python -m benchmarks.speed.draft_vocabulary`.
+"""Savings and costs of a draft vocabulary: `python -m benchmarks.speed.draft_vocabulary`.
 
-Two tables. (1) A vocabulary of 128k at a Llama-like width, random weights: parameters of the heads' own unembeddings,
-milliseconds (ms) of drafting a tree of 16 nodes with four grounded heads, and of the loss of one training step, forward
-and backward, with every token scored and with few. Each size beside its limit: the time to read the bytes that have to
-be read at this machine's bandwidth, or of its products at the rate of a large one, whichever is longer. All sizes take
-turns; medians. (2) The shipped demo heads cut to the most frequent tokens of their training set, nothing trained again:
-tokens per pass on held-out prompts, greedy, heads alone, with one tree for all.
+Two tables. (1) A vocabulary of 128k at a Llama-like width, with random weights and draft vocabularies of several sizes:
+parameters of the heads' own unembeddings, milliseconds (ms) of drafting a tree of 16 nodes with four grounded heads,
+and of forward and backward of the loss of one training step. Each time stands beside its limit: the longer of the time
+to read the necessary bytes at this machine's bandwidth, and the time of the products at the rate of a large one. Sizes
+take turns; times are medians. (2) The shipped demo heads cut to the most frequent tokens of their training set, without
+further training: tokens per pass on held-out prompts, greedy, heads alone, with the same tree for all.
 """
 # R row, S scored token, D model width
 
@@ -75,18 +75,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What this machine reaches where nothing else is in the way."""
+    """The largest bandwidth and rate of products that were measured on this machine."""
 
     bytes_per_second: float
     flops_per_second: float
 
     def limit(self, *, read: float, flops: float) -> float:
-        """Seconds below which so much reading and so many operations cannot come."""
+        """The least seconds for so many bytes and operations on this machine."""
         return max(read / self.bytes_per_second, flops / self.flops_per_second)
 
 
 class Sized:
-    """Four grounded heads that score some number of tokens, at work."""
+    """Four grounded heads with a draft vocabulary of one size, to be timed."""
 
     def __init__(self, backbone: Backbone, scored: int, rows: int) -> None:
         self.scored, self.rows = scored, rows
@@ -113,7 +113,7 @@ class Sized:
         return draft(self.heads, self.projections, self.state, torch.tensor([5]), self.index)
 
     def loss(self) -> None:
-        """As a training step has it, with as many rows at every size: labels that are not scored would be fewer."""
+        """The loss of a training step, with the same number of rows whether or not the labels are scored."""
         parts = [
             HeadRows(projection=projection, hidden_RD=self.hidden.clone().requires_grad_(), labels_R=self.labels)
             for projection in self.projections
@@ -127,12 +127,12 @@ class Sized:
         return machine.limit(read=4.0 * (self.parameters + self.body_parameters), flops=products)
 
     def loss_limit(self, machine: Machine) -> float:
-        """Weights read for logits and for their gradient, their own gradient written; three products."""
+        """The least seconds of the loss: weights are read twice, their gradient is written once; three products."""
         return machine.limit(read=3 * 4.0 * self.parameters, flops=3 * 2.0 * self.rows * self.parameters)
 
 
 def speed_table(options: argparse.Namespace) -> Table:
-    """All sizes take turns, drafting and loss apart."""
+    """The table of times; sizes take turns, and drafting and loss are timed separately."""
     machine = measure_machine()
     backbone = Backbone(random_llama(options.vocab, options.width), check_projection=False)
     sizes = [Sized(backbone, scored, options.rows) for scored in [options.vocab, *options.sizes]]
@@ -182,7 +182,7 @@ def timed(function: Callable[[], Any]) -> Callable[[], float]:
 
 
 def measure_machine() -> Machine:
-    """The best of some readings of a large tensor, and of some products of large matrices."""
+    """The best of several reads of a large tensor, and of several products of large matrices."""
     large = torch.ones(PEAK_BYTES // 4)
     left, right = torch.ones(PEAK_SIDE, PEAK_SIDE), torch.ones(PEAK_SIDE, PEAK_SIDE)
     reading = min(timed(large.sum)() for _ in range(5))
@@ -194,7 +194,7 @@ def measure_machine() -> Machine:
 
 
 def acceptance_table(options: argparse.Namespace) -> Table:
-    """Shipped heads, cut after training."""
+    """The table of the shipped heads, cut after training."""
     opened = open_heads([Path(options.heads)])
     ((name, full),) = opened.token_heads.items()
     config = read_config(["--config", options.config])
@@ -231,7 +231,7 @@ def acceptance_table(options: argparse.Namespace) -> Table:
 def decode_all(
     model: Any, token_heads: TokenHeads, tree: Any, prompts: Sequence[Tensor], plain: Sequence[Tensor], new_tokens: int
 ) -> tuple[int, int, bool]:
-    """Tokens and passes behind the prompts' own, and whether every text is plain `generate`'s."""
+    """Tokens and passes without the prompts' passes, and whether every text equals plain `generate`'s."""
     decoding = heads.TreeDecoding(token_heads, tree, lookup=0)
     tokens = passes = 0
     same = True
@@ -244,7 +244,7 @@ def decode_all(
 
 
 def write(model: Any, decoding: Any, prompt_1T: Tensor, new_tokens: int) -> Any:
-    """Plain `generate`'s sequences, or all that a decoding returns; texts go on behind an end token."""
+    """Plain `generate`'s sequences, or a decoding's whole output; an end token does not end a text."""
     return model.generate(
         prompt_1T,
         attention_mask=torch.ones_like(prompt_1T),

@@ -1,4 +1,4 @@
-"""Counted n-grams: how fast a corpus is counted and a whole joint is looked up: `python -m benchmarks.speed.ngrams`.
+"""Speed of counting n-grams and of looking up a joint of candidates: `python -m benchmarks.speed.ngrams`.
 
 The corpus is sampled from a fixed seed: tokens of a Zipf distribution over 50,000, in documents of 1,000. A joint of
 50 × 50 × 50 candidates is looked up in a table of over 10 million different trigrams, on one core: with candidates
@@ -53,7 +53,7 @@ def zipf_tokens(num: int, rng: np.random.Generator) -> Any:
 
 
 def sample_candidates(rng: np.random.Generator) -> Tensor:
-    """Different tokens in the order in which the distribution gives them."""
+    """Distinct tokens in the order in which they are sampled."""
     return torch.tensor(list(dict.fromkeys(zipf_tokens(100 * CANDIDATES, rng).tolist()))[:CANDIDATES])
 
 
@@ -79,7 +79,7 @@ def median_ms(calls: Sequence[Callable[[], Any]]) -> float:
 
 
 def time_lookup(table: NgramTable, joints: Sequence[Sequence[Tensor]]) -> dict[str, float]:
-    """Milliseconds a joint: its counts, its co-occurrence mask, and the counts from a dict of tuples."""
+    """Milliseconds for one joint: its counts, its co-occurrence mask, and its counts from a dict of tuples."""
     known = [plain_counts(table, joint) for joint in joints[:3]]
     keys = [[ids.tolist() for ids in joint] for joint in joints[:3]]
     for joint, counts, ids in zip(joints, known, keys, strict=False):
@@ -93,7 +93,7 @@ def time_lookup(table: NgramTable, joints: Sequence[Sequence[Tensor]]) -> dict[s
 
 
 def plain_counts(table: NgramTable, joint: Sequence[Tensor]) -> dict[tuple[int, ...], int]:
-    """The joint's trigrams in a dict, found prefix by prefix: another way than the one that is timed."""
+    """The joint's trigrams in a dict, found prefix by prefix, independently of the code that is timed."""
     last = set(joint[-1].tolist())
     counts = {}
     for prefix in itertools.product(*(ids.tolist() for ids in joint[:-1])):

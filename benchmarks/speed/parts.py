@@ -1,9 +1,9 @@
-"""Where each millisecond of decoding goes: backbone forwards, head forwards, everything else; ours and plain alike.
+"""The time of decoding by part: backbone forwards, head forwards and everything else, for our methods and plain.
 
-Both sides are measured in the same way: the wall time of `generate`, less the time spent inside wrapped callables. For
-plain `generate` that is `model.forward` (the unembedding is in it); for tree decoding `Backbone.forward` and
-`Backbone.logits`, then the heads' layers inside a pass, `token_heads.step` and the heads' projections. Masks, caches,
-drafting, lookup, acceptance, logits processors and the loop are everything else.
+Both are measured in the same way: the wall time of `generate` minus the time inside wrapped callables. For plain
+`generate` that is `model.forward`, including the unembedding; for tree decoding it is `Backbone.forward` and
+`Backbone.logits`, and for the heads their layers inside a pass, `token_heads.step` and their projections. Everything
+else is masks, caches, drafting, lookup, acceptance, logits processors and the loop.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stopwatch:
 
 
 class TimedProjection:
-    """A projection whose product is timed; all else is asked of the projection itself."""
+    """A projection whose product is timed; every other attribute is the projection's own."""
 
     def __init__(self, projection: Projection, stopwatch: Stopwatch) -> None:
         self.projection = projection
@@ -103,7 +103,7 @@ def measure_parts(
     device: torch.device,
     advance: Callable[[], Any] = lambda: None,
 ) -> list[Parts]:
-    """Parts by method: for each prompt the median over interleaved repeats, summed over prompts, by emitted token."""
+    """Parts by method, for each emitted token: the median over interleaved repeats, summed over prompts."""
     clock = clock_of(device)
     found: dict[tuple[str, int], list[tuple[float, float, float, int]]] = {}
     for repeat in range(repeats):

@@ -1,12 +1,12 @@
-"""What a pass costs: `python -m benchmarks.speed.pass_costs`. Tokens per pass measured elsewhere become a speed-up.
+"""Cost of a pass, to turn tokens per pass into a speed-up: `python -m benchmarks.speed.pass_costs`.
 
-A backbone of a given shape with random weights verifies trees of 1 to 64 nodes behind contexts of 512 to 8k tokens.
-Time depends on shapes alone, so no trained weights are needed; what a pass of N nodes costs in plain steps (a pass of
-one node) says what tokens per pass are worth:
+A backbone of a given shape with random weights verifies trees of 1 to 64 nodes after contexts of 512 to 8k tokens.
+Time depends on shapes alone, so no trained weights are needed. The cost of a pass of N nodes, in plain steps (passes of
+one node), gives the speed-up from tokens per pass:
 
     ratio to plain generation = tokens per pass / (cost of a pass + cost of drafting, both in plain steps)
 
-The demo's shape runs on any machine; a 7B's, in bfloat16, where a GPU is: elsewhere it is skipped, with the reason.
+The demo's shape runs on any machine; that of a 7B, in bfloat16, needs a GPU and is otherwise skipped with a reason.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def why_not(name: str, device: torch.device) -> str:
-    """Why a shape is not measured here; empty where it is."""
+    """The reason why a shape is not measured on this machine; empty if it is measured."""
     if name != "7b":
         return ""
     if device.type != "cuda":
@@ -112,7 +112,7 @@ def make_model(name: str, device: torch.device) -> Any:
 
 
 def forms(console: Console, backbone: Backbone, *, compile: bool) -> list[Backbone]:
-    """The plain backbone, and its compiled form where it is asked for and can be had."""
+    """The plain backbone, and its compiled form if that is requested and possible."""
     if not compile:
         return [backbone]
     if obstacle := what_stops_compiling(backbone):
@@ -155,7 +155,7 @@ def measure(
 
 @torch.no_grad()
 def filled_state(backbone: Backbone, context: int) -> BackboneState:
-    """A state with `context` committed tokens, read in blocks: attention over a long prompt at once needs memory."""
+    """A state with `context` committed tokens, which are read in blocks, since one long prefill would need memory."""
     tokens_BT = torch.randint(backbone.vocab_size, (1, context), device=backbone.device)
     first = tokens_BT[:, :512]
     state, _ = Backbone.prefill(backbone, first, torch.ones_like(first, dtype=torch.bool))
@@ -170,7 +170,7 @@ def filled_state(backbone: Backbone, context: int) -> BackboneState:
 
 
 def make_pass(backbone: Backbone, state: BackboneState, nodes: int) -> Callable[[], Any]:
-    """A pass over a best-first tree, unembedding included, that leaves nothing committed."""
+    """A function for one pass over a best-first tree, with unembedding, which commits nothing."""
     shape = grow_tree(nodes, 4) if nodes > 1 else None
     depth_N = shape.depth_tensor(backbone.device) if shape else torch.zeros(1, dtype=torch.long, device=backbone.device)
     sees_NN = shape.sees_NN(backbone.device) if shape else torch.ones(1, 1, dtype=torch.bool, device=backbone.device)
@@ -184,14 +184,14 @@ def make_pass(backbone: Backbone, state: BackboneState, nodes: int) -> Callable[
 
 
 def cost_table(costs: Sequence[Cost]) -> Table:
-    """Milliseconds and, behind them, plain steps."""
+    """A table of milliseconds, each followed by plain steps."""
     return filled_table(
         costs, "milliseconds of a pass (plain steps)", lambda c: f"{c.milliseconds:.2f} ({c.steps:.2f})"
     )
 
 
 def worth_table(costs: Sequence[Cost], tokens_per_pass: Sequence[float], draft: float) -> Table:
-    """What tokens per pass are worth at each cost."""
+    """A table of the speed-up for several tokens per pass at each cost."""
     given = ", ".join(f"{tokens:g}" for tokens in tokens_per_pass)
     title = f"ratio to plain generation with {given} tokens per pass and {draft:g} plain steps of drafting"
     return filled_table(

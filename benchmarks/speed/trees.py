@@ -1,11 +1,10 @@
 """Trees fitted to heads and machine: `python -m benchmarks.speed.trees`. Predicted beside measured speed, in one run.
 
-For each folder of heads a tree is tuned on one half of held-out prompts; then plain `generate`, the default tree, the
-best static and the best dynamic tree decode the other half with the heads alone, and the tree that was fitted for it
-beside a looked-up chain. The halves then change places, and both together count: the texts of one half may copy
-more than those of the other, which no fit to one can know and which a swap takes out of the comparison; the halves'
-own deviations stay in the table. Prediction and measurement leave out the prompts' passes. A last line tunes for a
-large batch, where trees stop paying.
+For each folder of heads a tree is tuned on one half of held-out prompts. The other half is decoded with plain
+`generate`, with the default, the best static and the best dynamic tree of the heads alone, and with prompt lookup and
+the tree fitted for it. Then the halves swap and both results are pooled: one half may repeat itself more than the
+other, which a fit to one half cannot know and the swap cancels; the deviations of each half stay in the table.
+Predictions and measurements leave out the prompts' passes. A last line tunes for a large batch, where trees do not pay.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Line:
     """One decoding: what was predicted on one half of the prompts and measured on the other.
 
     Attributes:
-        halves: the two lines that this one pools; none in a line of one half.
+        halves: the two lines that this one pools; empty in a line of one half.
     """
 
     heads: str
@@ -60,12 +59,12 @@ class Line:
 
     @property
     def deviation(self) -> float:
-        """Of the predicted tokens a second from the measured ones."""
+        """The relative deviation of predicted from measured tokens per second."""
         return self.predicted.tokens_per_second / self.measured.tokens_per_second - 1
 
     @property
     def ratio_deviation(self) -> float:
-        """The same of ratios to plain generation, which a machine that changes its speed leaves alone."""
+        """The same for ratios to plain generation, which do not depend on changes of the machine's speed."""
         return (1 + self.deviation) * self.plain_measured / self.plain_predicted - 1
 
 
@@ -110,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def pool(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
-    """Both halves as one text, for each decoding that both have; they write as many tokens, so that rates pool as
-    their harmonic mean."""
+    """Pool the halves, for each decoding that both have: with equally many tokens, rates have a harmonic mean."""
     by_name = {line.decoding: line for line in second}
     return [
         Line(
@@ -141,7 +139,7 @@ def pool_speeds(one: Speed, other: Speed) -> Speed:
 
 
 def say_worst(console: Console, what: str, lines: Sequence[Line]) -> None:
-    """Judge the ratio to plain generation, which is timed beside either: a machine may change its speed."""
+    """Print the worst deviation of the ratio to plain generation, which does not depend on the machine's speed."""
     worst = max(lines, key=lambda line: abs(line.ratio_deviation))
     within = "yes" if abs(worst.ratio_deviation) <= ALLOWED else "no"
     drifts = [half.plain_measured / half.plain_predicted - 1 for line in lines for half in line.halves or (line,)]
@@ -180,7 +178,7 @@ def build_parser() -> argparse.ArgumentParser:
 def compare(
     name: str, opened: Opened, token_heads: TokenHeads, tuning: Tuning, prompts: Sequence[Tensor], rounds: int
 ) -> list[Line]:
-    """Decode prompts that tuning never saw; a line for each tree."""
+    """Decode prompts that were not used for tuning; one line for each tree."""
     trees: dict[str, Choice | TreeWithLookup] = {"default tree": default_choice(token_heads, tuning)}
     trees |= {f"tuned {kind}": choice for kind, choice in tuning.finalists.items()}
     if tuning.with_lookup is not None:
@@ -207,7 +205,7 @@ def compare(
 
 
 def default_choice(token_heads: TokenHeads, tuning: Tuning) -> Choice:
-    """The tree that an untuned folder of heads decodes with, by the model of times."""
+    """The tree that heads decode with before tuning, with its predicted times."""
     nodes, accuracy = default_nodes(token_heads.backbone.device), token_heads.measured_accuracy or TYPICAL_ACCURACY
     times = tuning.times.scaled(tuning.calibration)
     return choice_of(grow_tree(nodes, token_heads.num_heads, accuracy), tuning.replays, times)
@@ -252,7 +250,7 @@ def lines_table(lines: Sequence[Line]) -> Table:
 
 
 def say_large_batch(console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace) -> None:
-    """What tuning says where a pass is already full."""
+    """Print the result of tuning for a large batch, whose passes have no room for trees."""
     if not options.batch:
         return
     name, token_heads = list(opened.token_heads.items())[-1]

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.paper.grounded_ablation import VARIANTS, build_parser, chosen, config_of, settings
 from benchmarks.paper.grounded_report import claims
-from benchmarks.paper.trained_rows import KeptRow, read_overridden, train_row
+from benchmarks.paper.trained_rows import StoredRow, read_overridden, train_row
 
 OPTIONS = ("--steps", "8")
 
@@ -45,7 +45,7 @@ def test_rows_differ_in_what_they_name_alone():
 def test_a_row_is_kept_under_all_that_decides_it(tmp_path):
     def kept(name="grounded", flags=OPTIONS, seed=0):
         options = build_parser().parse_args(flags)
-        return KeptRow(folder=tmp_path, name="row", settings=settings(made(name, flags, seed), options))
+        return StoredRow(folder=tmp_path, name="row", settings=settings(made(name, flags, seed), options))
 
     kept().write({"tokens_per_pass": 2.0})
     assert re.fullmatch(rf"commit .{{1,10}}, torch {re.escape(torch.__version__)}", kept().made())
