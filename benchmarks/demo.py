@@ -76,8 +76,9 @@ def train(config: str, console: Console) -> None:
     accelerate = Path(sys.executable).parent / "accelerate"
     if not accelerate.exists():
         raise ValueError(f"There is no accelerate beside {sys.executable}; install the project's packages: make setup.")
-    console.print(f"$ accelerate launch train.py --config {config}", highlight=False, style="bold")
-    done = subprocess.run([accelerate, "launch", "train.py", "--config", config], check=False)
+    command = ["launch", "--config_file", "launch/single.yaml", "train.py", "--config", config]
+    console.print(f"$ accelerate {' '.join(command)}", highlight=False, style="bold")
+    done = subprocess.run([accelerate, *command], check=False)
     if done.returncode != 0:
         raise ValueError(f"Training ended with exit code {done.returncode}; the reason stands above.")
 
