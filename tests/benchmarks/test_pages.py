@@ -57,17 +57,3 @@ def test_the_readmes_lines_load_heads_and_generate(monkeypatch, capsys):
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     exec(compile(code.replace("max_new_tokens=128", "max_new_tokens=6"), "README.md", "exec"), {})
     assert "def main(" in capsys.readouterr().out
-
-
-def test_the_map_lists_every_folder_and_module_of_the_packages_once():
-    block = re.search(r"^```\n(heads/.*?)^```$", (ROOT / "docs/map.md").read_text(), re.MULTILINE | re.DOTALL)[1]
-    folders, listed = [], []
-    for line in block.splitlines():
-        name, _, words = line.strip().partition("  ")
-        assert words.strip(), f"{name} has no words"
-        folders = [*folders[: (len(line) - len(line.lstrip())) // 2], name]
-        listed.append("".join(folders))
-    found = [path for package in ("heads", "train") for path in (ROOT / package).rglob("*.py")]
-    modules = [path.relative_to(ROOT).as_posix() for path in found if path.name != "__init__.py"]
-    packages = [f"{path.parent.relative_to(ROOT).as_posix()}/" for path in found if path.name == "__init__.py"]
-    assert sorted(listed) == sorted(modules + packages)

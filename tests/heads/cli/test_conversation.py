@@ -71,7 +71,7 @@ def test_a_second_turn_reads_what_is_new_and_answers_the_same(capsys: pytest.Cap
             second = conversation.answer("More")
         said.append((conversation.messages, capsys.readouterr().out))
         prompt = conversation.encode(conversation.messages[:-1]).shape[1]
-        if decoding is not None and decoding.kept is not None:
+        if decoding is not None and decoding.reusable is not None:
             # the answer as the tokenizer sees it, "More" and what the template puts around; the rest was there
             assert seen[0] < prompt - conversation.encode(conversation.messages[:1]).shape[1] + 12
             assert 0.0 < (second.first_seconds or 0.0) <= second.seconds

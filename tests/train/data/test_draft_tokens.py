@@ -241,6 +241,6 @@ def test_a_plan_counts_the_scored_rows(folder):
             ("shared", {"num_heads": 2, "draft_vocabulary": 6, "unembedding": "shared"}),
         )
     ]
-    sizes = [plan.sizes.trained_numel for plan in plans]
+    sizes = [plan.sizes.all.trained for plan in plans]
     assert sizes[1] - sizes[2] == 2 * 6 * 32  # the tiny Llama's width
     assert sizes[0] > sizes[1]
