@@ -164,7 +164,7 @@ def main() -> None:
         print("\n".join(f"{name:25} {last_measured(name):12} {check.shows}" for name, check in CHECKS.items()))
         return
     for name in options.checks or CHECKS:
-        write(name, run(name))  # each at once: what comes after it may fail
+        write(name, run(name))  # immediately: a later check may fail
 
 
 def run(name: str) -> str:

@@ -4,7 +4,7 @@
 
 Each case trains a tiny backbone's heads for the same steps on the same blocks, split in another way by every engine.
 Losses of all steps and the saved weights must equal the single process's to TOLERANCE, gradient norms to
-NORM_TOLERANCE; a step at rate 0 must save the same bytes; a checkpoint of one engine must go on under another. On a
+NORM_TOLERANCE; a step at rate 0 must save the same bytes; a checkpoint of one engine must resume under another. On a
 machine with GPUs the same runs go over NCCL with `--gpu`.
 """
 
@@ -169,7 +169,7 @@ def write_config(
 
 
 def launch(config: Path, engine: str, split: Split, *arguments: str) -> str:
-    """As a user would, from the repository root; what the processes said.
+    """Launch a run from the repository root, as a user would; returns the processes' output.
 
     Raises:
         RuntimeError: the run failed.
@@ -220,7 +220,7 @@ def read_bytes(run: Path) -> dict[str, str]:
 
 
 def largest_difference(one: dict[Any, Any], other: dict[Any, Any]) -> float:
-    """Of two runs' losses or weights, relative where they exceed 1.
+    """The largest difference between two runs' losses or weights, relative where they exceed 1.
 
     >>> largest_difference({"a": 1.0, "b": 200.0}, {"a": 1.5, "b": 220.0})
     0.5
@@ -236,7 +236,7 @@ def largest_difference(one: dict[Any, Any], other: dict[Any, Any]) -> float:
 
 
 HALFWAY: dict[str, Any] = {"save_every_steps": STEPS // 2, "trainer": {"save_total_limit": None}}
-"""A checkpoint in the middle, from which another engine can go on."""
+"""The step of a checkpoint in the middle, from which another engine resumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ class Comparison:
         return found[0] == found[1]
 
     def goes_on(self, case: str, before: str, split_before: Split, after: str, split_after: Split) -> float:
-        """Let one engine go on from the middle of another's run; the weights' difference from one process's whole run.
+        """Resume one engine from the middle of another's run; returns the weights' difference to one process's run.
 
         Weights, moments and data order are the same under every engine, so the second half ends where one process
         would have.

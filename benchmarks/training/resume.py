@@ -41,7 +41,7 @@ def start(folder: Path, steps: int, *flags: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> float:
-    """Seconds until it has ended.
+    """Wait for the run's end; returns the seconds.
 
     Raises:
         SystemExit: it failed.
@@ -59,7 +59,7 @@ def saving(folder: Path) -> Path | None:
 
 
 def kill(process: subprocess.Popen[str], folder: Path, seconds: float, *, in_save: bool) -> bool:
-    """After so long, or in the first save after that; False where the run ended before."""
+    """Kill after so many seconds, or in the first save after that; False where the run ended before."""
     at = time.perf_counter() + seconds
     while time.perf_counter() < at or (in_save and saving(folder) is None):
         if process.poll() is not None:
@@ -72,7 +72,7 @@ def kill(process: subprocess.Popen[str], folder: Path, seconds: float, *, in_sav
 
 
 def describe_kill(folder: Path) -> tuple[str, str]:
-    """Where it was, and what is there to go on from."""
+    """Where the run was killed, and the checkpoint to resume from."""
     path = folder / "metrics.jsonl"
     logged = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
     cut, (whole, _) = saving(folder), newest_whole(folder)

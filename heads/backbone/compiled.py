@@ -141,10 +141,10 @@ class CompiledBackbone(Backbone):
         return min(known, default=began_with)
 
     def fit(self, cache: TreeCache, batch: int, rows: int, capacity: int) -> Buffers:
-        """Buffers of a bucket's size, of whose first rows the cache's are views from then on.
+        """Buffers of a bucket's size; afterwards the cache's tensors are views of their first rows.
 
-        What is committed is copied once a bucket and once whenever rows leave. Graphs of CUDA remember addresses, so
-        buffers are used again: by their own cache while their size fits it, and by others once it is gone.
+        Committed slots are copied once for each bucket and whenever rows are removed. CUDA graphs record addresses, so
+        buffers are reused: by their cache while they have the right size, and by other caches after it is gone.
         """
         loan = self._loans.get(cache)
         if loan is None:
@@ -158,7 +158,7 @@ class CompiledBackbone(Backbone):
             loan.size = size
         for layer, (keys, values) in zip(cache.layers, loan.buffers, strict=True):
             if layer.keys.data_ptr() == keys.data_ptr():
-                continue  # lent before, and neither rows left nor did it grow elsewhere since
+                continue  # already these buffers: no row was removed, and the cache did not grow elsewhere
             keys[:batch, :, : layer.length] = layer.keys[:, :, : layer.length]
             values[:batch, :, : layer.length] = layer.values[:, :, : layer.length]
             layer.keys, layer.values = keys[:batch], values[:batch]

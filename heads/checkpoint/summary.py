@@ -92,10 +92,10 @@ def describe_quality(found: dict[str, Any]) -> str:
     """What training with heads did to the backbone's own predictions.
 
     >>> describe_quality({"before": 9.2166, "after": 9.15, "tokens": 12240, "kl_to_original": 0.0123})
-    '9.22 before, 9.15 after (held-out, 12,240 tokens; KL from the original 0.0123)'
+    '9.22 before, 9.15 after (held-out, 12,240 tokens; KL from the teacher 0.0123)'
     """
     drift = found.get("kl_to_original")
-    further = "" if drift is None else f"; KL from the original {drift:.4f}"
+    further = "" if drift is None else f"; KL from the teacher {drift:.4f}"
     return f"{found['before']:.2f} before, {found['after']:.2f} after (held-out, {found['tokens']:,} tokens{further})"
 
 

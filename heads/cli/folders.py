@@ -85,7 +85,8 @@ def merge_command(
     folder: Annotated[Path, typer.Argument(metavar="HEADS", help="Heads that were trained with a LoRA adapter.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the heads and their merged backbone.")],
     dtype: Annotated[
-        Dtype, typer.Option(metavar="DTYPE", help="Of the merged backbone on disk; auto: that of the original's files.")
+        Dtype,
+        typer.Option(metavar="DTYPE", help="Of the merged backbone on disk; auto: as before merging."),
     ] = "auto",
 ) -> None:
     """Fold the LoRA adapter into the backbone's weights, so that heads and backbone load without peft."""
@@ -173,7 +174,7 @@ def count_ngrams_command(
 ) -> None:
     """Count the n-grams of training data, for co-occurrence masks and superposed decoding.
 
-    An interrupted count goes on where it stopped when the same command is given again. No n-gram crosses a document.
+    An interrupted count is resumed when the same command is given again. No n-gram crosses a document.
     """
     from heads.data.documents import DataConfig, SourceConfig, load_documents
 

@@ -5,7 +5,7 @@
         logits_BNV = backbone.verify(proposal)       one pass
         paths = rule.accept(row, nodes)              emits tokens, says which nodes are accepted
         backbone.commit, drafter.commit              one plan for all caches
-        rows that ended leave the batch
+        rows that ended are removed from the batch
 
 Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
 distribution after all logits processors, unless the rule says that it is lossy (heads/decoding/acceptance/rules.py).
@@ -37,7 +37,7 @@ class VerifiedRun:
 
     Args:
         max_depth: the deepest node that the drafter may propose.
-        reusable: caches of the call before, where this call leaves its own; None: nothing is reused.
+        reusable: holds the previous call's caches, and this call's when it ends; None reuses nothing.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class VerifiedRun:
         return state
 
     def reuse_caches(self) -> tuple[BackboneState | None, int]:
-        """The state that the call before left over the prompt's first tokens, and how many these are.
+        """The previous call's state over the first tokens of this prompt, and their number.
 
         Raises:
             ValueError: several rows, or padding: reusable caches have one slot for each token.

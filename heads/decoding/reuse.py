@@ -24,7 +24,7 @@ D = TypeVar("D", bound=RollsBack)
 
 @dataclass(frozen=True, kw_only=True)
 class CachedText(Generic[D]):
-    """What a call left: the committed tokens, one cache slot each, and the states of backbone and drafter over them."""
+    """A call's committed tokens, one cache slot each, and the states of backbone and drafter over them."""
 
     tokens: Sequence[int]
     state: BackboneState
@@ -32,7 +32,7 @@ class CachedText(Generic[D]):
 
 
 class ReusableCaches(Generic[D]):
-    """At most one call's caches. A call takes them out and puts its own in when it ends: one that fails leaves none."""
+    """The caches of at most one call. A call removes them and stores its own at its end, a failed call none."""
 
     def __init__(self) -> None:
         self._cached: CachedText[D] | None = None

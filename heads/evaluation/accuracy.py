@@ -18,7 +18,7 @@ from heads.backbone.projection import Projection
 
 RANKS = 10
 CHUNK_ELEMENTS = 2**22
-"""Logits that are held at once."""
+"""Elements of one chunk's logits."""
 
 
 @dataclass(kw_only=True)

@@ -114,7 +114,7 @@ class TokenHeads(nn.Module):
 
     @property
     def max_depth(self) -> int:
-        """The deepest level that they can draft: K, unless the family's step and projection go on behind K."""
+        """The deepest level that they can draft: K, unless the family's step and projection work beyond K."""
         return self.num_heads
 
     @property

@@ -114,8 +114,8 @@ def begin_or_resume(work: Path, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if begun.get(name) != value:
             raise ValueError(
-                f"{work} holds an interrupted count with {name} {begun.get(name)!r}, and {value!r} is given now; go on "
-                f"with the former, or delete {work} to begin anew."
+                f"{work} holds an interrupted count with {name} {begun.get(name)!r}, and {value!r} is given now; give "
+                f"the former to resume it, or delete {work} to begin anew."
             )
 
 

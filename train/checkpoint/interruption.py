@@ -25,12 +25,12 @@ SAME_SIGNAL = 5.0  # seconds: a scheduler signals every process, and a launcher 
 
 
 class Interruption:
-    """What the run was asked to do from outside.
+    """Whether the run received a signal to stop.
 
     Attributes:
         received: name of the signal that this process got.
         agreed: all processes stop after the current step.
-        training: there is something to save; before, a signal ends the run at once.
+        training: there is something to save; before that, a signal ends the run immediately.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Interruption:
         self._process = os.getpid()
 
     def receive(self, number: int, frame: Any) -> None:
-        """Note the first signal; a second one, some seconds later, ends the process at once.
+        """Note the first signal; a second one, some seconds later, ends the process immediately.
 
         Raises:
             SystemExit: nothing was trained yet.

@@ -60,7 +60,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def load_schedule(schedule: Any, optimizer: Any, state: dict[str, Any]) -> list[tuple[float, float]]:
-    """Go on at the saved step of a schedule, with the present config's peak rates.
+    """Resume a schedule at its saved step, with the present config's peak rates.
 
     Returns:
         Peak rates then and now, of the groups where they differ.

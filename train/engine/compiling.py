@@ -55,10 +55,10 @@ def compile_where_it_wins(trainer: Any, wanted: bool | str, *, resumed: bool = F
 
 
 def warn_or_refuse(obstacle: str, as_before: bool) -> None:
-    """Layers that were compiled before may go on uncompiled; the main process says so.
+    """Warn in the main process that a resumed run, whose layers were compiled before, continues uncompiled.
 
     Raises:
-        ValueError: it is the config that asks for compiling.
+        ValueError: the config requires compiling.
     """
     if not as_before:
         raise ValueError(f"compile: true was given, but {obstacle}; change that, or set compile to auto.")

@@ -1,8 +1,8 @@
-"""Which engine runs: said on the first line of a run. One that was asked for and is not active is an error.
+"""The engine of a run, named on its first line. An engine that was requested and is not active is an error.
 
-The launch file chooses (launch/*.yaml). Two things are made to work here that accelerate leaves aside without a word:
-FSDP over CPU processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and no `use_cpu`.
-Two processes on a laptop then go through the very code that a cluster runs.
+The launch file chooses it (launch/*.yaml). accelerate fails silently in two cases that are handled here: FSDP over CPU
+processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and no `use_cpu`. So two processes on a
+laptop run the same code as a cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Engine(Enum):
         return self in (Engine.ZERO1, Engine.ZERO2, Engine.ZERO3)
 
 
-def asked_engine() -> Engine | None:
+def requested_engine() -> Engine | None:
     """The engine that the launch file names; None where it leaves it at one process or DDP.
 
     Raises:
@@ -80,7 +80,7 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not torch.accelerator.is_available():  # libraries import DeepSpeed where it is installed, and it would warn
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    engine = asked_engine()
+    engine = requested_engine()
     if engine is None or not engine.is_deepspeed:
         return {"use_cpu": True}
     if torch.accelerator.is_available():
@@ -100,11 +100,11 @@ def start_engine() -> Engine:
     """Call between TrainingArguments, which start the processes, and the Trainer, which wraps the model.
 
     Raises:
-        ValueError: fewer processes run than were launched, or the engine that was asked for cannot be active.
+        ValueError: fewer processes run than were launched, or the requested engine cannot be active.
     """
-    state, asked = PartialState(), asked_engine()
+    state, requested = PartialState(), requested_engine()
     refuse_lost_processes(state.num_processes)
-    if asked is Engine.FSDP2:
+    if requested is Engine.FSDP2:
         if state.num_processes == 1:
             raise ValueError(
                 "The launch asks for FSDP2 on one process, where nothing can be sharded; use launch/single.yaml, or "
@@ -113,14 +113,14 @@ def start_engine() -> Engine:
         if state.distributed_type is DistributedType.MULTI_CPU:
             # accelerate makes FSDP of MULTI_GPU alone; its code path asks for a device nowhere but in `state.device`
             state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        return asked
-    if asked is not None:
+        return requested
+    if requested is not None:
         if state.distributed_type is not DistributedType.DEEPSPEED:
-            raise not_active(asked, state.distributed_type.value)
+            raise not_active(requested, state.distributed_type.value)
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # imports deepspeed
 
         unset_hf_deepspeed_config()  # weights are loaded whole and split when they are wrapped: heads start from them
-        return asked
+        return requested
     if state.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         return Engine.DDP
     if state.distributed_type is not DistributedType.NO:

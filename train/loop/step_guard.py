@@ -138,7 +138,7 @@ class StepGuard:
         newest = f"{last} is the last whole checkpoint" if last else "there is no checkpoint yet"
         raise ValueError(
             f"{what}. {self.skipped} steps were skipped and max_skipped_steps is {self.limit}; {newest}. Look at these "
-            f"blocks, lower the rates or give a larger max_skipped_steps, then go on with --resume true."
+            f"blocks, lower the rates or give a larger max_skipped_steps, then resume with --resume true."
         )
 
     def _describe_batch(self) -> str:
@@ -169,7 +169,7 @@ def forget_gradients(run: GuardedRun) -> None:
         if run.model_wrapped.was_step_applied():
             raise ValueError(
                 "A gradient is not finite, and DeepSpeed has used it; set check_grad_overflow: true in its config and "
-                "go on from the last checkpoint with --resume true."
+                "resume from the last checkpoint with --resume true."
             )
         run.lr_scheduler.step()
         return

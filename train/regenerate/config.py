@@ -51,7 +51,7 @@ class RegenerateFlags(RegenerateConfig):
     """All flags of the command.
 
     Attributes:
-        out: the .jsonl file that is written, a line for each row; the same command goes on where it stopped.
+        out: the .jsonl file that is written, a line for each row; the same command resumes where it stopped.
         limit: write the first rows alone, this many.
         heads: folder of heads on this backbone, to write the same text faster; the fields that a run's file has there
             are not read.
@@ -70,9 +70,9 @@ class RegenerateFlags(RegenerateConfig):
 
     @property
     def decide_the_text(self) -> dict[str, Any]:
-        """The fields that a run which goes on must have as well.
+        """The fields that a resumed run must share.
 
-        Another batch size changes the last bits of logits alone: a run may go on with one that needs less memory.
+        Another batch size changes only the last bits of logits, so a run may resume with one that needs less memory.
         """
         names = [field.name for field in dataclasses.fields(RegenerateConfig) if field.name != "batch_size"]
         return {name: getattr(self, name) for name in names}

@@ -74,7 +74,7 @@ class OutputFile:
         if other:
             told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in other)
             raise ValueError(
-                f"{self.path} was begun with other settings: {told}; give those again to go on, or another --out."
+                f"{self.path} was begun with other settings: {told}; give those again to resume, or another --out."
             )
 
     def drop_partial_line(self) -> int:
@@ -124,7 +124,7 @@ class OutputFile:
                 os.truncate(self.path, size)
             raise OSError(
                 f"{self.path} could not be written ({error.strerror or error}); its {self.lines:,} lines are whole: "
-                f"free space and give the same command again to go on."
+                f"free space and give the same command again to resume."
             ) from error
         self.lines += len(rows)
 

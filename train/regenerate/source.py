@@ -40,8 +40,8 @@ class SourceRows:
     def __init__(self, data: DataConfig, config: RegenerateConfig, tokenizer: Any, vocab_size: int) -> None:
         if data.streaming:
             raise ValueError(
-                "regenerate-data reads stored rows, which it can go on in; give --data.streaming false, and files or a "
-                "fraction where the data is large."
+                "regenerate-data reads stored rows, in which it can resume; give --data.streaming false, and files or "
+                "a fraction where the data is large."
             )
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocab_size
         self.sources = [read_source(source, data) for source in data.train]

@@ -1,8 +1,8 @@
 """The token that plain generation would choose after every node of a pass, for all nodes in one batch.
 
-A walk from node to node waits for the device once a token, and calls each processor once a token. Here the logits of
+A walk from node to node synchronises with the device, and calls each processor, once for each token. Here the logits of
 all nodes of all rows are one batch for each processor, every node with its own prefix; one token is chosen after each
-node, and the host waits once for all of them. The processors must not mix the rows of a batch, and must not depend on
+node, with one synchronisation for all of them. The processors must not mix the rows of a batch, and must not depend on
 the order or length of a prefix: shorter prefixes are padded with a token that they already hold.
 
 Samples are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x). A
@@ -61,8 +61,8 @@ MAX_NUMBERS = 2**25
 def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
     """Whether one batch of all nodes is faster than a walk.
 
-    On an accelerator it always is, as the host waits once. A CPU pays for nodes that the walk would not reach: there a
-    batch is faster where a walk through half of the depths takes longer and no exponentials have to be sampled.
+    On an accelerator it always is, since it synchronises once. A CPU computes nodes that a walk would not reach: there
+    a batch is faster where a walk through half of the depths takes longer and no exponentials have to be sampled.
     """
     if logits_BNV.device.type != "cpu":
         return True

@@ -5,8 +5,8 @@ is the distribution that a draft was sampled from (P_D); f₊ is max(0, f) / Σ 
 
 Exact rule: at the root, and then at each node reached, one token is chosen from p exactly as plain generation chooses
 it (argmax for greedy, one multinomial sample otherwise). If a child holds that token, the child is accepted and the
-walk goes on from it; if not, the walk ends there and the token is the next root. So every emitted token was chosen from
-p given the tokens before it, and the drafts only decide how many are chosen in one pass: the output is p's, exactly.
+walk continues there; if not, the walk ends and the token is the next root. So every emitted token was chosen from p
+given the tokens before it, and the drafts only decide how many are chosen in one pass: the output is p's, exactly.
 
 Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for sampled drafts: a draft t from q is the
 token with probability min{1, p(t) / q(t)}; if it is rejected, the token is sampled from (p - q)₊. Either way it is a
@@ -120,7 +120,7 @@ def choose_by_rejection(p_V: Tensor, q_V: Tensor, drafts: Sequence[int], generat
 
 
 def settle(drafts: Sequence[int], accept_C: Tensor, rest_V: Tensor, generator: torch.Generator | None) -> int:
-    """The first draft whose coin accepts it, else a sample of what remains; the host waits for the device once."""
+    """The first draft whose coin accepts it, else a sample of the rest; synchronises with the device once."""
     coins_C = torch.rand(accept_C.shape, dtype=accept_C.dtype, device=accept_C.device, generator=generator)
     other_1 = torch.multinomial(rest_V, num_samples=1, generator=generator)
     *accepted, other = torch.cat([coins_C < accept_C, other_1]).tolist()  # < : probability 0 is never accepted

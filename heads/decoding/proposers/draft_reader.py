@@ -83,7 +83,7 @@ class DraftReader:
         return output
 
     def within_positions(self, depth_BU: Tensor) -> Tensor:
-        """Depths that have a position: rows near their end go on being drafted while others are further from it."""
+        """Depths capped at the last position: rows near their end are still drafted for as long as others are."""
         if self.num_positions is None:
             return depth_BU
         return depth_BU.minimum(self.num_positions - 1 - self.chain_state.next_position_B[:, None])

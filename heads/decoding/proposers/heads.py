@@ -50,7 +50,7 @@ class DraftIndices:
 
 
 class HeadsDrafter:
-    """Proposes the heads' tree and a looked-up chain. Of a tree that is the root alone, the heads are never asked.
+    """Proposes the heads' tree and a looked-up chain. With a tree of the root alone, the heads are not run.
 
     Args:
         lookup: tokens of the chain; 0: none.

@@ -13,8 +13,8 @@ from heads.decoding.trees.static import Shape
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2
 DEFAULT_LOOKUP, MAX_LOOKUP = 10, 64
 MAX_GROWTH = 4
-"""A chain doubles while the text goes on as all of it foretold, up to so many times the length that was asked for: a
-text that copies goes on copying, and further nodes of a pass cost less than further passes."""
+"""A chain doubles while whole chains are accepted, up to so many times the configured length: a text that copies tends
+to keep copying, and further nodes of a pass cost less than further passes."""
 
 
 class Lookup:
@@ -22,11 +22,11 @@ class Lookup:
 
     >>> Lookup(4).propose([1, 2, 3, 9, 1, 2])          # the end [1, 2] was there before; behind it stood [3, 9, 1, 2]
     [3, 9, 1, 2]
-    >>> Lookup(4).propose([7, 5, 6, 5, 6])             # a loop goes on through what is being copied
+    >>> Lookup(4).propose([7, 5, 6, 5, 6])             # the copied text may overlap the end
     [5, 6, 5, 6]
 
     Attributes:
-        copying: the text went on as the last chain and the token behind it foretold, and there is a chain again.
+        copying: the last chain and the token after it were all right, and there is a new chain.
     """
 
     def __init__(self, length: int) -> None:
@@ -34,7 +34,7 @@ class Lookup:
         self.copying = False
         self._foretold: list[int] = []
         self._length_then = 0
-        self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> where the text goes on behind their last occurrence
+        self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> the index after their last occurrence
         self._indexed = 0
 
     def find(self, tokens: list[int]) -> int:

@@ -176,7 +176,7 @@ def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which prompt tokens are real. Padding must be on the left: a row goes on from its last token.
+    """Which prompt tokens are real. Padding must be on the left: a row is continued after its last token.
 
     Raises:
         ValueError: a mask of another shape, or with zeros elsewhere.

@@ -7,7 +7,7 @@ a row of the next head. Independent heads give every node of a depth the same ca
 products of their marginals are searched without a beam.
 """
 # B batch, W expanding node of a level, C candidate of one node, M = B·W (or B, where heads are independent),
-# E candidate of a level, T candidate of all levels, N kept node, L looked-up token
+# E candidate of a level, T candidate of all levels, N selected node, L looked-up token
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_integer(value: Any, given: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeCandidates:
-    """Nodes that may be kept: of one level, or of all levels in order, the root first.
+    """Nodes to select from: of one level, or of all levels in order, the root first.
 
     Attributes:
         scores_BE: log-probability of each candidate's path under the heads.
@@ -96,7 +96,7 @@ class TreeCandidates:
 
 @dataclass(frozen=True, kw_only=True)
 class GrownTrees:
-    """The kept nodes of each row. The likeliest path comes first, so that committing it moves no cache slot."""
+    """The selected nodes of each row. The likeliest path comes first, so that committing it moves no cache slot."""
 
     tokens_BN: Tensor
     parents_BN: Tensor
@@ -209,8 +209,8 @@ def join(levels: Sequence[TreeCandidates]) -> TreeCandidates:
 def keep_best(found: TreeCandidates, nodes: int, depth: int) -> GrownTrees:
     """The best `nodes` candidates of all levels, `depth` of them below the root, as trees.
 
-    The sort is stable and the candidates come in levels, so of equal scores a parent comes before its child: every kept
-    node's parent is kept, and has a lower index than its children.
+    The sort is stable and the candidates come in levels, so of equal scores a parent comes before its child: the parent
+    of every selected node is selected, and has a lower index than its children.
     """
     best_BN = found.scores_BE.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     behind_BN = best_BN + found.count * ~found.likeliest_BE.gather(1, best_BN)

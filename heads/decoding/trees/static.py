@@ -142,7 +142,7 @@ class Tree(Shape):
 
     @classmethod
     def root_only(cls) -> Tree:
-        """No drafted node: each pass verifies nothing and emits one token, and the heads are never asked.
+        """No drafted node: each pass verifies nothing and emits one token, and the heads are not run.
 
         >>> Tree.root_only().num_nodes, Tree.root_only().depth
         (1, 0)

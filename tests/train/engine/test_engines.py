@@ -14,7 +14,14 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 
 from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison
-from train.engine.engine import Engine, asked_engine, check_active, device_fields, refuse_lost_processes, start_engine
+from train.engine.engine import (
+    Engine,
+    check_active,
+    device_fields,
+    refuse_lost_processes,
+    requested_engine,
+    start_engine,
+)
 from train.loop.evaluation import shares
 
 with_gloo = pytest.mark.skipif(
@@ -92,17 +99,17 @@ def test_an_engine_that_is_not_active_is_an_error():
 def test_what_the_launch_file_asks_for(monkeypatch):
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         monkeypatch.delenv(name, raising=False)
-    assert asked_engine() is None
+    assert requested_engine() is None
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
-    assert asked_engine() is Engine.ZERO3
+    assert requested_engine() is Engine.ZERO3
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
     with pytest.raises(ValueError, match="ZeRO stage 0; allowed are 1, 2 and 3"):
-        asked_engine()
+        requested_engine()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")
     with pytest.raises(ValueError, match="FSDP version 1"):
-        asked_engine()
+        requested_engine()
 
 
 def test_deepspeed_over_cpus_takes_gloo_and_is_not_told_of_cpus(monkeypatch):

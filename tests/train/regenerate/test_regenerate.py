@@ -222,5 +222,5 @@ def test_help_explains(capsys):
         main(["regenerate-data", "--help"])
     told = capsys.readouterr().out
     assert end.value.code == 0
-    for words in ("--out OUT", "0 is greedy", "goes on where it stopped", "docs/data.md"):
+    for words in ("--out OUT", "0 is greedy", "resumes where it stopped", "docs/data.md"):
         assert words in " ".join(told.split())
