@@ -28,7 +28,7 @@ class NoFlags:
 
 
 class Command(NamedTuple):
-    """What a command is told with, its flags, and what it does with a run's config and them."""
+    """A command: its help, its flags, and the function that takes a run's config and the flags."""
 
     help: str
     flags: Any

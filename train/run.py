@@ -32,7 +32,7 @@ from train.loop.building import (
     training_arguments,
 )
 from train.loop.console import set_up_logging, take_bar_away
-from train.loop.ending import finish, leave
+from train.loop.ending import exit_interrupted, finish
 from train.loop.errors import explained_cache, names_checkpoint
 from train.loop.overhead import log_heads_overhead
 from train.loop.trainer import HeadsTrainer
@@ -65,7 +65,7 @@ def run(config: TrainConfig) -> Path:
     """Train and save; returns the folder of the run.
 
     Raises:
-        SystemExit: with code 75 after a signal that asks the run to end; it was saved, to be resumed.
+        SystemExit: with code 75 after a signal to stop; the run was saved and can be resumed.
     """
     set_up_logging()
     with listening() as interruption:
@@ -78,7 +78,7 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     use_all_cores()
     engine = start_engine()
     if not PartialState().is_main_process:
-        logging.getLogger().setLevel(logging.WARNING)  # one process says what all do
+        logging.getLogger().setLevel(logging.WARNING)  # only the main process logs what all do
     logger.info(describe_engine(engine))
     refuse_what_cannot_be_split(config, engine)
     resumed_from = choose_checkpoint(config, arguments, engine)
@@ -124,7 +124,7 @@ def train(trainer: HeadsTrainer) -> None:
     finally:
         take_bar_away(trainer)
     if trainer.interruption.agreed:
-        leave(trainer)
+        exit_interrupted(trainer)
 
 
 def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:

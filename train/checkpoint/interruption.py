@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1, with which schedulers announce the end: finish the step, save, leave with exit code 75.
+"""SIGTERM and SIGUSR1, with which schedulers announce the end: finish the step, save, exit with code 75.
 
 75 is EX_TEMPFAIL of sysexits.h, "try again later": a scheduler can requeue on it. All processes stop after the same
-step: whether one of them got a signal travels with the count of labels that they sum up in any case. Launchers hide the
-exit code of their processes, so a file `requeue` in the run's folder says the same.
+step, since the reduction that sums label counts also sums received signals. Launchers hide the exit code of their
+processes, so a file `requeue` is written into the run's folder as well.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def shield_workers(loader: Any) -> None:
 def kill_workers_at_exit() -> None:
     """At its exit multiprocessing sends SIGTERM to its daemons and waits for them: for ever, where they ignore it.
 
-    A DataLoader asks its workers to leave before that. One that was just begun when the run failed was not asked.
+    A DataLoader stops its workers before that, but not one that had just started when the run failed.
     """
     multiprocessing.util.Finalize(None, kill_daemons, exitpriority=0)
 
@@ -109,7 +109,7 @@ class ShieldedWorker:
 
 
 def set_marker(run_folder: Path, text: str) -> None:
-    """Says that the run wants to be started again. The exit code says so too where the folder cannot be written."""
+    """Mark the run as to be started again; if the folder cannot be written, the exit code alone shows it."""
     with contextlib.suppress(OSError):
         (run_folder / MARKER).write_text(text + "\n", encoding="utf-8")
 

@@ -113,7 +113,7 @@ def newest_whole(run_folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def remove(folder: Path) -> None:
-    """The list first: a removal that is cut short leaves no checkpoint that seems whole."""
+    """Remove a checkpoint, its list of files first, so that an interrupted removal cannot look complete."""
     with contextlib.suppress(OSError):
         (folder / LIST).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""torch.compile for decoder layers while training: where it wins, and said on one line either way.
+"""torch.compile for decoder layers in training, where it is faster; one line reports the choice.
 
 Layers are compiled one by one (all layers of one class share their code), by their `forward`: hooks that record taps
 stay outside and names in checkpoints stay as they are. Evaluation and decoding run uncompiled, as their shapes change
@@ -40,7 +40,7 @@ def compile_where_it_wins(trainer: Any, wanted: bool | str, *, resumed: bool = F
         resumed: the run resumes from a checkpoint.
 
     Raises:
-        ValueError: compiling was asked for and cannot be had.
+        ValueError: compiling was requested and is not possible.
     """
     obstacle = what_stops_any_process(what_stops_compiling(trainer.model, trainer.args.device, trainer.engine))
     as_before = resumed and trainer.config.compile == "auto"
@@ -156,10 +156,10 @@ def num_passes(trainer: Any) -> int:
 
 
 def compile_layers(model: TrainedModel) -> None:
-    """The backbone's decoder layers, and layers of the same class that heads own, in place.
+    """Compile the backbone's decoder layers, and the heads' layers of the same class, in place.
 
-    Heads are copied for decoding, and `compile()` leaves its mark out of a copy; on layers that are hooked it would
-    take the hooks into the graph, which would not notice when they change.
+    Of the backbone's layers only `forward` is compiled: `compile()` would trace their hooks into the graph, which would
+    not notice when they change. The heads' layers use `compile()`, which copies of heads for decoding do not inherit.
     """
     kinds = {type(layer) for layer in model.backbone.layers}
     for layer in model.backbone.layers:

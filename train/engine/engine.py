@@ -38,7 +38,7 @@ class Engine(Enum):
 
 
 def requested_engine() -> Engine | None:
-    """The engine that the launch file names; None where it leaves it at one process or DDP.
+    """The engine that the launch file names; None for one process and for DDP.
 
     Raises:
         ValueError: a kind of FSDP or DeepSpeed that is not supported.
@@ -68,7 +68,7 @@ def on_cpu(trainer_fields: Mapping[str, Any]) -> bool:
 
 
 def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """TrainingArguments that start the processes of the engine that was asked for.
+    """TrainingArguments that start the processes of the requested engine.
 
     Accelerate switches DeepSpeed off where `use_cpu` is set; without it, it takes the backend that is named.
 
@@ -111,7 +111,7 @@ def start_engine() -> Engine:
                 "more processes."
             )
         if state.distributed_type is DistributedType.MULTI_CPU:
-            # accelerate makes FSDP of MULTI_GPU alone; its code path asks for a device nowhere but in `state.device`
+            # accelerate allows FSDP with MULTI_GPU only; that code path reads the device from `state.device` alone
             state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         return requested
     if requested is not None:
@@ -166,15 +166,15 @@ def not_active(engine: Engine, found: str) -> ValueError:
 
 
 def refuse_lost_processes(num_processes: int) -> None:
-    """Processes that do not know of each other would each train alone and write the same folder.
+    """Refuse processes that are not connected: each would train alone and write into the same folder.
 
-    `accelerate launch --cpu --num_processes 2` starts one process; it leaves an address to meet at and no count.
+    `accelerate launch --cpu --num_processes 2` starts one process; it sets MASTER_ADDR but not WORLD_SIZE.
 
     Raises:
-        ValueError: several processes were asked for and one runs.
+        ValueError: several processes were requested and one runs.
     """
-    launched, asked = "ACCELERATE_MIXED_PRECISION" in os.environ, "MASTER_ADDR" in os.environ
-    if num_processes == 1 and launched and asked and "WORLD_SIZE" not in os.environ:
+    launched, has_address = "ACCELERATE_MIXED_PRECISION" in os.environ, "MASTER_ADDR" in os.environ
+    if num_processes == 1 and launched and has_address and "WORLD_SIZE" not in os.environ:
         raise ValueError(
             "The launch asks for several processes and started one, as accelerate does with --cpu; leave --cpu out and "
             "set trainer.use_cpu: true, or unset MASTER_ADDR if one process is what you want."

@@ -18,7 +18,7 @@ from train.loop.trainer import HeadsTrainer
 logger = logging.getLogger(__name__)
 
 
-def leave(trainer: HeadsTrainer) -> None:
+def exit_interrupted(trainer: HeadsTrainer) -> None:
     """End an interrupted run: log the checkpoint to resume from, and leave a marker file for schedulers.
 
     Raises:

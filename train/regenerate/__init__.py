@@ -1,1 +1,1 @@
-"""`python -m train regenerate-data --config configs/X.yaml --out FILE.jsonl`: its data as its backbone says it."""
+"""`python -m train regenerate-data --config configs/X.yaml --out FILE.jsonl`: training data by its own backbone."""

@@ -15,7 +15,7 @@ class RegenerateConfig:
         temperature: of sampling; 0 is greedy. 0.7 stays near greedy text without its repetitions.
         top_p: tokens are sampled from the fewest likeliest ones whose probabilities add up to this; 1 is all.
         max_new_tokens: tokens written at most for each answer, or behind each prompt of a text.
-        prompt_tokens: tokens of a text that are kept as a prompt.
+        prompt_tokens: tokens of a text that are its prompt.
         prompts_per_text: places of a text, evenly spread, that a prompt is taken from.
         batch_size: rows of one batch.
         seed: of sampling; each row has random numbers of its own.

@@ -27,10 +27,10 @@ Key = tuple[int, ...]
 
 
 class Writer:
-    """A backbone, alone or with heads, that writes behind prompts.
+    """Continues prompts with a backbone, alone or with heads.
 
     Args:
-        ends: tokens that end a text, themselves kept.
+        ends: tokens that end a text; they stay in it.
         decoding: `TreeDecoding(…)` on this model; None for plain `generate`. The text is the same.
     """
 
@@ -42,11 +42,11 @@ class Writer:
         self.longest = max_positions(model)
 
     def fits(self, prompt: Sequence[int]) -> bool:
-        """Prompt and what may follow it fit the backbone's positions."""
+        """Whether a prompt with its new tokens fits the backbone's positions."""
         return self.longest is None or len(prompt) + self.config.max_new_tokens <= self.longest
 
     def write(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key]) -> list[list[int]]:
-        """What follows each prompt, up to its end token if one came. Prompts of like length are written together."""
+        """The continuation of each prompt, up to its end token if any. Prompts of similar length share a batch."""
         answers: list[list[int]] = [[] for _ in prompts]
         by_length = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         for start in range(0, len(prompts), self.config.batch_size):
@@ -96,9 +96,9 @@ class Writer:
 
 @contextmanager
 def token_ids_alone(model: Any) -> Iterator[None]:
-    """Of what a backbone's folder recommends for `generate`, leave its token ids alone: the text is the backbone's own.
+    """Within the context, the backbone's own generation settings hold only its special token ids.
 
-    `generate` fills up with the rest whatever a request leaves open: penalties, suppressed tokens, lengths, times, ….
+    `generate` would apply all others where a request does not set them: penalties, suppressed tokens, lengths, ….
     """
     own = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -110,9 +110,9 @@ def token_ids_alone(model: Any) -> Iterator[None]:
 
 
 class LookForNan(LogitsProcessor):
-    """Checks the scores of greedy decoding for NaN and changes none; what it found stays on the device.
+    """Checks the scores of greedy decoding for NaN without changing them; the result stays on the device.
 
-    `argmax` takes NaN for the best, and a text of one token would be written in silence.
+    `argmax` treats NaN as the largest score, so decoding would silently repeat one token.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,8 +136,7 @@ class LookForNan(LogitsProcessor):
 class SampleByRow(LogitsProcessor):
     """Masks all tokens but the one that the row's own number samples; the last processor of a greedy request.
 
-    Called with whole batches by plain `generate`, and row by row by this library's decoding, which asks for a row's
-    part (`of_row`).
+    Plain `generate` calls it with whole batches; this library's decoding calls it row by row, through `of_row`.
     """
 
     def __init__(self, uniforms_BN: Tensor, prompt_length: int, temperature: float, top_p: float) -> None:
