@@ -23,6 +23,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from types import MappingProxyType, NoneType, UnionType
@@ -33,6 +34,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDa
 
 T = TypeVar("T")
 SHOWN_CHARACTERS = 80  # of a refused value
+VALIDATED: set[type[Any]] = set()
 NOUNS = {int: "integers", float: "numbers", str: "texts", bool: "true and false"}
 
 
@@ -123,6 +125,7 @@ def validated(cls: type[T]) -> type[T]:
             raise ValueError(str(error.__cause__)) from None
 
     def set_field(self: T, name: str, value: Any) -> None:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value  # a path stands for its text
         try:
             strict_set(self, name, value)
         except StrictDataclassFieldValidationError:
@@ -130,7 +133,13 @@ def validated(cls: type[T]) -> type[T]:
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     cls.__setattr__ = set_field  # type: ignore[method-assign, assignment]
+    VALIDATED.add(cls)
     return cls
+
+
+def is_validated(cls: type[Any]) -> bool:
+    """Whether `validated` decorates this very class."""
+    return cls in VALIDATED
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, of: str, prefix: str = "") -> T:

@@ -1,1 +1,17 @@
-"""The application: trains heads (or a backbone) from one YAML file. Used from a checkout through train.py."""
+"""The application: trains heads (or a backbone) from one YAML file. Used from a checkout through train.py.
+
+Every entry passes through here, so a missing `headway[train]` is told here, in one sentence and not in a traceback.
+"""
+
+import sys
+
+from heads.extras import MissingExtraError, needs_extra
+
+try:
+    with needs_extra("train", "Training"):
+        import datasets  # noqa: F401
+        import jsonargparse  # noqa: F401
+        import rich  # noqa: F401
+        import yaml  # noqa: F401
+except MissingExtraError as error:
+    sys.exit(f"error: {error}")

@@ -65,11 +65,15 @@ def run_command(arguments: list[str]) -> None:
     """
     check_config_files(arguments)
     parsers = {name: command_parser(name, command) for name, command in COMMANDS.items()}
-    parser = Parser(prog="python -m train", description="What is done before a run, and the run itself.")
+    parser = Parser(
+        prog="python -m train", description="What is done before a run, and the run itself.", allow_abbrev=False
+    )
     subcommands = parser.add_subcommands(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subcommands.add_subcommand(name, parsers[name], help=command.help)
         parsers[name].prog = f"python -m train {name}"
+    if not arguments:
+        return parser.print_help()
     found = parser.parse_args(arguments)
     values, command = found[found.command], COMMANDS[found.command]
     flags = command.flags(**{field.name: values[field.name] for field in dataclasses.fields(command.flags)})
@@ -80,7 +84,8 @@ def run_command(arguments: list[str]) -> None:
 
 def command_parser(name: str, command: Command) -> Parser:
     """The command's own flags, which its dataclass explains, and behind them a run's. One that both have is one."""
-    parser = Parser(description=command.help, usage=f"python -m train {name} --config FILE [flags]")
+    usage = f"python -m train {name} --config FILE [flags]"
+    parser = Parser(description=command.help, usage=usage, allow_abbrev=False)
     documented = [parse_docstring(kind.__doc__ or "") for kind in command.flags.__mro__]
     help_of = {found.arg_name: found.description for doc in documented for found in doc.params}
     hints, fields = get_type_hints(command.flags), dataclasses.fields(command.flags)

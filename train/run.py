@@ -14,6 +14,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from heads.backbone.loading import load_tokenizer
+from heads.extras import MissingExtraError
 from train.checkpoint.interruption import Interruption, clear_marker, listening
 from train.checkpoint.progress import read_progress
 from train.checkpoint.resume import check_shared_folder, choose_checkpoint, refuse_old_checkpoints
@@ -54,7 +55,7 @@ def explain_errors(action: Callable[[], Any]) -> None:
     """Run an action; what a user can cause ends in one sentence and exit code 1. HEADWAY_TRACEBACK=1 shows all."""
     try:
         action()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtraError) as error:
         if os.environ.get("HEADWAY_TRACEBACK") == "1":
             raise
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")

@@ -82,10 +82,11 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
     recorded, where = recorded_fields(folder), "recipe.config.backbone"
     fields = {name: recorded[name] for name in RECORDED if name in recorded}
     try:
-        values = {"name_or_path": find_backbone(folder), "dtype": dtype, **fields}
+        values = {"name_or_path": find_backbone(folder), **fields}
         config = build(BackboneConfig, values, of=where, prefix=f"{where}.")
     except ValueError as error:
         raise ValueError(f"In {Path(folder) / DESCRIPTION}, {error} Mend the file or name a backbone.") from None
+    config.dtype = dtype
     if config.tokenizer is not None:
         config.tokenizer = find_beside(config.tokenizer, folder)
     elif (trained := read_description(folder).trained_backbone) is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.interface.token_heads import TokenHeads
-from heads.validation import build, nearest
+from heads.validation import build, is_validated, nearest
 
 
 def families() -> list[str]:
@@ -43,7 +43,10 @@ def build_config(family: str, /, **fields: Any) -> Any:
     Raises:
         ValueError: an unknown field (names the nearest real one), a value of another type, or one that is not allowed.
     """
-    return build(family_module(family).Config, fields, of=f"{family} heads")
+    config_class = family_module(family).Config
+    if not is_validated(config_class):
+        raise TypeError(f"{config_class.__module__}.Config checks nothing; put @validated above its @dataclass.")
+    return build(config_class, fields, of=f"{family} heads")
 
 
 def create(

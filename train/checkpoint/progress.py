@@ -7,7 +7,7 @@ A run is seen here, and by saving, through `RunState`: what a checkpoint needs t
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,8 +33,8 @@ class Progress:
         measured_accuracy: of the heads, by head and rank, as last evaluated.
         evaluation_put_off: an evaluation was due when the run had to end.
         data_pass: pass over the data.
-        compiled: decoder layers are compiled.
         blocks_in_pass: blocks of that pass that all processes together have read.
+        compiled: decoder layers are compiled; older checkpoints do not say, and were not.
         loss_before: of the backbone on held-out data, before the first step; older checkpoints have none.
     """
 
@@ -48,8 +48,8 @@ class Progress:
     measured_accuracy: list[list[float]] | None
     evaluation_put_off: bool
     data_pass: int
-    compiled: bool
     blocks_in_pass: int
+    compiled: bool = False
     loss_before: float | None = None
 
 
@@ -93,7 +93,9 @@ def write_progress(run: RunState, folder: Path) -> None:
 
 
 def read_progress(folder: Path) -> Progress:
-    return Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
+    content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+    known = {field.name for field in fields(Progress)}
+    return Progress(**{name: value for name, value in content.items() if name in known})
 
 
 def blocks_per_batch(arguments: TrainingArguments) -> int:

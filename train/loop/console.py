@@ -32,12 +32,13 @@ WIDE = 80  # columns; from this width on the learning rate is shown too
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes log messages above the bar, which `print` would break."""
+    """Writes log messages above the bar, which `print` would break; where there is no bar, warnings go to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             style = "yellow" if record.levelno >= logging.WARNING else ""
-            CONSOLE.print(Text(self.format(record), style=style), soft_wrap=not CONSOLE.is_terminal)
+            console = CONSOLE if CONSOLE.is_terminal or not style else Console(stderr=True, highlight=False)
+            console.print(Text(self.format(record), style=style), soft_wrap=not CONSOLE.is_terminal)
         except Exception:  # as in every handler, a message that cannot be written does not end the run
             self.handleError(record)
 
