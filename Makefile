@@ -17,7 +17,7 @@ $(VENV)/.ready: constraints.txt pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN) python -m benchmarks.demo
+	$(RUN) python -m benchmarks.demo --no-compile
 
 lint: setup
 	$(RUN) ruff check . && ruff format --check . && mypy && lint-imports
