@@ -20,6 +20,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
+from heads.backbone.compiled import has_cpp_compiler
 from train.engine.engine import Engine
 from train.objective.model import TrainedModel
 
@@ -100,16 +101,6 @@ def what_stops_compiling(model: TrainedModel, device: torch.device, engine: Engi
     if device.type == "cpu":
         return "" if has_cpp_compiler() else "no C++ compiler was found"
     return "" if importlib.util.find_spec("triton") else "triton is not installed"
-
-
-def has_cpp_compiler() -> bool:
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        return False
-    return True
 
 
 def is_worth_it(trainer: Any) -> tuple[bool, str]:

@@ -27,6 +27,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 CONSOLE = Console(highlight=False)
+ERRORS = Console(highlight=False, stderr=True)
 NARROWEST = 60
 WIDE = 80  # columns; from this width on the learning rate is shown too
 
@@ -37,7 +38,7 @@ class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             style = "yellow" if record.levelno >= logging.WARNING else ""
-            console = CONSOLE if CONSOLE.is_terminal or not style else Console(stderr=True, highlight=False)
+            console = CONSOLE if CONSOLE.is_terminal or not style else ERRORS
             console.print(Text(self.format(record), style=style), soft_wrap=not CONSOLE.is_terminal)
         except Exception:  # as in every handler, a message that cannot be written does not end the run
             self.handleError(record)

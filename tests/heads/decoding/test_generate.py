@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from streamers import DraftedPuts, Puts
 from tiny import EOS, PAD, VOCAB, random_tokens
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -186,30 +187,6 @@ def test_criteria_given_as_a_list_object_are_kept():
 
 def flat(lists: list[list[Any]]) -> list[Any]:
     return list(itertools.chain.from_iterable(lists))
-
-
-class Puts:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.puts: list[list[int]] = []
-        self.ended = 0
-
-    def put(self, value: Tensor) -> None:
-        self.puts.append(value.flatten().tolist())
-
-    def end(self) -> None:
-        self.ended += 1
-
-
-class DraftedPuts(Puts):
-    def __init__(self) -> None:
-        super().__init__()
-        self.flags: list[list[bool]] = []
-
-    def put_drafted(self, tokens: Tensor, drafted: list[bool]) -> None:
-        self.puts.append(tokens.tolist())
-        self.flags.append(drafted)
 
 
 def test_a_streamer_gets_the_text_in_order():

@@ -14,35 +14,13 @@ from dynamic_runs import (
     run,
 )
 from plain_joint import DenseTable
+from streamers import DraftedPuts, Puts
 from throwaway_families import fitted_heads, make_heads
 from tiny import VOCAB, shared_model, tiny_model
-from torch import Tensor
 
 import heads
 from heads.backbone.model import Backbone
 from heads.decoding.dynamo.decoding import DynamicDecoding
-
-
-class Puts:
-    def __init__(self) -> None:
-        self.puts: list[list[int]] = []
-        self.ended = 0
-
-    def put(self, value: Tensor) -> None:
-        self.puts.append(value.flatten().tolist())
-
-    def end(self) -> None:
-        self.ended += 1
-
-
-class DraftedPuts(Puts):
-    def __init__(self) -> None:
-        super().__init__()
-        self.flags: list[list[bool]] = []
-
-    def put_drafted(self, tokens: Tensor, drafted: list[bool]) -> None:
-        self.puts.append(tokens.tolist())
-        self.flags.append(drafted)
 
 
 @pytest.mark.parametrize("kind", [Puts, DraftedPuts])
