@@ -67,7 +67,7 @@ class DenseTable:
         alone = math.prod(float(self.p[1][token]) for token in tokens)
         return float(self.p[len(tokens)][tokens]) / alone if alone else 0.0
 
-    def cooccurrence(self, candidates: Sequence[Tensor], *, unseen: float = 0.0) -> Tensor:
+    def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
         self.asked.append(len(candidates))
         return torch.stack([self.ratios(row) for row in zip(*candidates, strict=True)])
 

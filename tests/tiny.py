@@ -14,10 +14,17 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    BioGptConfig,
     CodeGenConfig,
     CohereConfig,
+    CTRLConfig,
+    DeepseekV2Config,
+    FalconConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -27,12 +34,17 @@ from transformers import (
     OPTConfig,
     Phi3Config,
     Qwen3Config,
+    XGLMConfig,
 )
 
 from heads.backbone.model import find_final_norm
 
 ARCHITECTURES = ("llama", "gpt_neox", "qwen3", "mistral", "gemma", "phi3", "codegen")
 EAGER_ONLY = {"codegen": "CodeGen has no sdpa attention in transformers"}
+FLOAT32_ONLY = {
+    "deepseek_v2": "DeepSeek-V2's experts multiply no float64 in torch",
+    "xglm": "XGLM's attention has the least float64 in a float32 place",
+}
 EOS, PAD = 1, 0
 VOCAB = 29
 Attention = Literal["eager", "sdpa"]
@@ -53,6 +65,29 @@ LLAMA_LIKE = {
     "num_key_value_heads": 2,
 }
 WITH_HEAD_DIM = {**LLAMA_LIKE, "head_dim": 8}
+
+TINY_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+IMAGE_TOKENS = {"boi_token_index": 26, "eoi_token_index": 27, "image_token_index": 28}
+
+
+def gemma4_text() -> Gemma4TextConfig:
+    """Each layer reads an embedding of the token of its own."""
+    return Gemma4TextConfig(
+        **WITH_HEAD_DIM,
+        global_head_dim=16,
+        sliding_window=8,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    )
+
 
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=False),
@@ -95,6 +130,32 @@ CONFIGS: dict[str, Any] = {
     "opt": lambda: OPTConfig(
         **SMALL, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=32
     ),
+    "falcon": lambda: FalconConfig(**SMALL, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, alibi=False),
+    "deepseek_v2": lambda: DeepseekV2Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 4},
+        first_k_dense_replace=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        moe_intermediate_size=16,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        n_group=1,
+        topk_group=1,
+    ),
+    "biogpt": lambda: BioGptConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4
+    ),
+    "xglm": lambda: XGLMConfig(**SMALL, d_model=32, ffn_dim=48, num_layers=3, attention_heads=4),
+    "ctrl": lambda: CTRLConfig(**SMALL, n_positions=768, n_embd=32, dff=48, n_layer=3, n_head=4),
+    "gemma4": gemma4_text,
+    "gemma3_with_images": lambda: Gemma3Config(
+        text_config=CONFIGS["gemma3"]().to_dict(), vision_config=TINY_VISION, mm_tokens_per_image=4, **IMAGE_TOKENS
+    ),
+    "gemma4_with_images": lambda: Gemma4Config(text_config=gemma4_text().to_dict(), vision_config=None),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 GROWTH_SLOTS = 256
 
@@ -113,6 +113,15 @@ class TreeCache(Cache):
     def keep_slots(self, num_slots: int) -> None:
         for layer in self.layers:
             layer.keep_slots(num_slots)
+
+    def as_dynamic(self, config: Any, num_slots: int) -> DynamicCache:
+        """A copy of the first slots as `generate` returns them: without layers of heads, and windows cut."""
+        cache = DynamicCache(config=config)
+        for index, layer in enumerate(self.layers[: config.num_hidden_layers]):
+            if not layer.is_initialized:  # it reads another layer's keys and values
+                continue
+            cache.update(layer.keys[..., :num_slots, :], layer.values[..., :num_slots, :], index)
+        return cache
 
 
 def _buffer(like_BHSD: Tensor, num_slots: int) -> Tensor:

@@ -31,6 +31,7 @@ from heads.backbone.cache import TreeCache
 from heads.backbone.graph import Buffers, Graph, leave_slots_open
 from heads.backbone.model import Backbone
 from heads.backbone.state import BackboneState, Pass, StackTap, Tap, hidden_taps
+from heads.backbone.support import read_hooks
 
 FIRST_BUCKET = 256
 NODE_STEP = 4
@@ -62,6 +63,14 @@ class CompiledBackbone(Backbone):
         self._graphs: weakref.WeakKeyDictionary[Any, dict[Key, Graph]] = weakref.WeakKeyDictionary()
         self._free: dict[Size, list[Buffers]] = {}
         self._loans: weakref.WeakKeyDictionary[TreeCache, Loan] = weakref.WeakKeyDictionary()
+        self._hooks = read_hooks(self.model.modules())
+
+    def refresh(self) -> None:
+        """Forget the graphs where hooks were added or removed since: torch's guards do not look at them."""
+        super().refresh()
+        if (hooks := read_hooks(self.model.modules())) != self._hooks:
+            self._hooks = hooks
+            self._graphs.clear()
 
     def verify(
         self, state: BackboneState, tokens_BN: Tensor, depth_N: Tensor, sees_NN: Tensor, taps: Sequence[Tap] = ()

@@ -26,8 +26,8 @@ Buffers = list[tuple[Tensor, Tensor]]
 class Graph:
     """A compiled pass of one shape.
 
-    The hooks that record taps become part of the graph, whose guards check for the same hooks at every call. So these
-    hooks are registered before each call and removed behind it.
+    The hooks that record taps become part of the graph. So these hooks are registered before each call and removed
+    behind it. torch's guards look at no other hooks: `CompiledBackbone.refresh` does.
     """
 
     def __init__(self, backbone: Backbone, taps: tuple[HiddenTap, ...], num_layers: int) -> None:

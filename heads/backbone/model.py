@@ -38,8 +38,12 @@ from heads.backbone.support import (
     find_final_norm,
     find_layers,
     read_layer_type,
+    read_output_path,
     refuse_offloaded_weights,
     refuse_what_cannot_roll_back,
+    refuse_what_is_no_model,
+    same_numbers,
+    unwrap,
 )
 
 __all__ = ["Backbone", "BackboneState", "CommitPlan", "Pass", "Tap", "Taps", "read_layer_type"]
@@ -52,15 +56,28 @@ class Backbone:
     """A causal LM that heads are attached to. A plain object: families that hold it register none of its modules.
 
     Args:
-        model: a `transformers` causal LM.
-        check_projection: compare the projection record with the model's own logits on four tokens.
+        model: a `transformers` causal LM, or a `PeftModel` or `torch.compile` around one.
+        check_projection: compare the projection record with the model's own logits on four tokens; on the meta device
+            there is nothing to compare.
 
     Raises:
-        ValueError: a model whose cache cannot roll back, that takes no tree mask, or whose logits the record misses.
+        ValueError: no model, one whose cache cannot roll back, that takes no tree mask, or whose logits the record
+            misses.
     """
 
     def __init__(self, model: Any, *, check_projection: bool = True) -> None:
-        self.model = model
+        refuse_what_is_no_model(model)
+        self.model = unwrap(model)
+        self.gradient_scale = 1.0
+        """LR_MB / LR_B: factor on gradients of heads where they enter a trained backbone."""
+        self._read_model()
+        self._output_path = read_output_path(self.model)
+        if check_projection and self.device.type != "meta":
+            check_logits(self.model, self._project)
+
+    def _read_model(self) -> None:
+        """What passes need of the model, found once; `refresh` finds it again where parts were replaced."""
+        model = self.model
         self.config = model.config.get_text_config()
         refuse_what_cannot_roll_back(model)
         refuse_offloaded_weights(model)
@@ -74,12 +91,6 @@ class Backbone:
         self._rotary_by_type = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
         self.rope_border = find_rope_border(self.decoder)
         self.norm = find_final_norm(self.decoder)
-        self.gradient_scale = 1.0
-        """LR_MB / LR_B: factor on gradients of heads where they enter a trained backbone."""
-        if check_projection:
-            check_logits(
-                model, lambda tokens_BT: self.projection(self.forward(tokens_BT, taps=[0], use_cache=False)[1][0])
-            )
 
     hidden_size = property(lambda self: int(self.config.hidden_size))
     vocab_size = property(lambda self: int(self._embeddings.weight.shape[0]))
@@ -103,13 +114,47 @@ class Backbone:
         return gate(self._embeddings(tokens.to(self.device)).to(self.heads_device), self.gradient_scale)
 
     def logits(self, final_ND: Tensor) -> Tensor:
-        """Logits from hidden states after the final norm."""
-        return self.projection.without_norm()(final_ND)
+        """Logits from hidden states after the final norm: the model's own output layer, with its hooks and adapters."""
+        output_layer = self.model.get_output_embeddings()
+        if isinstance(output_layer, nn.Embedding):  # looks rows up and multiplies nothing
+            return self.projection.without_norm()(final_ND)
+        return self.projection.finish(output_layer(final_ND))
 
-    def _project(self, tokens_BT: Tensor) -> Tensor:
-        """Logits through the projection record, final norm included."""
-        _, taps = self.forward(tokens_BT, taps=[0], use_cache=False)
-        return self.projection(taps[0])
+    def _project(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits by the output layer, and by the record, final norm included."""
+        final_BTD, taps = self.forward(tokens_BT, taps=[0], use_cache=False)
+        return self.logits(final_BTD), self.projection(taps[0])
+
+    def refresh(self) -> None:
+        """Look at the model again where its parts were replaced or hooked since; every text that is read begins so.
+
+        Raises:
+            ValueError: its logits are now computed in a way that cannot be followed here, or it has no weights.
+        """
+        if self.device.type == "meta":
+            raise ValueError(
+                f"{self.name} is on the meta device, where tensors have shapes and no numbers; load its weights first."
+            )
+        output_path = read_output_path(self.model)
+        if output_path != self._output_path:
+            self._read_model()
+            check_logits(self.model, lambda tokens_BT: self._project(tokens_BT)[:1])
+            self._output_path = output_path
+
+    @torch.no_grad()
+    def output_layer_is_its_record(self) -> bool:
+        """Whether the output layer multiplies with its weight and adds its bias; an adapter or a hook does more.
+
+        Heads that share the unembedding are scored with the record.
+        """
+        output_layer = self.model.get_output_embeddings()
+        hooks = output_layer._forward_hooks or output_layer._forward_pre_hooks
+        if type(output_layer) is nn.Linear and not hooks and "forward" not in vars(output_layer):
+            return True
+        weight_VD = self.projection.weight
+        numbers_4D = torch.arange(4 * weight_VD.shape[1], device=weight_VD.device).view(4, -1)
+        hidden_4D = numbers_4D.sin().to(weight_VD.dtype)  # no direction that a low rank could miss
+        return same_numbers(self.logits(hidden_4D), self.projection.without_norm()(hidden_4D))
 
     def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
         """The decoder's own forward: the hidden states after the final norm, and the taps."""
@@ -148,6 +193,7 @@ class Backbone:
         Returns:
             The state, and the last pass.
         """
+        self.refresh()
         tokens_BT, valid_BT = tokens_BT.to(self.heads_device), valid_BT.to(self.heads_device)
         batch, length = tokens_BT.shape
         state = state or BackboneState.empty(batch, tokens_BT.device, length)
@@ -268,6 +314,7 @@ class Backbone:
             "past_key_values": cache,
             "layer_past": cache,
             "use_cache": cache is not None,
+            "alibi": None,  # a backbone with it is refused
         }
         if "position_embeddings" in self._layer_takes:
             given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
@@ -279,10 +326,13 @@ class Backbone:
         )
         return output[0] if isinstance(output, tuple) else output
 
-    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> tuple[Tensor, ...]:
-        rotary = self.decoder.rotary_emb
+    def _rotary(self, hidden_BTD: Tensor, positions_BT: Tensor, layer_type: str) -> Tensor | tuple[Tensor, ...]:
+        """Cosines and sines, or complex numbers in one tensor (DeepSeek-V2)."""
         by_type = (layer_type,) if self._rotary_by_type else ()
-        return tuple(x.to(hidden_BTD.device) for x in rotary(hidden_BTD, positions_BT, *by_type))
+        found = self.decoder.rotary_emb(hidden_BTD, positions_BT, *by_type)
+        if isinstance(found, Tensor):
+            return found.to(hidden_BTD.device)
+        return tuple(x.to(hidden_BTD.device) for x in found)
 
 
 def in_dtype_of(hidden_BTD: Tensor, mask: Any) -> Any:

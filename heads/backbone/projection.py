@@ -79,6 +79,16 @@ class Projection:
         return own + ([] if self.norm is None else list(self.norm.parameters()))
 
 
+def is_packed(weight: Tensor) -> bool:
+    """Whether a weight holds its numbers in a form of its own, as torchao's quantised ones do behind a float dtype."""
+    return hasattr(type(weight), "__tensor_flatten__") and not hasattr(weight, "full_tensor")  # no sharded one
+
+
+def unpacked(weight: Tensor) -> Tensor:
+    """The weight as plain numbers, for what is started from it; products take it as it is."""
+    return weight.dequantize() if is_packed(weight) else weight
+
+
 def read_projection(model: nn.Module, norm: nn.Module) -> Projection:
     """The record of a Hugging Face causal LM, from its output embeddings and its config.
 

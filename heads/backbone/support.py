@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,37 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
             f"{name} counts distances in cache slots (alibi or local attention), which are no positions in a tree; "
             f"choose a backbone with position ids and full or sliding attention."
         )
+
+
+def refuse_what_is_no_model(model: Any) -> None:
+    """A path, a name, heads or anything else in place of a causal LM."""
+    if not isinstance(model, nn.Module) or not hasattr(unwrap(model), "get_decoder"):
+        given = repr(model) if isinstance(model, str | Path) else f"a {type(model).__name__}"
+        raise ValueError(
+            f"{given} was given in place of a model; give a causal LM of transformers, such as "
+            f"AutoModelForCausalLM.from_pretrained(…) loads."
+        )
+
+
+def unwrap(model: Any) -> Any:
+    """The causal LM in a `PeftModel` or behind `torch.compile`, whose own `generate` ends in the causal LM's.
+
+    Raises:
+        ValueError: an adapter that adds tokens of its own before the text.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if "peft" not in sys.modules:
+        return model
+    with needs_extra("lora", "This model has a LoRA adapter"):
+        from peft import PeftModel
+    if not isinstance(model, PeftModel):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        raise ValueError(
+            f"A PeftModel with {model.active_peft_config.peft_type.value} was given, which puts vectors of its own "
+            f"before every text; give a model with a LoRA or another adapter on layers, or without one."
+        )
+    return getattr(model.get_base_model(), "_orig_mod", model.get_base_model())
 
 
 def refuse_offloaded_weights(model: Any) -> None:
@@ -85,36 +117,70 @@ def find_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
     raise ValueError(f"{type(decoder).__name__} has no list of {num_layers} decoder layers that heads could tap.")
 
 
+FINAL_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f", "layer_norm", "layernorm")
+"""What decoders call it. Where one of these is another norm, logits through it are wrong, and refused."""
+
+
 def find_final_norm(decoder: nn.Module) -> nn.Module:
-    for name in ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f"):
+    for name in FINAL_NORMS:
         if isinstance(norm := getattr(decoder, name, None), nn.Module):
             return norm
     raise ValueError(f"{type(decoder).__name__} has no final norm under a known name; heads cannot project its states.")
 
 
 @torch.no_grad()
-def check_logits(model: Any, project: Callable[[Tensor], Tensor]) -> None:
-    """Compare logits of four tokens through the projection record with the model's own.
+def check_logits(model: Any, project: Callable[[Tensor], Sequence[Tensor]]) -> None:
+    """Compare logits of four tokens, as they are computed here, with the model's own.
 
     Args:
-        project: token ids (B, T) to logits (B, T, V): the decoder, then the record on its last layer's output.
+        project: token ids (B, T) to logits (B, T, V), in each of the ways in which they are computed here.
 
     Raises:
-        ValueError: they differ.
+        ValueError: some differ.
     """
     embedding = model.get_input_embeddings().weight
     tokens_BT = torch.arange(4, device=embedding.device)[None] % len(embedding)
     was_training = model.training
     model.eval()
     try:
-        expected = model(input_ids=tokens_BT, use_cache=False).logits.float()
-        found = project(tokens_BT).float()
+        expected = model(input_ids=tokens_BT, use_cache=False).logits
+        found = project(tokens_BT)
     finally:
         model.train(was_training)
-    # The same operations in the same dtype: rounding differs only by kernel choice.
-    tolerance = 20 * torch.finfo(embedding.dtype).eps * expected.abs().max().clamp(min=1.0)
-    if expected.shape != found.shape or not bool(((expected - found).abs() <= tolerance).all()):
+    if not all(same_numbers(logits, expected) for logits in found):
         raise ValueError(
             f"{type(model).__name__} computes its logits in a way that norm, weight, bias, scale and soft cap do not "
-            f"describe; heads on it would be trained against wrong logits, so it is refused."
+            f"describe{added_to_output(model)}; heads on it would be trained against wrong logits, so it is refused."
         )
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding: the same operations in the same dtype, by kernels that may differ."""
+    if one.shape != other.shape:
+        return False
+    tolerance = 20 * torch.finfo(one.dtype).eps * other.float().abs().max().clamp(min=1.0)
+    return bool(((one.float() - other.float()).abs() <= tolerance).all())
+
+
+def added_to_output(model: Any) -> str:
+    """What a user has added to the way from hidden states to logits, for a sentence."""
+    output_layer = model.get_output_embeddings()
+    if output_layer in adapted_layers(model).values():
+        return " (its output layer has an adapter: merge it, or leave the output layer out of it)"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in (model, output_layer)):
+        return " (a hook on the model or on its output layer may be the reason: remove it)"
+    return ""
+
+
+def read_hooks(modules: Iterable[nn.Module]) -> list[Any]:
+    """Modules with the hooks on them and the forwards put in their places, to be compared."""
+    return [
+        (module, vars(module).get("forward"), [*module._forward_pre_hooks], [*module._forward_hooks])
+        for module in modules
+    ]
+
+
+def read_output_path(model: Any) -> list[Any]:
+    """`read_hooks` of the modules that logits come from."""
+    ends = (model, model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    return read_hooks(module for module in ends if module is not None)

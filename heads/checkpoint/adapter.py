@@ -7,19 +7,28 @@ and added in the backbone's dtype.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from heads.backbone.support import adapted_layers
 from heads.extras import needs_extra
+from heads.inside import find_inside
+from heads.interface.layers import MAX_RANK, RANK_ADVICE
 from heads.validation import validated, within
 
-TENSORS = "adapter_model.safetensors"
+TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+CHOSEN = {"r", "lora_alpha", "lora_dropout", "target_modules"}
+"""What `add_adapter` sets. Everything else that shapes an adapter is peft's default."""
+RECORDED = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"}
+RECORDED |= {"fan_in_fan_out"}  # of GPT-2's layers
+"""What peft writes down beside it."""
 
 
 @validated
@@ -35,7 +44,7 @@ class LoraSettings:
             architecture where it is not given. The unembedding cannot have one.
     """
 
-    rank: int = within(0, default=0, advice="0 stands for no adapter")
+    rank: int = within(0, MAX_RANK, default=0, advice=f"0 stands for no adapter; {RANK_ADVICE}")
     alpha: float | None = within(above=0, default=None, advice="at 0 the adapter would change nothing")
     dropout: float = within(0, below=1, default=0.0)
     targets: list[str] | None = None
@@ -105,15 +114,41 @@ def put_on_adapter(model: Any, folder: Path) -> None:
     transformers leaves the adapter's mapping there, with which a merged model would be saved under wrong names.
     """
     before = vars(model).get("_weight_conversions")
-    with needs_extra("lora", f"{folder} holds a LoRA adapter"):
-        import peft  # noqa: F401 - transformers loads the adapter with it
-
+    check_adapter(folder)
     model.load_adapter(str(folder))
     vars(model).pop("_weight_conversions", None)
     if before is not None:
         model._weight_conversions = before
     keep_adapter_in_float32(model)
     read_adapter(model, folder)  # transformers has rounded it to the backbone's dtype
+
+
+def check_adapter(folder: Path) -> None:
+    """Compare an adapter's settings with its tensors before peft builds one: a file may ask for any rank.
+
+    Raises:
+        ValueError: no adapter, a damaged one, or one that `add_adapter` does not make; says why.
+    """
+    with needs_extra("lora", f"{folder} holds a LoRA adapter"):
+        from peft import LoraConfig
+    wrong = f"{folder} holds no adapter that was trained with heads"
+    try:
+        settings = json.loads(find_inside(folder, SETTINGS).read_text(encoding="utf-8"))
+        defaults = json.loads(json.dumps(LoraConfig().to_dict(), default=str))  # type: ignore[no-untyped-call]
+        odd = [name for name in set(settings) & set(defaults) - CHOSEN - RECORDED if settings[name] != defaults[name]]
+        rank, targets = settings["r"], settings["target_modules"]
+        with safe_open(find_inside(folder, TENSORS), framework="pt") as file:
+            ranks = {file.get_slice(name).get_shape()[0] for name in file.keys() if "lora_A" in name}  # noqa: SIM118
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
+        raise ValueError(f"{wrong} ({error}); copy the whole folder again.") from None
+    odd += [] if isinstance(targets, list) else ["target_modules"]  # peft takes patterns too
+    if odd:
+        raise ValueError(
+            f"{wrong}: {SETTINGS} sets {', '.join(sorted(odd))}, which no run does; take the run's own file."
+        )
+    if ranks != {rank}:
+        found = ", ".join(map(str, sorted(ranks)[:4])) or "none"
+        raise ValueError(f"{wrong}: {SETTINGS} has rank {rank!r} and {TENSORS} {found}; copy both again.")
 
 
 def keep_adapter_in_float32(model: Any) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import has_adapter, read_adapter
 from heads.checkpoint.schema import TrainedBackbone
+from heads.inside import remove
 
 PREFIX = "backbone-"
 FINGERPRINT_TENSORS = 256
@@ -40,11 +40,13 @@ def save_backbone(
         OSError: the disk is full or the folder cannot be written; what was saved before is untouched.
     """
     begun = Path(folder) / ".backbone.tmp"
-    shutil.rmtree(begun, ignore_errors=True)
+    remove(begun)
     try:
         write_model(model, begun, dtype=dtype, tokenizer=tokenizer)
         sync(begun)
         final = Path(folder) / f"{PREFIX}{digest(begun)}"
+        if final.is_symlink():
+            remove(final)
         if not final.exists():
             begun.rename(final)
     except (OSError, SafetensorError) as error:  # safetensors raises an error of its own on a full disk
@@ -53,7 +55,7 @@ def save_backbone(
             f"before is untouched. Free space or choose another folder."
         ) from error
     finally:
-        shutil.rmtree(begun, ignore_errors=True)
+        remove(begun)
     return {"folder": final.name, "adapter": has_adapter(model), "fingerprint": fingerprint_weights(model)}
 
 
@@ -70,10 +72,11 @@ def write_model(model: Any, folder: Path, *, dtype: torch.dtype | None = None, t
 
 
 def sync(folder: Path) -> None:
-    """To the disk, before anything names it."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    """To the disk, before anything names it. A tokenizer with several chat templates has a folder of its own."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:

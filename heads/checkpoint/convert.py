@@ -31,6 +31,7 @@ from heads.checkpoint.opening import default_device, find_trained, load_recorded
 from heads.checkpoint.save_load import describe_backbone, load, read_tensors, write_whole
 from heads.checkpoint.schema import DESCRIPTION, TENSORS, HeadsDescription, read_description
 from heads.decoding.tuned_file import TUNED_TREE
+from heads.inside import find_inside
 from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
 
@@ -79,7 +80,7 @@ def merge(
     changed = {"backbone": describe_backbone(Backbone(model)), "trained_backbone": trained, "merged_from": str(folder)}
     text = json.dumps(asdict(description) | changed, indent=2) + "\n"
     write_whole(where, {TENSORS: (Path(folder) / TENSORS).read_bytes(), DESCRIPTION: text.encode()})
-    if (tree := Path(folder) / TUNED_TREE).is_file():
+    if (tree := find_inside(folder, TUNED_TREE)).is_file():
         shutil.copy(tree, where / TUNED_TREE)
     return where / str(trained["folder"])
 

@@ -14,6 +14,7 @@ from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import put_on_adapter
 from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import DESCRIPTION, read_description
+from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
 from heads.validation import build
 
@@ -23,7 +24,7 @@ RECORDED = ("revision", "tokenizer", "attn_implementation", "quantization")
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A backbone, its tokenizer, and one or several sets of heads on it, by name."""
+    """A backbone, its tokenizer, and none, one or several sets of heads on it, by name."""
 
     model: Any
     tokenizer: Any
@@ -52,6 +53,13 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
     wrapped = Backbone(model)
     token_heads = {name: load(folder, wrapped) for name, folder in zip(name_folders(folders), folders, strict=True)}
     return Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
+
+
+def open_backbone(name: str, dtype: Dtype = "auto") -> Opened:
+    """Load a backbone as `open_heads` does, without heads on it."""
+    config = BackboneConfig(name_or_path=name, dtype=dtype)
+    model = load_backbone(config, default_device())
+    return Opened(model=model, tokenizer=load_tokenizer(config), source=name, token_heads={})
 
 
 def open_draft_model(name: str, dtype: Dtype = "auto") -> Any:
@@ -90,7 +98,7 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
     if config.tokenizer is not None:
         config.tokenizer = find_beside(config.tokenizer, folder)
     elif (trained := read_description(folder).trained_backbone) is not None:
-        beside = Path(folder) / trained.folder
+        beside = find_inside(folder, trained.folder)
         config.tokenizer = str(beside) if (beside / "tokenizer_config.json").is_file() else None
     return config
 
@@ -151,7 +159,9 @@ def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.devi
 
 
 def find_trained(folder: str | Path, name: str) -> Path:
-    beside = Path(folder) / name
+    beside = find_inside(folder, name)
+    for file in beside.iterdir() if beside.is_dir() else ():
+        find_inside(beside, file.name)
     if not beside.is_dir():
         raise ValueError(
             f"{folder} names the backbone that was trained with its heads, {name}, but does not hold it; copy the "

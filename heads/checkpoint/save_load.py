@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
@@ -22,10 +22,14 @@ from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import has_adapter
 from heads.checkpoint.backbone import PREFIX, check_trained_backbone, save_backbone
 from heads.checkpoint.schema import DESCRIPTION, FORMAT_VERSION, TENSORS, HeadsDescription, read_description
+from heads.checkpoint.shapes import check_fit, read_shapes
 from heads.decoding.tuned_file import find_tuned_tree
 from heads.families import build_config, family_module
+from heads.inside import is_foreign_link, is_one_name, open_new, remove
 from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
+
+logger = logging.getLogger(__name__)
 
 FINGERPRINT_ROWS = 64
 
@@ -85,20 +89,27 @@ def save(
         write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
     except OSError:
         if new is not None and new not in before:
-            shutil.rmtree(new, ignore_errors=True)  # nothing names it
+            remove(new)  # nothing names it
         raise
     if old is not None and old != new:
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
 
 
 def named_backbone(folder: Path) -> Path | None:
-    """The folder of the trained backbone that the present heads.json names, if it exists."""
+    """The folder of the trained backbone that the present heads.json names, if it exists.
+
+    It is removed by the next save, so a name that `save` never writes, or a link, is warned of and not followed.
+    """
     try:
         name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["trained_backbone"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    is_ours = isinstance(name, str) and name.startswith(PREFIX) and (folder / name).is_dir()
-    return folder / name if is_ours else None
+    if not is_one_name(name) or not name.startswith(PREFIX) or is_foreign_link(folder / name):
+        logger.warning(
+            "%s names %r as its trained backbone, which leads elsewhere; it is left alone.", folder / DESCRIPTION, name
+        )
+        return None
+    return folder / name if (folder / name).is_dir() else None
 
 
 def write_whole(folder: Path, files: dict[str, bytes]) -> None:
@@ -108,7 +119,7 @@ def write_whole(folder: Path, files: dict[str, bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             begun.append((folder / f".{name}.{os.getpid()}.tmp", folder / name))
-            with begun[-1][0].open("wb") as file:
+            with open_new(begun[-1][0]) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -132,18 +143,20 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
         dtype: of the heads; the backbone's where it is not given.
 
     Raises:
-        ValueError: files missing or damaged, another backbone, or tensors missing, extra or misshapen; says which.
+        ValueError: files missing or damaged, another backbone or one without weights, or tensors missing, extra or
+            misshapen; says which.
     """
     description = read_description(folder)
     backbone = model if isinstance(model, Backbone) else Backbone(model)
+    backbone.refresh()
     if description.trained_backbone is not None:
         check_trained_backbone(description.trained_backbone, backbone, folder)
     check_backbone(description, backbone, folder)
+    check_fit(description, backbone, folder)
     tensors = read_tensors(Path(folder) / TENSORS, description.sha256)
     token_heads = family_module(description.family).Heads(
         build_config(description.family, **description.config), backbone
     )
-    check_tensors(tensors, token_heads.state_dict(), folder)
     token_heads.load_state_dict(tensors)
     if token_heads.draft_tokens_S is not None:
         check_draft_tokens(token_heads.draft_tokens_S, None, backbone.vocab_size)
@@ -193,29 +206,7 @@ def check_backbone(description: HeadsDescription, backbone: Backbone, folder: st
 
 
 def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; the folder holds a description of heads without their tensors.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is damaged or cut short at {path.stat().st_size} bytes ({error}); copy or save the heads again."
-        ) from None
+    read_shapes(path)  # raises on a file that is missing or damaged
     if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
         raise ValueError(f"{path} is not the file that {DESCRIPTION} beside it describes; copy both files again.")
-    return tensors
-
-
-def check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], folder: str | Path) -> None:
-    problems = [f"missing {name}" for name in sorted(set(wanted) - set(found))]
-    problems += [f"extra {name}" for name in sorted(set(found) - set(wanted))]
-    problems += [
-        f"{name} has shape {tuple(found[name].shape)} in place of {tuple(wanted[name].shape)}"
-        for name in sorted(set(found) & set(wanted))
-        if found[name].shape != wanted[name].shape
-    ]
-    if problems:
-        raise ValueError(
-            f"The tensors in {folder} do not fit the heads that {DESCRIPTION} describes: {'; '.join(problems)}."
-        )
+    return load_file(path)

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from heads.families import build_config
+from heads.inside import is_one_name
 from heads.validation import build, validated
 
 FORMAT_VERSION = 1
 TENSORS, DESCRIPTION = "heads.safetensors", "heads.json"
+RUN_FOLDERS = ("best", "last")
+"""Where a training run saves heads, below its output_dir."""
 
 
 @validated
@@ -43,7 +46,7 @@ class TrainedBackbone:
     """The backbone that was trained with the heads and lies beside them.
 
     Attributes:
-        folder: its name below the heads' folder.
+        folder: its name in the heads' folder, and no path.
         adapter: the folder holds a LoRA adapter and not a whole model.
         fingerprint: entries of the weights that were trained.
     """
@@ -51,6 +54,12 @@ class TrainedBackbone:
     folder: str
     fingerprint: list[float]
     adapter: bool = False
+
+    def validate_folder(self) -> None:
+        if not is_one_name(self.folder):
+            raise ValueError(
+                f"trained_backbone.folder={self.folder!r} was given; allowed is the name of a folder beside the heads."
+            )
 
 
 @validated
@@ -96,10 +105,12 @@ def read_description(folder: str | Path) -> HeadsDescription:
     """
     path = Path(folder) / DESCRIPTION
     if not path.is_file():
-        raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that heads were saved to.")
+        inside = [str(Path(folder) / name) for name in RUN_FOLDERS if (Path(folder) / name / DESCRIPTION).is_file()]
+        instead = f"{' or '.join(inside)}, where its run saved heads" if inside else "a folder that heads were saved to"
+        raise ValueError(f"{folder} holds no {DESCRIPTION}; give {instead}.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
         ) from None

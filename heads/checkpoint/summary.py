@@ -10,6 +10,7 @@ from typing import Any
 from heads.checkpoint.opening import find_backbone
 from heads.checkpoint.save_load import read_tensors
 from heads.checkpoint.schema import DESCRIPTION, TENSORS, read_description
+from heads.decoding.tuned_file import TunedTree, UnreadableTree, find_tuned_tree
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
@@ -29,7 +30,16 @@ def describe(folder: str | Path) -> dict[str, Any]:
         "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()}),
         "bytes": path.stat().st_size + (Path(folder) / DESCRIPTION).stat().st_size,
         "backbone_found_at": find_backbone(folder),
+        "tuned_tree": describe_tree(find_tuned_tree(folder)),
     }
+
+
+def describe_tree(tuned: TunedTree | UnreadableTree | None) -> dict[str, Any] | None:
+    """tree.json as it stands, with the number of heads that each tree asks; of a damaged one the reason."""
+    if isinstance(tuned, TunedTree):
+        others = {"other_batches": [describe_tree(one) for one in tuned.other_batches]}
+        return {**tuned.as_dict(), "heads_used": tuned.heads_used, **(others if tuned.other_batches else {})}
+    return None if tuned is None else {"unreadable": tuned.reason}
 
 
 def list_facts(description: dict[str, Any]) -> dict[str, str]:
@@ -44,6 +54,7 @@ def list_facts(description: dict[str, Any]) -> dict[str, str]:
         f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
         **vocabulary_facts(description),
         **trained_facts(description["trained_backbone"]),
+        **tree_facts(description["tuned_tree"], description["config"].get("num_heads")),
         **recipe_facts(recipe),
     }
 
@@ -64,6 +75,32 @@ def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
         return {}
     what = "LoRA adapter on the backbone" if trained["adapter"] else "changed backbone"
     return {"trained with them": f"the {what}, in {trained['folder']}; load both with heads.load_with_backbone"}
+
+
+def tree_facts(tuned: dict[str, Any] | None, num_heads: int | None) -> dict[str, str]:
+    """What tree.json chose, how many of the heads that asks, and where it was measured.
+
+    >>> tuned = {"kind": "static", "paths": [[0], [1]], "lookup": 0, "heads_used": 1, "measured_on": {"batch": 4}}
+    >>> tree_facts(tuned, 4)
+    {'tuned tree': 'static, 3 nodes, uses 1 of 4 heads, no lookup; measured on batch 4'}
+    """
+    if tuned is None:
+        return {}
+    if "unreadable" in tuned:
+        return {"tuned tree": tuned["unreadable"]}
+    trees = [tuned, *tuned.get("other_batches", ())]
+    name = "tuned tree" if len(trees) == 1 else "tuned trees"
+    return {name: "\n".join(describe_use(one, num_heads) for one in trees)}
+
+
+def describe_use(tuned: dict[str, Any], num_heads: int | None) -> str:
+    nodes = tuned["dynamic"]["nodes"] if tuned["kind"] == "dynamic" else 1 + len(tuned["paths"])
+    size = [] if tuned["kind"] == "plain" else [f"{nodes} nodes"]
+    used = f"uses {tuned['heads_used']} of {num_heads or '?'} heads"
+    lookup = f"lookup {tuned['lookup']}" if tuned["lookup"] else "no lookup"
+    places = {name: tuned["measured_on"].get(name) for name in ("batch", "device_type", "dtype")}
+    where = ", ".join(f"{name.removesuffix('_type')} {value}" for name, value in places.items() if value is not None)
+    return ", ".join([tuned["kind"], *size, used, lookup]) + f"; measured on {where or 'nothing'}"
 
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from heads.cli.streaming import StreamedText, TextGenerator
 from heads.data.chat import choose_template, encode_chat
-from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import end_tokens
 
 PROMPT = "> "
@@ -39,7 +38,7 @@ class Conversation:
     def reset(self) -> None:
         """Begin anew, and drop the decoder's caches of the text so far."""
         self.messages = []
-        if isinstance(self.text_generator.decoding, TreeDecoding):
+        if self.text_generator.decoding is not None:
             self.text_generator.decoding.forget()
 
     def encode(self, messages: list[dict[str, Any]]) -> Tensor:

@@ -17,12 +17,13 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from heads.backbone.loading import BackboneConfig, Dtype, load_tokenizer
 from heads.checkpoint.convert import merge, prune_vocabulary
 from heads.checkpoint.opening import open_heads
 from heads.checkpoint.save_load import save
-from heads.checkpoint.schema import read_description
+from heads.checkpoint.schema import DESCRIPTION, read_description
 from heads.checkpoint.summary import describe, list_facts
 from heads.cli.options import BackboneOption, Heads
 from heads.extras import needs_extra
@@ -58,12 +59,12 @@ def info_command(
 
 def facts_table(description: dict[str, Any]) -> Table:
     table = Table(
-        title=description["folder"], title_justify="left", box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0)
+        title=Text(description["folder"]), title_justify="left", box=box.SIMPLE, show_header=False, padding=(0, 1, 0, 0)
     )
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in list_facts(description).items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # a recorded command may hold brackets, which are no markup
     return table
 
 
@@ -111,6 +112,8 @@ def prune_vocabulary_command(
     """Cut heads to a draft vocabulary: less to read when drafting, and the same text (docs/families.md)."""
     if out.resolve() == heads.resolve():
         raise ValueError(f"--out {out} is the folder of the heads themselves; give another one.")
+    if (out / DESCRIPTION).exists():
+        raise ValueError(f"--out {out} holds heads already, which would be lost; give a folder that holds none.")
     opened = open_heads([heads], backbone)
     (token_heads,) = opened.token_heads.values()
     counted = torch.tensor(NgramTable.open(ngrams, opened.tokenizer).unigrams_V, dtype=torch.long)

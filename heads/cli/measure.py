@@ -22,6 +22,7 @@ from heads.cli.options import (
     PictureOptions,
     PromptOptions,
     TreeOptions,
+    held_out_rows,
     print_aside,
     with_groups,
 )
@@ -41,8 +42,8 @@ from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig
 from heads.tuning.report import draw_tuning, show
 from heads.tuning.timing import TIMED_TOKENS
-from heads.tuning.tune import tune
-from heads.tuning.tuned_tree import build_tuned_tree
+from heads.tuning.tune import tune_batches
+from heads.tuning.tuned_tree import build_tuned_tree, join_batches
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
@@ -54,7 +55,14 @@ Penalty = Annotated[
 
 @with_groups
 def benchmark_command(
-    heads: Annotated[list[Path], typer.Argument(metavar="HEADS...", help="Folders of heads on one backbone.")],
+    heads: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="HEADS...",
+            show_default=False,
+            help="Folders of heads on one backbone; not needed with --backbone and --draft-model.",
+        ),
+    ] = None,
     *,
     num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts to use at most.")] = 8,
     repeats: Annotated[
@@ -88,16 +96,18 @@ def benchmark_command(
     """Compare plain generate, prompt lookup and heads side by side in one run, on whole greedy generate calls."""
     if picture is not None:
         new_figure(1, 1)  # without matplotlib nothing is measured
-    opened = loading.open(*heads)
-    found = prompts.read(opened, num_prompts)
-    settings = GreedySettings(new_tokens=prompts.new_tokens, repetition_penalty=repetition_penalty)
+    if not heads and drafting.any_given:
+        raise ValueError("--tree, --lookup and --compile need a folder of heads; give one, or leave them out.")
+    opened = loading.open_any(heads or [], without_heads=draft_model is not None)
+    found = prompts.read(opened, num_prompts, heads=heads[0] if heads else None)
+    settings = GreedySettings(new_tokens=prompts.max_new_tokens, repetition_penalty=repetition_penalty)
     methods = build_methods(opened, settings, drafting, with_prompt_lookup=not no_prompt_lookup)
     if draft_model is not None:
         methods += draft_methods(opened.model, open_draft_model(draft_model, loading.dtype), settings)
     float32 = None if judge is None else Float32Judge(model=opened.model, settings=settings)
     console = Console()
     results = measure(console, opened.model, methods, settings, found, repeats, float32=float32)
-    title = f"{opened.source}, {len(found)} prompts, {prompts.new_tokens} new tokens, medians of {repeats} repeats"
+    title = f"{opened.source}, {len(found)} prompts, {prompts.max_new_tokens} new tokens, medians of {repeats} repeats"
     console.print(speed_table(results, title))
     if float32 is not None:
         typer.echo(describe_rulings(results, opened.tokenizer))
@@ -113,16 +123,24 @@ def benchmark_command(
 def build_methods(
     opened: Opened, settings: GreedySettings, drafting: TreeOptions, *, with_prompt_lookup: bool
 ) -> list[Method]:
-    """One method for each row; heads are named after their folder, and a row without lookup says so."""
+    """One method for each row; heads are named after their folder, and a row without lookup says so.
+
+    Where heads have lookup beside them, a row shows lookup without heads.
+    """
     methods = [compared.plain(opened.model, settings)]
     if with_prompt_lookup:
         methods.append(compared.prompt_lookup(opened.model, settings))
-    shape, lookup, compile = drafting.shape, drafting.lookup, drafting.compile
+    shape, compile = drafting.shape, drafting.compile
+    ours: list[Method] = []
+    longest = 0
     for name, heads in opened.token_heads.items():
-        looks_up = TreeDecoding(heads, shape, lookup=lookup, compile=False).lookup > 0  # tree.json may switch it off
-        row = name if looks_up else f"{name}, heads alone"
-        methods.append(compared.tree(opened.model, heads, settings, row, shape, lookup, compile))
-    return methods
+        lookup = TreeDecoding(heads, shape, lookup=drafting.lookup, compile=False).lookup  # tree.json may switch it off
+        row = name if lookup else f"{name}, heads alone"
+        ours.append(compared.tree(opened.model, heads, settings, row, shape, drafting.lookup, compile))
+        longest = max(longest, lookup)
+    if longest:
+        methods.append(compared.lookup_alone(opened.model, heads, settings, longest))
+    return methods + ours
 
 
 def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Method]:
@@ -146,7 +164,8 @@ def evaluate_command(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default held out."
+            metavar="FILE",
+            help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default what the run held out.",
         ),
     ] = None,
     blocks: Annotated[
@@ -177,13 +196,18 @@ def evaluate_command(
         )
         print_aside(f"heat maps: {pictures.heatmaps}")
     if opened is not None and wanted:
-        held_out, console = read_blocks(opened, text or [], blocks, block_tokens), Console()
+        of_run, rows = (None, "") if text else held_out_rows(heads, opened)
+        documents = None if of_run is None else of_run.documents
+        held_out, console = read_blocks(opened, text or [], blocks, block_tokens, documents), Console()
         asked = bool(dynamic.thresholds) or (pictures.picture is not None and not panels)
+        thresholds = sweep if can_sweep(opened, asked=asked) else []
+        if rows:
+            print_aside(rows)
         found = evaluate(
             opened,
             held_out,
             metrics=wanted,
-            thresholds=sweep if can_sweep(opened, asked=asked) else [],
+            thresholds=thresholds,
             settings=dynamic.settings(),
             table_folder=dynamic.cooccurrence,
             console=console,
@@ -252,7 +276,9 @@ def tune_tree_command(
     heads: Heads,
     *,
     num_prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Prompts to use at most.")] = 32,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Rows that will be decoded together.")] = 1,
+    batch: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Rows that will be decoded together; with commas a tree for each size.")
+    ] = "1",
     repetition_penalty: Penalty = 1.0,
     temperature: Annotated[
         float, typer.Option(metavar="X", min=0, help="Of the texts that are written; 0 is greedy.")
@@ -278,31 +304,57 @@ def tune_tree_command(
     """
     if picture is not None:
         new_figure(1, 1)  # without matplotlib nothing is measured
-    config = TuneConfig(
-        new_tokens=prompts.new_tokens,
-        batch=batch,
-        repetition_penalty=repetition_penalty,
-        temperature=temperature,
-        repeats=repeats,
-        compile=compile,
-    )
+    configs = [
+        TuneConfig(
+            new_tokens=prompts.max_new_tokens,
+            batch=size,
+            repetition_penalty=repetition_penalty,
+            temperature=temperature,
+            repeats=repeats,
+            compile=compile,
+        )
+        for size in read_batches(batch)
+    ]
     opened = loading.open(heads)
     (token_heads,) = opened.token_heads.values()
-    found = prompts.read(opened, num_prompts, least_new_tokens=prompts.new_tokens // 2 + TIMED_TOKENS)
+    least = prompts.max_new_tokens // 2 + TIMED_TOKENS
+    found = prompts.read(opened, num_prompts, least_new_tokens=least, heads=heads)
     torch.manual_seed(seed)
     try:
         with stages(Console(stderr=True)) as begin:
-            tuning = tune(token_heads, found, config, clock=clock_of(opened.model.device), progress=begin)
+            clock = clock_of(opened.model.device)
+            tunings = tune_batches(token_heads, found, configs, clock=clock, progress=begin)
     except KeyboardInterrupt:
         print_aside(f"interrupted: nothing was written, {heads / TUNED_TREE} is as it was")
         raise typer.Exit(130) from None
-    show(Console(), tuning)
-    text = build_tuned_tree(token_heads, tuning, num_prompts=len(found)).as_json()
-    write_whole(heads, {TUNED_TREE: text.encode()})
-    print_aside(f"written: {heads / TUNED_TREE}")
-    if picture is not None:
-        draw_tuning(tuning, picture)
-        print_aside(f"picture: {picture}")
+    console = Console()
+    for tuning in tunings:
+        if len(tunings) > 1:
+            console.rule(f"batch {tuning.config.batch}")
+        show(console, tuning)
+    made = [build_tuned_tree(token_heads, tuning, num_prompts=len(found)) for tuning in tunings]
+    tuned, kept = join_batches(made, token_heads)
+    write_whole(heads, {TUNED_TREE: tuned.as_json().encode()})
+    print_aside(f"written: {heads / TUNED_TREE}" + (f" (kept: batch {', '.join(map(str, kept))})" if kept else ""))
+    for tuning in tunings if picture is not None else ():
+        assert picture is not None
+        path = picture if len(tunings) == 1 else picture.with_stem(f"{picture.stem}_batch_{tuning.config.batch}")
+        draw_tuning(tuning, path)
+        print_aside(f"picture: {path}")
+
+
+def read_batches(text: str) -> list[int]:
+    """
+    >>> read_batches("1,4,16")
+    [1, 4, 16]
+
+    Raises:
+        ValueError: no batch sizes, or one of them twice.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise ValueError(f"--batch {text!r} was given; allowed are different integers of at least 1, with commas.")
+    return [int(part) for part in parts]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -26,7 +26,8 @@ import typer
 from torch import Tensor
 
 from heads.backbone.loading import Dtype
-from heads.checkpoint.opening import Opened, open_heads
+from heads.checkpoint.held_out import HeldOut, find_held_out
+from heads.checkpoint.opening import Opened, open_backbone, open_heads
 from heads.decoding.dynamo.joint import JointConfig
 from heads.decoding.generate import check_temperature
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_LOOKUP
@@ -37,6 +38,14 @@ from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 Color = Literal["auto", "always", "never"]
 Command = Callable[..., None]
 Heads = Annotated[Path, typer.Argument(metavar="HEADS", help="Folder that heads were saved to.")]
+HeadsIfAny = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="HEADS",
+        show_default=False,
+        help="Folder that heads were saved to; not needed with --backbone and --draft-model.",
+    ),
+]
 BackboneOption = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="Folder or hub name of the backbone; by default the one in heads.json."),
@@ -98,6 +107,21 @@ class LoadingOptions:
 
     def open(self, *folders: Path) -> Opened:
         return open_heads(list(folders), self.backbone, self.dtype)
+
+    def open_any(self, folders: Sequence[Path], *, without_heads: bool) -> Opened:
+        """The same; no folders are fine where nothing needs heads and the backbone is named.
+
+        Raises:
+            ValueError: there are neither folders nor a way to decode without them.
+        """
+        if folders:
+            return self.open(*folders)
+        if self.backbone is None or not without_heads:
+            raise ValueError(
+                "No folder of heads was given; give one, or --backbone MODEL and --draft-model MODEL to decode without "
+                "heads."
+            )
+        return open_backbone(self.backbone, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,22 +222,44 @@ class PromptOptions:
 
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A .txt or .jsonl file; by default text held out from the backbone."),
+        typer.Option(
+            metavar="FILE",
+            help="A .txt or .jsonl file; by default what the run held out, else text held out from the backbone.",
+        ),
     ] = None
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts are cut to this many tokens.")] = 64
-    new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to generate for each prompt at most.")] = (
-        128
-    )
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens to generate for each prompt at most.")
+    ] = 128
 
-    def read(self, opened: Opened, num_prompts: int, least_new_tokens: int = 0) -> list[Tensor]:
-        """At most so many prompts (1, T), on the backbone's device; they leave room for the new tokens."""
-        found = (
-            default_prompts(opened.source, opened.tokenizer, num_prompts, self.prompt_tokens)
-            if self.prompts is None
-            else read_prompts(self.prompts, opened.tokenizer, num_prompts, self.prompt_tokens)
-        )
-        check_length(opened.model, found, max(self.new_tokens, least_new_tokens))
+    def read(
+        self, opened: Opened, num_prompts: int, least_new_tokens: int = 0, heads: Path | None = None
+    ) -> list[Tensor]:
+        """At most so many prompts (1, T), on the backbone's device; they leave room for the new tokens.
+
+        Args:
+            heads: the folder whose run's held-out rows are taken where no file is given; a line says which.
+        """
+        rows = ""
+        if self.prompts is not None:
+            found = read_prompts(self.prompts, opened.tokenizer, num_prompts, self.prompt_tokens)
+        else:
+            held_out, rows = held_out_rows(heads, opened)
+            if held_out is not None:
+                found = held_out.prompts(num_prompts, self.prompt_tokens)
+            else:
+                found = default_prompts(opened.source, opened.tokenizer, num_prompts, self.prompt_tokens)
+        check_length(opened.model, found, max(self.max_new_tokens, least_new_tokens))
+        if rows:
+            print_aside(rows)
         return [prompt_1T.to(opened.model.device) for prompt_1T in found]
+
+
+def held_out_rows(heads: Path | None, opened: Opened) -> tuple[HeldOut | None, str]:
+    """What the heads' run held out, where it can be read; and a line that says which rows are used."""
+    held_out, why = (None, "no heads are measured") if heads is None else find_held_out(heads, opened.tokenizer)
+    rows = f"text held out from the backbone, for {why}" if held_out is None else held_out.described
+    return held_out, f"rows: {rows}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from heads.checkpoint.opening import Opened, open_draft_model
 from heads.cli.conversation import Conversation, converse
 from heads.cli.options import (
     ColorOptions,
-    Heads,
+    HeadsIfAny,
     LoadingOptions,
     SamplingOptions,
     TreeOptions,
@@ -25,6 +25,7 @@ from heads.cli.options import (
 from heads.cli.streaming import Decoding, TextGenerator
 from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.proposers.draft_length import DEFAULT_K
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 
 
@@ -41,20 +42,29 @@ class DecodingOptions(TreeOptions):
     ] = None
     plain: Annotated[bool, typer.Option("--plain", help="Draft nothing: the backbone's plain generate.")] = False
 
+    @property
+    def without_heads(self) -> bool:
+        return self.plain or self.draft_model is not None
+
     def build(self, opened: Opened, dtype: Dtype, *, greedy: bool, keep_caches: bool = False) -> Decoding | None:
         """The decoding method; None is plain generation."""
         if self.plain:
             return None
         if self.draft_model is not None:
             # Greedy text does not depend on the draft length; sampled text does, and --seed is to repeat it.
-            return DraftModelDecoding(open_draft_model(self.draft_model, dtype), "adaptive" if greedy else DEFAULT_K)
+            return DraftModelDecoding(
+                open_draft_model(self.draft_model, dtype),
+                "adaptive" if greedy else DEFAULT_K,
+                lookup=DEFAULT_LOOKUP if self.lookup is None else self.lookup,
+                keep_caches=keep_caches,
+            )
         (token_heads,) = opened.token_heads.values()
         return TreeDecoding(token_heads, self.shape, lookup=self.lookup, compile=self.compile, keep_caches=keep_caches)
 
 
 @with_groups
 def generate_command(
-    heads: Heads,
+    heads: HeadsIfAny = None,
     *,
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Text to continue; by default what comes through a pipe.")
@@ -68,7 +78,7 @@ def generate_command(
     """Stream the text that follows a prompt; the last line, on stderr, says how fast."""
     check_options(decoding, colors)
     text = read_prompt(prompt)
-    opened = loading.open(heads)
+    opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy)
     text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
     torch.manual_seed(sampling.seed)
@@ -79,7 +89,7 @@ def generate_command(
 
 @with_groups
 def chat_command(
-    heads: Heads,
+    heads: HeadsIfAny = None,
     *,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of an answer at most.")] = 512,
     sampling: SamplingOptions,
@@ -89,7 +99,7 @@ def chat_command(
 ) -> None:
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
     check_options(decoding, colors)
-    opened = loading.open(heads)
+    opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy, keep_caches=True)
     text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
     torch.manual_seed(sampling.seed)
@@ -107,8 +117,8 @@ def check_options(decoding: DecodingOptions, colors: ColorOptions) -> None:
             "--plain drafts nothing, so --highlight, --tree, --lookup, --compile and --draft-model have no meaning "
             "with it; leave out --plain."
         )
-    if decoding.draft_model is not None and decoding.any_given:
-        raise ValueError("--draft-model drafts in place of the heads; leave out --tree, --lookup, --compile with it.")
+    if decoding.draft_model is not None and not (decoding.tree is None and decoding.compile is None):
+        raise ValueError("--draft-model drafts in place of the heads; leave out --tree and --compile with it.")
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -5,16 +5,18 @@ the replies' character spans in that text and the tokenizer's offsets, so that r
 spaces cannot shift it. A row whose spans cannot be found for certain is refused.
 """
 
+import contextlib
 import functools
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
+
+from heads.data.rendering import RefusedByTemplateError, Rendered, Renderer, renderer_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +53,35 @@ class EmptyRowError(ValueError):
     """A well-formed row has nothing to learn from. It is skipped and counted."""
 
 
-def read_conversation(turns: Any) -> list[Message]:
+class UnknownRoleError(BadRowError):
+    """A turn has a role that nobody named."""
+
+    def __init__(self, role: Any, number: int, known: Iterable[str]) -> None:
+        super().__init__(f"turn {number} has the role {role!r}, which is none of {', '.join(known)}")
+        self.role = str(role)
+
+
+@dataclass
+class Changes:
+    """What was done to a conversation so that a template takes it.
+
+    Attributes:
+        leading: replies before the first user's turn, which are dropped.
+        joined: turns that were joined to the one of the same role before them.
+    """
+
+    leading: int = 0
+    joined: int = 0
+
+
+def read_conversation(
+    turns: Any, roles: Mapping[str, str] | None = None, changes: Changes | None = None
+) -> list[Message]:
     """Turns with from/value or role/content keys as messages that `normalise` has put in order.
+
+    Args:
+        roles: what the data's names of roles stand for, beside those of ROLES.
+        changes: counts what `normalise` does.
 
     >>> read_conversation([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}])
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}]
@@ -62,23 +91,24 @@ def read_conversation(turns: Any) -> list[Message]:
         turns = [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=False)]
     if not isinstance(turns, list):
         raise BadRowError(f"the conversation is {kind_of(turns)}, not a list of turns")
-    return normalise([read_turn(turn, number) for number, turn in enumerate(turns, start=1)])
+    known = {**ROLES, **(roles or {})}
+    return normalise([read_turn(turn, number, known) for number, turn in enumerate(turns, start=1)], changes)
 
 
-def read_turn(turn: Any, number: int) -> Message:
+def read_turn(turn: Any, number: int, roles: Mapping[str, str] = ROLES) -> Message:
     """One turn as a message; keys beyond role and content (tool_calls, reasoning_content ...) go to the template."""
     if not isinstance(turn, dict):
         raise BadRowError(f"turn {number} is {kind_of(turn)}, not a role with a text")
     turn = {key: value for key, value in turn.items() if value is not None}
     role, content = turn.pop("from", turn.pop("role", None)), turn.pop("value", turn.pop("content", ""))
-    if not isinstance(role, str) or role not in ROLES:
-        raise BadRowError(f"turn {number} has the role {role!r}, which is none of {', '.join(ROLES)}")
+    if not isinstance(role, str) or role not in roles:
+        raise UnknownRoleError(role, number, roles)
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
     if not isinstance(content, str):
         raise BadRowError(f"turn {number} has {kind_of(content)} for its text")
     extra = {key: turn[key] for key in ("name", "tool_calls", "tool_call_id", "reasoning_content") if turn.get(key)}
-    return {"role": ROLES[role], "content": content, **extra}
+    return {"role": roles[role], "content": content, **extra}
 
 
 def alpaca_messages(row: dict[str, Any]) -> list[Message]:
@@ -96,22 +126,25 @@ def alpaca_messages(row: dict[str, Any]) -> list[Message]:
     return normalise([{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}])
 
 
-def normalise(messages: Iterable[Message]) -> list[Message]:
+def normalise(messages: Iterable[Message], changes: Changes | None = None) -> list[Message]:
     """A conversation as templates expect it: no empty turns, the user first, alternating roles, a reply at the end.
 
     Consecutive turns of one role are joined by a line break. Replies before the first user turn are dropped, and so are
     turns after the last reply, from which nothing can be learned.
     """
     turns: list[Message] = []
+    changes = changes or Changes()
     for message in messages:
         has_question = any(earlier["role"] == "user" for earlier in turns)
         if not message["content"].strip() and "tool_calls" not in message:
             continue
         if message["role"] in ("assistant", "tool") and not has_question:
+            changes.leading += 1
             continue
         plain = set(message) == {"role", "content"} and message["role"] != "tool"
         if plain and turns and turns[-1]["role"] == message["role"] and set(turns[-1]) == set(message):
             message = {**message, "content": turns.pop()["content"] + "\n" + message["content"]}
+            changes.joined += 1
         turns.append(message)
     while turns and turns[-1]["role"] != "assistant":
         turns.pop()
@@ -136,12 +169,9 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Seq
         BadRowError: the template refuses the messages.
     """
     try:
-        return list(
-            tokenizer.apply_chat_template(
-                list(messages), chat_template=template, add_generation_prompt=True, return_dict=True
-            )["input_ids"]
-        )
-    except jinja2.TemplateError as error:
+        text, _ = renderer_of(template).render(messages, **tokenizer.special_tokens_map, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except RefusedByTemplateError as error:
         roles = ", ".join(str(message["role"]) for message in messages)
         raise BadRowError(
             f"The chat template refuses turns of {roles} ({error}); give turns that the template knows."
@@ -163,7 +193,10 @@ def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | Non
         return VICUNA_TEMPLATE
     if not Path(chat_template).is_file():
         raise FileNotFoundError(f"chat_template {chat_template!r} is neither 'vicuna' nor a file; give one of the two.")
-    return Path(chat_template).read_text(encoding="utf-8")
+    try:
+        return Path(chat_template).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"chat_template {chat_template!r} is no text in UTF-8 ({error}); give a Jinja file.") from None
 
 
 class ChatEncoder:
@@ -184,28 +217,31 @@ class ChatEncoder:
         self.has_markers = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", template) is not None
         added = tokenizer.added_tokens_decoder.values()
         self.special_texts = tuple({str(token) for token in added if token.special} | {*tokenizer.all_special_tokens})
-        try:
+        self.renderer = Renderer(template)
+        with contextlib.suppress(BadRowError):  # a template may refuse this conversation and take the data's
             self.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}])
-        except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"The chat template is not valid Jinja: line {error.lineno}: {error.message}.") from None
-        except jinja2.TemplateError:
-            pass  # a template may refuse this conversation and take the data's
 
     def encode(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Token ids of the rendered conversation, and for each whether it belongs to a reply."""
-        try:
-            text, spans = self.marked_spans(messages) if self.has_markers else self.found_spans(messages)
-        except jinja2.TemplateError as error:
-            raise BadRowError(f"the chat template refuses the conversation: {error}") from None
+        """Token ids of the rendered conversation, and for each whether it belongs to a reply.
+
+        Raises:
+            BadRowError: the template refuses the conversation, or where its replies lie is unknown.
+        """
+        text, spans = self.marked_spans(messages) if self.has_markers else self.found_spans(messages)
         spans = [self.fit_to_end_of_turn(text, start, end) for start, end in spans]
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return encoded["input_ids"], mask_tokens(encoded["offset_mapping"], spans)
 
-    def render(self, messages: Sequence[Message], **settings: Any) -> tuple[str, list[tuple[int, int]]]:
-        texts, spans = render_jinja_template(
-            [list(messages)], chat_template=self.template, **self.tokenizer.special_tokens_map, **settings
-        )
-        return texts[0], spans[0] if spans else []
+    def render(self, messages: Sequence[Message], **settings: Any) -> Rendered:
+        """Text, and the spans that the template marks.
+
+        Raises:
+            BadRowError: the template refuses the conversation.
+        """
+        try:
+            return self.renderer.render(messages, **self.tokenizer.special_tokens_map, **settings)
+        except RefusedByTemplateError as error:
+            raise BadRowError(f"the chat template refuses the conversation: {error}") from None
 
     def marked_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """Text and the character spans inside {% generation %} markers.

@@ -5,27 +5,29 @@ becomes one row here, a bad one too, with its counts, so that reports are exact 
 lies in `$HF_DATASETS_CACHE/headway`, with one file for each source, tokenizer, template and format.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from transformers import PreTrainedTokenizerBase
 
-from heads.data.chat import BadRowError, choose_template
+from heads.data.chat import BadRowError, EmptyRowError, choose_template
 from heads.data.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
-from heads.data.sources import Rows, open_rows
+from heads.data.sources import Rows, first_line, open_rows
 from heads.extras import needs_extra
+from heads.validation import validated, within
 
 with needs_extra("train", "Rows of data are to be read"):
     import datasets
     from datasets import Dataset, IterableDataset
     from datasets.fingerprint import Hasher
+    from pyarrow import ArrowException
 
 CHAT_FORMATS = ("sharegpt", "messages", "alpaca")
 AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, then in any case
@@ -38,10 +40,11 @@ AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, the
 }
 SAMPLE_ROWS = 20  # read to find out what a source holds
 FOR_FRACTION, FOR_EVAL = 0, 1  # what a row is sampled for; each purpose has random numbers of its own
-CACHE_VERSION = 2  # raised when the same row becomes other tokens than before
+CACHE_VERSION = 3  # raised when the same row becomes other tokens than before
 ROWS_PER_BATCH = 64  # a few megabytes of text at most
 
 
+@validated
 @dataclass(kw_only=True)
 class SourceConfig:
     """One source of rows.
@@ -58,6 +61,7 @@ class SourceConfig:
         weight: Share of documents in a mixture, relative to the other sources' weights. Smaller sources are repeated
             until the largest, by its share, has been used up.
         fraction: Share of the rows to use, over 0 and up to 1; sampled with the seed.
+        roles: What the roles of a conversation's turns stand for, beside the usual names: {moderator: user}.
     """
 
     path: str
@@ -65,10 +69,12 @@ class SourceConfig:
     split: str = "train"
     format: Format = "auto"
     column: str | None = None
-    weight: float = 1.0
-    fraction: float = 1.0
+    weight: float = within(above=0, default=1.0)
+    fraction: float = within(high=1, above=0, default=1.0)
+    roles: dict[str, Literal["user", "assistant", "system", "tool"]] = field(default_factory=dict)
 
 
+@validated
 @dataclass(kw_only=True)
 class DataConfig:
     """What to train and evaluate on.
@@ -85,19 +91,21 @@ class DataConfig:
         heldout_list: JSON file whose "heldout_files" names the files that python-stdlib holds out.
         seed: Seed of shuffling, subsets, mixtures and the evaluation split.
         num_proc: Processes that tokenise; null for this one.
+        max_bad_fraction: Share of a source's rows that may be bad, from 0 to 1; more stop the run.
     """
 
     train: list[SourceConfig]
     eval: list[SourceConfig] = field(default_factory=list)
-    eval_fraction: float = 0.0
-    block_size: int = 2048
-    max_eval_blocks: int | None = None
+    eval_fraction: float = within(0, below=1, default=0.0)
+    block_size: int = within(2, default=2048)
+    max_eval_blocks: int | None = within(1, default=None, advice="null takes all")
     streaming: bool = False
     attend_across_documents: bool = False
     chat_template: str | None = None
     heldout_list: str | None = None
     seed: int = 0
-    num_proc: int | None = None
+    num_proc: int | None = within(1, default=None)
+    max_bad_fraction: float = within(0, 1, default=0.01)
 
 
 @dataclass(kw_only=True)
@@ -117,7 +125,7 @@ def load_documents(
     rows, format, column = open_source(source, config, streaming=streaming)
     is_chat = format in CHAT_FORMATS
     template = choose_template(tokenizer, config.chat_template) if is_chat else None
-    tokenize = RowTokenizer(tokenizer, source.path, format, column, template)
+    tokenize = RowTokenizer(tokenizer, source.path, format, column, template, source.roles)
     if isinstance(rows, Dataset):
         rows = tokenize_cached(rows, tokenize, source.fraction, config)
     else:
@@ -127,13 +135,11 @@ def load_documents(
 
 def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
     """A source's rows, what they hold, and in which column."""
-    if not 0 < source.fraction <= 1 or not 0 < source.weight < math.inf:
-        raise ValueError(
-            f"{source.path!r} has fraction {source.fraction} and weight {source.weight}; "
-            "give a fraction over 0 and up to 1, and a weight over 0."
-        )
     rows = open_rows(source.path, source.name, source.split, config.heldout_list, streaming=streaming)
-    samples: list[dict[str, Any]] = list(islice(rows, SAMPLE_ROWS))
+    try:
+        samples: list[dict[str, Any]] = list(islice(rows, SAMPLE_ROWS))
+    except ArrowException as error:  # a stream reads its files only now
+        raise ValueError(f"{source.path!r} could not be read: {first_line(error)}; check the files.") from None
     if not samples:
         raise ValueError(f"{source.path!r} holds no rows; give a source with rows.")
     return rows, *detect_format(samples, source)
@@ -164,6 +170,30 @@ def sample_rows(rows: Dataset, fraction: float, seed: int) -> tuple[Dataset, np.
     count = max(1, round(len(rows) * fraction))
     numbers = np.sort(np.random.default_rng(seed).permutation(len(rows))[:count])
     return rows.select(numbers), numbers
+
+
+def find_usable(status: ArrayLike, num_tokens: ArrayLike, num_heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows are documents, and which of them are long enough: num_heads + 2 tokens, so that each head has a label.
+
+    >>> [found.tolist() for found in find_usable(["ok", "bad", "ok"], [9, 9, 3], num_heads=2)]
+    [[True, False, True], [True, False, False]]
+    """
+    good = np.asarray(status) == "ok"
+    return good, good & (np.asarray(num_tokens) >= num_heads + 2)
+
+
+def split_held_out(usable: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of a source's usable rows in the order of the seed: the share that is held out, and the others.
+
+    >>> held_out, others = split_held_out(np.arange(10), 0.2, seed=0)
+    >>> len(held_out), sorted([*held_out.tolist(), *others.tolist()])
+    (2, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    >>> [len(part) for part in split_held_out(np.arange(10), 0.0, seed=0)]
+    [0, 10]
+    """
+    shuffled = np.random.default_rng(seed).permutation(usable)
+    count = max(1, round(len(shuffled) * share)) if share else 0
+    return shuffled[:count], shuffled[count:]
 
 
 def tokenize_streamed(
@@ -202,7 +232,7 @@ def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tu
     """
     first: dict[str, Any] = {}
     for sample in samples:
-        with suppress(BadRowError):
+        with suppress(BadRowError, EmptyRowError):
             first |= {key: value for key, value in parse_row(sample).items() if first.get(key) is None}
     columns = [name for name in first if name != "_place"]
     if source.format == "auto" and source.column is None:

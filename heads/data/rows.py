@@ -4,7 +4,7 @@ A row that cannot become a document stays, empty, with its place and the reason,
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from heads.data.chat import (
     BadRowError,
+    Changes,
     ChatEncoder,
     EmptyRowError,
     Message,
+    UnknownRoleError,
     alpaca_messages,
     kind_of,
     read_conversation,
@@ -26,6 +28,7 @@ with needs_extra("train", "Rows of data are to be read"):
 
 Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
 Encoded = tuple[Sequence[int], Sequence[bool] | None]  # token ids and mask; None: all True
+Read = tuple[str, Encoded, str, str, Changes, str]  # text or ids, status, problem, changes, unknown role
 DOCUMENT_FEATURES = Features(
     {
         "row_number": Value("int64"),  # in the source, from 0
@@ -36,6 +39,9 @@ DOCUMENT_FEATURES = Features(
         "max_id": Value("int64"),
         "status": Value("string"),  # "ok", "bad" or "empty"
         "problem": Value("string"),  # where and why, for a bad row
+        "leading": Value("int64"),  # replies before the first user's turn, which are dropped
+        "joined": Value("int64"),  # turns joined to the one before them
+        "unknown_role": Value("string"),  # for which the row is bad
     }
 )
 TEXT_OPTIONS = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
@@ -45,9 +51,16 @@ class RowTokenizer:
     """A batch of rows to a batch of documents."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, name: str, format: Format, column: str, template: str | None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        format: Format,
+        column: str,
+        template: str | None,
+        roles: Mapping[str, str] | None = None,
     ):
         self.tokenizer, self.name, self.format, self.column, self.template = tokenizer, name, format, column, template
+        self.roles = dict(roles or {})
         self.chat = ChatEncoder(tokenizer, template) if template is not None else None
         self.frame = document_frame(tokenizer) if format == "text" else ([], [])
 
@@ -60,7 +73,16 @@ class RowTokenizer:
         else:
             state = tokenizer.get_vocab()
         words = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True)
-        return type(tokenizer).__name__, words, self.frame, self.name, self.format, self.column, self.template
+        return (
+            type(tokenizer).__name__,
+            words,
+            self.frame,
+            self.name,
+            self.format,
+            self.column,
+            self.template,
+            self.roles,
+        )
 
     def __call__(
         self, batch: dict[str, list[Any]], indices: Sequence[int] = (), row_numbers: np.ndarray | None = None
@@ -68,35 +90,39 @@ class RowTokenizer:
         numbers = batch["row_number"] if row_numbers is None else row_numbers[indices].tolist()
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         results = [self.read(row, number) for row, number in zip(rows, numbers, strict=True)]
-        texts = [text for text, _, _, _ in results if text]
+        texts = [text for text, *_ in results if text]
         encoded = iter(self.tokenizer(texts, **TEXT_OPTIONS)["input_ids"] if texts else [])
         columns: dict[str, list[Any]] = {name: [] for name in DOCUMENT_FEATURES}
-        for number, (text, (ids, mask), status, problem) in zip(numbers, results, strict=True):
+        for number, (text, (ids, mask), status, problem, changes, role) in zip(numbers, results, strict=True):
             if text:
                 ids = self.frame[0] + next(encoded) + self.frame[1]
             ids_T = np.asarray(ids, np.int32)
             mask_T = np.ones(len(ids), bool) if mask is None else np.asarray(mask, bool)
-            values = (number, ids_T, mask_T, len(ids_T), mask_T.sum(), ids_T.max(initial=-1), status, problem)
+            counts = len(ids_T), mask_T.sum(), ids_T.max(initial=-1)
+            values = (number, ids_T, mask_T, *counts, status, problem, changes.leading, changes.joined, role)
             for name, value in zip(DOCUMENT_FEATURES, values, strict=True):
                 columns[name].append(value)
         return columns
 
-    def read(self, row: dict[str, Any], number: int) -> tuple[str, Encoded, str, str]:
-        """A text that is still to be tokenised, or ids with their mask; then the status and what is wrong."""
+    def read(self, row: dict[str, Any], number: int) -> Read:
+        """A text that is still to be tokenised, or ids with their mask; then the status and what was found."""
         nothing: Encoded = ([], None)
+        changes = Changes()
         try:
             fields = parse_row(row)
             if self.format == "text":
-                return read_text(fields.get(self.column)), nothing, "ok", ""
+                return read_text(fields.get(self.column)), nothing, "ok", "", changes, ""
             if self.format == "tokens":
                 ids = read_ids(fields.get(self.column))
-                return "", (ids, read_mask(fields.get("loss_mask"), len(ids))), "ok", ""
+                return "", (ids, read_mask(fields.get("loss_mask"), len(ids))), "ok", "", changes, ""
             assert self.chat is not None
-            return "", self.chat.encode(read_messages(fields, self.format, self.column)), "ok", ""
+            messages = read_messages(fields, self.format, self.column, self.roles, changes)
+            return "", self.chat.encode(messages), "ok", "", changes, ""
         except EmptyRowError as problem:
-            return "", nothing, "empty", f"{self.place(row, number)}: {problem}"
+            return "", nothing, "empty", f"{self.place(row, number)}: {problem}", changes, ""
         except BadRowError as problem:
-            return "", nothing, "bad", f"{self.place(row, number)}: {problem}"
+            role = problem.role if isinstance(problem, UnknownRoleError) else ""
+            return "", nothing, "bad", f"{self.place(row, number)}: {problem}", changes, role
 
     def place(self, row: dict[str, Any], number: int) -> str:
         return row.get("_place") or f"{self.name} row {number + 1}"
@@ -123,7 +149,7 @@ def parse_row(row: dict[str, Any]) -> dict[str, Any]:
     if "_json_line" not in row:
         return row
     if not row["_json_line"]:
-        raise BadRowError("an empty line")
+        raise EmptyRowError("a blank line")
     try:
         fields = json.loads(row["_json_line"])
         if b"\\u" in row["_json_line"]:
@@ -135,9 +161,17 @@ def parse_row(row: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def read_messages(fields: dict[str, Any], format: Format, column: str) -> list[Message]:
+def read_messages(
+    fields: dict[str, Any],
+    format: Format,
+    column: str,
+    roles: Mapping[str, str] | None = None,
+    changes: Changes | None = None,
+) -> list[Message]:
     """The conversation in a row of a chat format."""
-    return alpaca_messages(alpaca_fields(fields)) if format == "alpaca" else read_conversation(fields.get(column))
+    if format == "alpaca":
+        return alpaca_messages(alpaca_fields(fields))
+    return read_conversation(fields.get(column), roles, changes)
 
 
 def read_text(value: Any) -> str:

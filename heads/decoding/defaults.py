@@ -1,7 +1,9 @@
-"""Tree, length of the looked-up chain and kind of passes of a `TreeDecoding`: as given, as tuned, or by default."""
+"""Tree, length of the looked-up chain and kind of passes of a `TreeDecoding`, for each batch size: as given, as tuned
+for that size, or by default."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +14,12 @@ import torch
 from heads.backbone.compiled import what_stops_compiling
 from heads.backbone.model import Backbone
 from heads.decoding.acceptance.rules import Rule
+from heads.decoding.proposers.heads import DraftIndices
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, check_lookup
 from heads.decoding.trees.dynamic import DynamicTree, check_integer
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
-from heads.decoding.tuned_file import open_tuned_tree, usable_tuned_tree
+from heads.decoding.tuned_file import TunedTree
+from heads.decoding.tuned_use import open_tuned_tree, usable_tuned_tree, warn_of_batch
 from heads.interface.token_heads import TokenHeads
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
@@ -33,36 +37,77 @@ def check_sampled_tree(rule: Rule, tree: Tree | DynamicTree) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """The arguments of `TreeDecoding`, each with a value."""
+    """What one call decodes with; `indices` are those of the tree, for all of its passes."""
 
     tree: Tree | DynamicTree
     lookup: int
     compile: bool
+    indices: DraftIndices
 
 
-def choose_settings(
-    token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, compile: bool | None, rule: Rule
-) -> TreeSettings:
-    """The arguments that were given; for others what tree.json says; and the defaults where it says nothing.
+class SettingsByBatch:
+    """The arguments of a `TreeDecoding` for each batch size: as given; else as tree.json says about that size; else by
+    default.
 
     A rule that samples its drafts cannot use a dynamic tree: then the static tree of tree.json is used.
+
+    Raises:
+        ValueError: an argument that is not allowed, or a tree.json that does not fit the heads or the rule.
     """
-    tuned = None
-    if tree is None:
-        tuned = usable_tuned_tree(token_heads)
-        tree = None if tuned is None else tuned.static_tree if rule.samples_drafts else tuned.tree
-    elif isinstance(tree, str | Path):
-        tuned = open_tuned_tree(token_heads, tree)
-        tree = tuned.tree
-    if lookup is None:
-        lookup = DEFAULT_LOOKUP if tuned is None or tuned.lookup is None else tuned.lookup
-    if compile is None:
-        compile = tuned is not None and tuned.compile and can_compile(token_heads.backbone)
-    return TreeSettings(
-        tree=choose_tree(token_heads, tree),
-        lookup=check_lookup(check_integer(lookup, f"lookup={lookup!r}")),
-        compile=compile,
-    )
+
+    def __init__(
+        self, token_heads: TokenHeads, tree: AnyTree | None, lookup: int | None, compile: bool | None, rule: Rule
+    ) -> None:
+        self.token_heads, self.rule = token_heads, rule
+        self.lookup = None if lookup is None else check_lookup(check_integer(lookup, f"lookup={lookup!r}"))
+        self.tuned: TunedTree | None = None
+        self.tree: Tree | DynamicTree | Sequence[Sequence[int]] | int | None = None
+        self.asked_for = isinstance(tree, str | Path)
+        if isinstance(tree, str | Path):
+            self.tuned = open_tuned_tree(token_heads, tree)
+        elif tree is None:
+            self.tuned = usable_tuned_tree(token_heads)
+        else:
+            self.tree = tree
+        entries = () if self.tuned is None else self.tuned.entries
+        may_compile = compile is None and any(one.compile for one in entries) and can_compile(token_heads.backbone)
+        self.compiled = [one.batch for one in entries if one.compile and may_compile]
+        self.compile = bool(compile)
+        self.by_batch = {one.batch: self.build(one) for one in entries}
+        self._said: set[int] = set()
+
+    @functools.cached_property
+    def default(self) -> TreeSettings:
+        """Where tree.json says nothing."""
+        return self.build(None)
+
+    def at(self, batch: int) -> TreeSettings:
+        """For a batch of so many rows."""
+        tuned = None if self.tuned is None else self.tuned.for_batch(batch)
+        if tuned is None and self.tuned is not None and self.asked_for:
+            tuned = self.tuned.nearest(batch)
+        return self.default if tuned is None else self.by_batch[tuned.batch]
+
+    def of_call(self, batch: int) -> TreeSettings:
+        """The same for a call; the first of each size says where tree.json knows nothing about it."""
+        if self.tuned is not None and batch not in self._said:
+            self._said.add(batch)
+            warn_of_batch(self.tuned, batch, asked_for=self.asked_for)
+        return self.at(batch)
+
+    def build(self, tuned: TunedTree | None) -> TreeSettings:
+        tree, lookup = self.tree, self.lookup
+        if tuned is not None:
+            tree = tuned.static_tree if self.rule.samples_drafts and not self.asked_for else tuned.tree
+            lookup = tuned.lookup if lookup is None else lookup
+        chosen = choose_tree(self.token_heads, tree)
+        check_sampled_tree(self.rule, chosen)
+        return TreeSettings(
+            tree=chosen,
+            lookup=DEFAULT_LOOKUP if lookup is None else lookup,
+            compile=self.compile or (tuned is not None and tuned.batch in self.compiled),
+            indices=DraftIndices(chosen, grounded=self.token_heads.grounded),
+        )
 
 
 def can_compile(backbone: Backbone) -> bool:

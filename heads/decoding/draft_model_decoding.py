@@ -4,7 +4,7 @@ Chen et al. (2023) and Leviathan et al. (2023), as the paper on speculative deco
 draft model runs K times on its own cache, the backbone scores the chain in one pass, and between 1 and K + 1 tokens
 are emitted, the last one the backbone's own; both caches drop what was rejected. Greedy output is exactly what
 `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's distribution after all logits
-processors, by modified rejection sampling (heads/decoding/acceptance/probability.py).
+processors, by modified rejection sampling (heads/decoding/acceptance/probability.py) unless another rule is chosen.
 """
 # B row, T prompt position
 
@@ -14,17 +14,22 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from heads.backbone.loading import max_positions
 from heads.backbone.model import Backbone
-from heads.decoding.acceptance.rules import RejectionRule
+from heads.decoding.acceptance.rules import Rule, read_rule
 from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.draft_length import DEFAULT_K, DraftLength, build_length
 from heads.decoding.proposers.draft_model import ModelDrafter
+from heads.decoding.proposers.plain_draft import PlainDraft
+from heads.decoding.proposers.prompt_lookup import MAX_GROWTH, check_lookup
 from heads.decoding.proposers.shared_vocabulary import check_same_tokens
 from heads.decoding.request.entry import Call, Decoding
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.request.request import Request
+from heads.decoding.reuse import ReusableCaches
+from heads.decoding.trees.dynamic import check_integer
 
 
 class DraftModelDecoding(Decoding):
@@ -38,10 +43,19 @@ class DraftModelDecoding(Decoding):
             Greedy text does not depend on it. Sampled text follows the same distribution, but with "adaptive" the same
             seed gives another text where other times were measured.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
+        lookup: tokens of a chain copied from earlier text, verified in the same pass beside the draft model's (see
+            `TreeDecoding`). While every row copies, the draft model is not asked. 0: none.
+        keep_caches: for conversations: the caches of both models stay when a call ends, and the next call reads only
+            what its prompt adds (see `TreeDecoding`). One row at a time; `forget()` frees them.
+        rule: which drafts are accepted where a request samples: "rejection" samples the drafts as well and accepts them
+            by modified rejection sampling; "exact" takes the draft model's best tokens, and for one row the text is
+            `generate`'s for a seed; both are lossless. "typical" or `heads.TypicalRule(…)` is lossy. Greedy text is the
+            same under all.
 
     Raises:
-        ValueError: no model was given, k is out of range, or the draft model's cache cannot drop rejected tokens. At
-            `generate`: another vocabulary than the backbone's, or a text longer than the draft model's positions.
+        ValueError: no model was given, k, lookup or rule is not allowed, or the draft model's cache cannot drop
+            rejected tokens. At `generate`: another vocabulary than the backbone's, or a text longer than the draft
+            model's positions.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -56,7 +70,14 @@ class DraftModelDecoding(Decoding):
     """
 
     def __init__(
-        self, draft_model: Any, k: int | Literal["adaptive"] = DEFAULT_K, generator: torch.Generator | None = None
+        self,
+        draft_model: Any,
+        k: int | Literal["adaptive"] = DEFAULT_K,
+        generator: torch.Generator | None = None,
+        *,
+        lookup: int = 0,
+        keep_caches: bool = False,
+        rule: str | Rule = "rejection",
     ) -> None:
         if not isinstance(draft_model, nn.Module):
             raise ValueError(
@@ -64,8 +85,11 @@ class DraftModelDecoding(Decoding):
                 f"AutoModelForCausalLM.from_pretrained(…)."
             )
         self.length: DraftLength = build_length(k)
-        self.draft = Backbone(draft_model)
+        self.draft = wrap_draft(draft_model)
         self.generator = generator
+        self.lookup = check_lookup(check_integer(lookup, f"lookup={lookup!r}"))
+        self.rule = read_rule(rule, generator)
+        self.reusable: ReusableCaches[ModelDrafter] | None = ReusableCaches() if keep_caches else None
         self._backbone: Backbone | None = None
 
     def check_model(self, model: Any) -> None:
@@ -74,8 +98,21 @@ class DraftModelDecoding(Decoding):
     def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
         backbone = self.wrap(model)
         check_room(self.draft, call.request, call.valid_BT)
-        drafter = ModelDrafter(self.draft, self.length, call.request, backbone.vocab_size, self.generator)
-        return VerifiedRun(backbone, drafter, RejectionRule(self.generator), call, self.length.longest).decode()
+        drafter = ModelDrafter(
+            self.draft,
+            self.length,
+            backbone.vocab_size,
+            self.generator,
+            lookup=self.lookup,
+            samples_drafts=self.rule.samples_drafts,
+        )
+        max_depth = max(self.length.longest, MAX_GROWTH * self.lookup)
+        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable).decode()
+
+    def forget(self) -> None:
+        """Free the caches that the last call left; the next call reads its whole prompt."""
+        if self.reusable is not None:
+            self.reusable.forget()
 
     def wrap(self, model: Any) -> Backbone:
         """The model that `generate` was called on, checked once.
@@ -87,10 +124,25 @@ class DraftModelDecoding(Decoding):
             backbone = Backbone(model)
             check_same_tokens(backbone, self.draft)
             self._backbone = backbone
+            self.forget()  # the caches of another model
         return self._backbone
 
 
-def check_room(draft: Backbone, request: Request, valid_BT: Tensor) -> None:
+def wrap_draft(model: nn.Module) -> Backbone | PlainDraft:
+    """A draft model as a backbone without heads; where it cannot be one, as a model that is called plainly.
+
+    Raises:
+        ValueError: its cache cannot drop rejected tokens.
+    """
+    try:
+        return Backbone(model)
+    except ValueError as error:
+        if not isinstance(model, PreTrainedModel):
+            raise
+        return PlainDraft(model, error)
+
+
+def check_room(draft: Backbone | PlainDraft, request: Request, valid_BT: Tensor) -> None:
     """Check that the draft model, which reads all but the last token, has positions for the text.
 
     Raises:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.acceptance import batched
@@ -77,7 +78,13 @@ class VerifiedRun:
             # Not the last token: where it is committed, `within_text` may have cut its position.
             committed = rows[0].tokens[:-1][: int(state.next_position_B)]
             self.reusable.put(CachedText[Any](tokens=committed, state=state, drafter=self.drafter))
-        return finish(rows, self.stats, self.call.streamer)
+        return finish(rows, self.stats, self.call.streamer, self.returned_cache(state, rows))
+
+    def returned_cache(self, state: BackboneState, rows: list[Row]) -> DynamicCache | None:
+        """What `generate` returns as past_key_values, of a row without padding: several rows have holes in theirs."""
+        if len(rows) > 1 or not self.request.keep_cache or not bool(state.valid_BS.all()):
+            return None
+        return state.cache.as_dynamic(self.backbone.config, len(rows[0].tokens) - 1)
 
     def prefill(self, rows: list[Row]) -> BackboneState:
         """Read the prompt, in chunks where it is long, and emit each row's first token."""
@@ -115,6 +122,7 @@ class VerifiedRun:
         border = self.backbone.rope_border
         if border is not None and border.separates(self.reusable.length, tokens_BT.shape[1]):
             self.reusable.forget()
+        self.reusable.begin(self.backbone.model)
         cached = self.reusable.take(tokens_BT[0].tolist())
         if cached is None:
             return None, 0

@@ -24,6 +24,7 @@ class TreeDrafter:
     """
 
     def __init__(self, token_heads: TokenHeads, tree: Tree, batch: int = 1) -> None:
+        token_heads.refresh()
         self.token_heads = token_heads
         self.tree = tree
         self.index = TreeIndex(tree, batch, token_heads.backbone.heads_device, grounded=token_heads.grounded)

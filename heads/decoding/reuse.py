@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import nn
 
 from heads.backbone.model import BackboneState
+from heads.backbone.support import adapted_layers, read_hooks
+from heads.decoding.proposers.prompt_lookup import count_shared
 
 
 class RollsBack(Protocol):
@@ -36,6 +40,7 @@ class ReusableCaches(Generic[D]):
 
     def __init__(self) -> None:
         self._cached: CachedText[D] | None = None
+        self._weights: list[Any] = []
 
     @property
     def length(self) -> int:
@@ -55,15 +60,26 @@ class ReusableCaches(Generic[D]):
         self._cached = cached
 
     def forget(self) -> None:
-        """Free the memory. After the backbone's weights have changed this has to be called."""
+        """Free the memory."""
         self._cached = None
 
+    def begin(self, model: nn.Module) -> None:
+        """Forget caches of other weights, hooks or adapters than the model's now."""
+        weights = mark_weights(model)
+        if weights != self._weights:
+            self._weights = weights
+            self.forget()
 
-def count_shared(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Length of the longest common prefix.
 
-    >>> count_shared([5, 6, 7], [5, 6, 9, 7]), count_shared([5], []), count_shared([5, 6], [5, 6, 7])
-    (2, 0, 2)
+def mark_weights(model: nn.Module) -> list[Any]:
+    """What changes where a weight is replaced, edited or moved, a module hooked or replaced, or an adapter switched.
+
+    An edit through `.data` counts no version up, and plain numbers of a module are not compared: neither is seen.
     """
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((i for i, (token, other) in pairs if token != other), min(len(tokens), len(others)))
+    tensors = (*model.parameters(), *model.buffers())
+    weights = [(id(t), t.dtype, t.device, None if t.is_inference() else t._version) for t in tensors]
+    adapters = [
+        (layer.disable_adapters, list(layer.active_adapters), list(layer.merged_adapters), dict(layer.scaling))
+        for layer in adapted_layers(model).values()
+    ]
+    return [weights, adapters, read_hooks(model.modules())]

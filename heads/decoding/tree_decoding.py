@@ -13,10 +13,10 @@ from torch import Tensor
 
 from heads.backbone.compiled import compiled
 from heads.decoding.acceptance.rules import Rule, read_rule
-from heads.decoding.defaults import AnyTree, check_sampled_tree, choose_settings
+from heads.decoding.defaults import AnyTree, SettingsByBatch
 from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.compiled import compiled_drafting
-from heads.decoding.proposers.heads import DraftIndices, HeadsDrafter
+from heads.decoding.proposers.heads import HeadsDrafter
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
 from heads.decoding.request.entry import Call, Decoding, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput
@@ -30,10 +30,10 @@ class TreeDecoding(Decoding):
     Args:
         token_heads: heads on the very model that `generate` is called on.
         tree: a `Tree`, a `DynamicTree`, a list of paths, a JSON file of paths or of `headway tune-tree`, or a node
-            budget. None is the tree.json that the heads were loaded with, where it was made for this kind of device and
-            dtype; else a default that fits the number of heads (grown from their own measured accuracy where their
-            checkpoint has it). `Tree.root_only()` drafts nothing. Where tree.json is dynamic and the rule samples its
-            drafts, the static tree of the same file is used, else the default.
+            budget. None is the tree.json that the heads were loaded with, where it was made for this kind of device,
+            dtype and number of rows; else a default that fits the number of heads (grown from their own measured
+            accuracy where their checkpoint has it). `Tree.root_only()` drafts nothing. Where tree.json is dynamic and
+            the rule samples its drafts, the static tree of the same file is used, else the default.
         lookup: tokens of a chain copied from behind the last earlier place in the text that reads like its end (prompt
             lookup), verified in the same pass beside the heads' tree. While a text goes on as the whole chain foretold,
             the chain alone is verified and doubles, up to four times `lookup`. A pass without such a place costs
@@ -41,7 +41,8 @@ class TreeDecoding(Decoding):
             text is the same either way.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
-            to be called where the backbone's weights have changed.
+            to be called where weights were edited through `.data` or a module's plain numbers were; other weights,
+            modules, hooks and adapters are noticed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         rule: which drafts are accepted where a request samples (docs/sampling.md): "exact" samples from the backbone
             and follows the drafts that agree; "rejection" samples the drafts too and accepts them by modified rejection
@@ -51,6 +52,9 @@ class TreeDecoding(Decoding):
             (heads/backbone/compiled.py, heads/decoding/proposers/compiled.py): faster where passes are short, after
             seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted uncompiled. None is
             what the tree.json that is used or given says (`headway tune-tree --compile`), else False.
+
+    Attributes:
+        tree, lookup: of a call with one row; `settings.at(rows)` has those of any batch size.
 
     Raises:
         ValueError: no heads, a tree that is deeper than the heads draft, or that is malformed, or an unknown rule;
@@ -72,29 +76,31 @@ class TreeDecoding(Decoding):
         self.token_heads = token_heads
         self.generator = generator
         self.rule = read_rule(rule, generator)
-        settings = choose_settings(token_heads, tree, lookup, compile, self.rule)
-        self.tree, self.lookup = settings.tree, settings.lookup
-        self.backbone = compiled(token_heads.backbone) if settings.compile else token_heads.backbone
-        self.drafting = compiled_drafting(token_heads) if settings.compile else None
+        self.settings = SettingsByBatch(token_heads, tree, lookup, compile, self.rule)
+        of_one_row = self.settings.at(1)
+        self.tree, self.lookup = of_one_row.tree, of_one_row.lookup
+        compiles = any(one.compile for one in (of_one_row, *self.settings.by_batch.values()))
+        self.backbone = compiled(token_heads.backbone) if compiles else token_heads.backbone
+        self.drafting = compiled_drafting(token_heads) if compiles else None
         self.reusable: ReusableCaches[HeadsDrafter] | None = ReusableCaches() if keep_caches else None
-        check_sampled_tree(self.rule, self.tree)
-        self.indices = DraftIndices(self.tree, grounded=token_heads.grounded)
 
     def check_model(self, model: Any) -> None:
         check_heads(self.token_heads, model)
 
     def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
+        settings = self.settings.of_call(len(call.tokens_BT))
         drafter = HeadsDrafter(
             self.token_heads,
-            self.tree,
-            self.indices,
-            lookup=self.lookup,
-            graphs=self.drafting,
+            settings.tree,
+            settings.indices,
+            lookup=settings.lookup,
+            graphs=self.drafting if settings.compile else None,
             samples_drafts=self.rule.samples_drafts,
             generator=self.generator,
         )
-        max_depth = max(self.tree.depth or 0, MAX_GROWTH * self.lookup)
-        return VerifiedRun(self.backbone, drafter, self.rule, call, max_depth, self.reusable).decode()
+        backbone = self.backbone if settings.compile else self.token_heads.backbone
+        max_depth = max(settings.tree.depth or 0, MAX_GROWTH * settings.lookup)
+        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable).decode()
 
     def forget(self) -> None:
         """Free the caches that the last call left; the next call reads its whole prompt."""

@@ -1,18 +1,18 @@
 """tree.json: what `headway tune-tree` found best for these heads on this machine, and where it holds.
 
     {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "prediction": {…}, "measured_on": {…},
-     "heads_sha256": …}
+     "heads_sha256": …, "other_batches": [{…}]}
 
-`kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths` the best static
-tree) or "plain" (no tree is faster than none: the heads draft nothing). The file lies beside the heads: `heads.load`
-parses it, and `TreeDecoding(token_heads)` uses it. A tree that was fitted to another device or dtype, or to other
-heads, is used only where its file is asked for by name, and either way a warning says so.
+A tree holds for the batch size that it was measured at, `measured_on.batch`; `other_batches` has trees of the same
+form for others. `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths`
+the best static tree) or "plain" (no tree is faster than none: the heads draft nothing). The file lies beside the heads:
+`heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits (heads/decoding/tuned_use.py).
 """
 
 from __future__ import annotations
 
 import json
-import warnings
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from heads.decoding.proposers.prompt_lookup import MAX_LOOKUP
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
+from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
 from heads.validation import build, validated, within
 
@@ -42,6 +43,7 @@ class TunedTree:
         prediction: the speeds that were predicted and measured, for people.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: of the heads' tensors; None where they were never saved.
+        other_batches: what was fitted to other batch sizes, none of them twice.
         path: the file that it was read from; it takes no part in comparisons.
     """
 
@@ -53,7 +55,27 @@ class TunedTree:
     prediction: Mapping[str, Any] = field(default_factory=dict)
     measured_on: Mapping[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
+    other_batches: tuple[TunedTree, ...] = ()
     path: Path | None = field(default=None, compare=False)
+
+    @property
+    def batch(self) -> int | None:
+        """The number of rows that it was measured at; None: the file does not say."""
+        return self.measured_on.get("batch")
+
+    @property
+    def entries(self) -> tuple[TunedTree, ...]:
+        """One for each batch size."""
+        return (self, *self.other_batches)
+
+    def for_batch(self, batch: int) -> TunedTree | None:
+        """What was measured at this batch size, or does not say at which; None: there is nothing."""
+        return next((one for one in self.entries if one.batch in (None, batch)), None)
+
+    def nearest(self, batch: int) -> TunedTree:
+        """What was measured at the nearest batch size, by ratio; of two the smaller one."""
+        known = sorted(self.entries, key=lambda one: one.batch or batch)
+        return min(known, key=lambda one: abs(math.log((one.batch or batch) / batch)))
 
     @property
     def tree(self) -> Tree | DynamicTree:
@@ -70,12 +92,18 @@ class TunedTree:
         return Tree(self.paths) if self.paths else None
 
     @property
+    def heads_used(self) -> int:
+        """How many heads the tree asks."""
+        return self.tree.depth or 0
+
+    @property
     def fitted(self) -> bool:
         """Whether it was fitted to heads and a machine, as a file of paths alone was not."""
         return bool(self.measured_on) or self.heads_sha256 is not None
 
-    def as_json(self) -> str:
-        content = {
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        return {
             "paths": [list(path) for path in self.paths],
             "kind": self.kind,
             **({} if self.dynamic is None else {"dynamic": asdict(self.dynamic)}),
@@ -84,7 +112,11 @@ class TunedTree:
             "prediction": dict(self.prediction),
             "measured_on": dict(self.measured_on),
             "heads_sha256": self.heads_sha256,
+            **({"other_batches": [one.as_dict() for one in self.other_batches]} if self.other_batches else {}),
         }
+
+    def as_json(self) -> str:
+        content = self.as_dict()
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -127,7 +159,7 @@ def read_tree_file(path: str | Path) -> TunedTree:
             f"The tree file {path} cannot be read ({error.strerror or error}); give a JSON file of paths, or the "
             f"tree.json in a folder of heads."
         ) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         said = str(error).rstrip(".")
         raise ValueError(
             f'The tree file {path} must hold {{"paths": [[0], [0, 0], …]}}, or what `headway tune-tree` wrote; {said}.'
@@ -147,6 +179,12 @@ class TreeFile:
     prediction: dict[str, Any] = field(default_factory=dict)
     measured_on: dict[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
+    other_batches: list[dict[str, Any]] = field(default_factory=list)
+
+    def validate_batch(self) -> None:
+        batch = self.measured_on.get("batch")
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+            raise ValueError(f"measured_on.batch={batch!r} was given; allowed are integers of at least 1, or null.")
 
     def validate_kind(self) -> None:
         if self.paths is None and self.kind != "plain":
@@ -164,6 +202,10 @@ def parse(content: Any) -> TunedTree:
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__}")
     fields = build(TreeFile, {"lookup": 0, **content} if "kind" in content else content, of=TUNED_TREE)
+    others = [parse(one) for one in fields.other_batches]
+    batches = [fields.measured_on.get("batch"), *(one.batch for one in others)]
+    if others and (None in batches or len(set(batches)) < len(batches) or any(one.other_batches for one in others)):
+        raise ValueError(f"other_batches has the batch sizes {batches[1:]} beside {batches[0]}; each stands there once")
     without = fields.kind == "plain" or (fields.kind == "dynamic" and not fields.paths)
     return TunedTree(
         kind=fields.kind,
@@ -174,6 +216,7 @@ def parse(content: Any) -> TunedTree:
         prediction=fields.prediction,
         measured_on=fields.measured_on,
         heads_sha256=fields.heads_sha256,
+        other_batches=tuple(others),
     )
 
 
@@ -183,42 +226,6 @@ def find_tuned_tree(folder: str | Path) -> TunedTree | UnreadableTree | None:
     if not path.is_file():
         return None
     try:
-        return read_tree_file(path)
+        return read_tree_file(find_inside(folder, TUNED_TREE))
     except ValueError as error:
         return UnreadableTree(str(error))
-
-
-def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
-    """The tree that was fitted to these heads, if there is one and it fits the present device and dtype.
-
-    Raises:
-        ValueError: the heads' tree.json is malformed.
-    """
-    tuned = token_heads.tuned_tree
-    if isinstance(tuned, UnreadableTree):
-        raise ValueError(tuned.reason)
-    if not isinstance(tuned, TunedTree):
-        return None
-    if reason := tuned.why_unusable(token_heads):
-        name, folder = (TUNED_TREE, "HEADS") if tuned.path is None else (tuned.path, tuned.path.parent)
-        warnings.warn(
-            f"{name} is not used: {reason}; `headway tune-tree {folder}` fits a tree to these heads here.",
-            stacklevel=4,
-        )
-        return None
-    return tuned
-
-
-def open_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
-    """A tree file that was given by name. It is used; a warning says where it was fitted to something else.
-
-    Raises:
-        ValueError: the file is missing or malformed.
-    """
-    tuned = read_tree_file(path)
-    if tuned.fitted and (reason := tuned.why_unusable(token_heads)):
-        warnings.warn(
-            f"{path} is used since it was asked for, but {reason}; `headway tune-tree` fits one to these heads here.",
-            stacklevel=4,
-        )
-    return tuned

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from heads.evaluation.generated_text import Excuse, Ruling, Verdict, excuse_ties, first_difference, judge
-from heads.evaluation.methods import GreedySettings, end_tokens, new_tokens
+from heads.evaluation.methods import SampledSettings, Settings, end_tokens, new_tokens
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -33,7 +33,7 @@ class Float32Judge:
     """
 
     model: Any
-    settings: GreedySettings
+    settings: Settings
     _copy: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -82,15 +82,20 @@ class Float32Judge:
 class SameText:
     """Compares a method's tokens with plain generation's, with the model at hand to excuse ties.
 
+    Sampled texts are compared as they are: where a random number falls between two tokens, no tie can be read off.
+
     Attributes:
         float32: decides which differences are excused; None excuses a fixed number of the dtype's rounding units.
     """
 
     model: Any
-    settings: GreedySettings
+    settings: Settings
     float32: Float32Judge | None = None
 
     def __call__(self, prompt_1T: Tensor, plain_tokens: list[int], tokens: list[int]) -> Verdict:
+        if isinstance(self.settings, SampledSettings):
+            return Verdict(differs_at=first_difference(plain_tokens, tokens))
+
         def scores_at(new: list[int]) -> Tensor:
             return scores_after(self.model, self.settings, prompt_1T, new)
 
@@ -109,7 +114,7 @@ class SameText:
         return replace(judge(plain_tokens, tokens, excuse, continue_from), rulings=tuple(rulings))
 
 
-def scores_after(model: Any, settings: GreedySettings, prompt_1T: Tensor, new: list[int]) -> Tensor:
+def scores_after(model: Any, settings: Settings, prompt_1T: Tensor, new: list[int]) -> Tensor:
     """Plain generation's processed scores (V,) for the token after a prompt and new tokens."""
     asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
     scores_V: Tensor = settings.generate(model, extended(prompt_1T, new), **asked).scores[0][0]

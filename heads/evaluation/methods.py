@@ -1,7 +1,7 @@
 """The decoding methods that are compared: plain `generate`, prompt lookup, draft models, tree and dynamic decoding.
 
-A method decodes one prompt greedily; all methods of a comparison share one `GreedySettings`. Every method is lossless
-but `dynamic`, which is marked as lossy.
+A method decodes one prompt; all methods of a comparison share one `GreedySettings` or one `SampledSettings`. Every
+method is lossless but `dynamic` and trees under typical acceptance, which are marked as lossy.
 """
 # T prompt position
 
@@ -29,6 +29,8 @@ from heads.decoding.trees.static import Tree
 from heads.interface.token_heads import TokenHeads
 
 TreeShape = Tree | DynamicTree | str | Path | int | None
+Promise = Literal["same text", "same distribution", "lossy"]
+LOOKUP_ALONE = "lookup without heads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +54,19 @@ class Method:
 
     Attributes:
         count_passes: counts backbone passes in an untimed run, for methods whose outcome has no count.
-        lossy: the method promises no particular text, so its text is not compared with plain generation's.
+        promises: plain generation's text, which is compared; or its distribution alone, since its random numbers are
+            taken in another order; or nothing, where it is lossy.
     """
 
     name: str
     run: Callable[[Tensor], Outcome]
     count_passes: Callable[[Tensor], int] | None = None
-    lossy: bool = False
+    promises: Promise = "same text"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GreedySettings:
-    """How every method of a comparison generates, always greedily.
+    """How every method of a comparison generates greedily.
 
     Attributes:
         new_tokens: tokens to generate at most; an end-of-text token ends a text earlier.
@@ -75,14 +78,50 @@ class GreedySettings:
 
     def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
         """`model.generate` with these settings."""
-        fields: dict[str, Any] = {"max_new_tokens": self.new_tokens, "do_sample": False} | more
+        fields: dict[str, Any] = {"max_new_tokens": self.new_tokens, "do_sample": False}
         if self.repetition_penalty != 1.0:
             fields["repetition_penalty"] = self.repetition_penalty
-        # A prompt may hold the pad token, which generate would take for padding where no mask is given.
-        return model.generate(prompt_1T, attention_mask=torch.ones_like(prompt_1T), **fields)
+        return unpadded(model, prompt_1T, fields | more)
 
 
-def plain(model: Any, settings: GreedySettings) -> Method:
+@dataclass(frozen=True, kw_only=True)
+class SampledSettings:
+    """How every method of a comparison samples, from the backbone's whole distribution at a temperature.
+
+    A text that is sampled at temperature 1 does not loop as a small model's greedy text does. Each call begins with the
+    same seed, so that a method that takes one random number for each token writes plain generation's text.
+
+    Attributes:
+        new_tokens: tokens to generate at most; an end-of-text token ends a text earlier.
+        temperature: above 0.
+        seed: of torch's global generator, which is the one that `generate` samples from.
+    """
+
+    new_tokens: int = 128
+    temperature: float = 1.0
+    seed: int = 0
+
+    def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
+        """`model.generate` with these settings, from the seed on."""
+        torch.manual_seed(self.seed)
+        fields = {"max_new_tokens": self.new_tokens, "do_sample": True, "temperature": self.temperature, "top_k": 0}
+        return unpadded(model, prompt_1T, fields | more)
+
+
+Settings = GreedySettings | SampledSettings
+
+
+def unpadded(model: Any, prompt_1T: Tensor, fields: dict[str, Any]) -> Any:
+    """A prompt may hold the pad token, which `generate` would take for padding where no mask is given."""
+    return model.generate(prompt_1T, attention_mask=torch.ones_like(prompt_1T), **fields)
+
+
+def own_random_numbers(settings: Settings) -> Promise:
+    """What a lossless method promises that accepts drafts by random numbers of its own."""
+    return "same distribution" if isinstance(settings, SampledSettings) else "same text"
+
+
+def plain(model: Any, settings: Settings) -> Method:
     """`model.generate`: one pass for each token; the prompt's pass gives the first."""
 
     def run(prompt_1T: Tensor) -> Outcome:
@@ -92,7 +131,7 @@ def plain(model: Any, settings: GreedySettings) -> Method:
     return Method(name="plain", run=run)
 
 
-def plain_compiled(model: Any, settings: GreedySettings) -> Method:
+def plain_compiled(model: Any, settings: Settings) -> Method:
     """`model.generate` with a static cache and a compiled forward, on CPUs too, where `generate` would not compile."""
     config = CompileConfig()
     config._compile_all_devices = True
@@ -105,17 +144,17 @@ def plain_compiled(model: Any, settings: GreedySettings) -> Method:
     return Method(name="plain, compiled static cache", run=run)
 
 
-def prompt_lookup(model: Any, settings: GreedySettings, num_tokens: int = DEFAULT_LOOKUP) -> Method:
+def prompt_lookup(model: Any, settings: Settings, num_tokens: int = DEFAULT_LOOKUP) -> Method:
     """`model.generate` with drafts copied from where the last tokens occurred earlier in the text."""
     return assisted(model, settings, "prompt lookup", prompt_lookup_num_tokens=num_tokens)
 
 
-def assistant_model(model: Any, draft_model: Any, settings: GreedySettings) -> Method:
+def assistant_model(model: Any, draft_model: Any, settings: Settings) -> Method:
     """`model.generate` with a draft model: transformers' own assisted generation with its default settings."""
     return assisted(model, settings, "assistant_model", assistant_model=draft_model)
 
 
-def assisted(model: Any, settings: GreedySettings, name: str, **more: Any) -> Method:
+def assisted(model: Any, settings: Settings, name: str, **more: Any) -> Method:
     """`model.generate` with drafts; it does not say how many passes it made, so an untimed run counts them."""
 
     def run(prompt_1T: Tensor) -> Outcome:
@@ -126,10 +165,10 @@ def assisted(model: Any, settings: GreedySettings, name: str, **more: Any) -> Me
             run(prompt_1T)
         return len(calls)
 
-    return Method(name=name, run=run, count_passes=count_passes)
+    return Method(name=name, run=run, count_passes=count_passes, promises=own_random_numbers(settings))
 
 
-def draft_model(model: Any, draft: Any, settings: GreedySettings, k: int | Literal["adaptive"] = DEFAULT_K) -> Method:
+def draft_model(model: Any, draft: Any, settings: Settings, k: int | Literal["adaptive"] = DEFAULT_K) -> Method:
     """Speculative sampling with a draft model; `k` as `DraftModelDecoding` takes it."""
     decoding = DraftModelDecoding(draft, k)
 
@@ -137,32 +176,40 @@ def draft_model(model: Any, draft: Any, settings: GreedySettings, k: int | Liter
         output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
         return stated(output, prompt_1T)
 
-    return Method(name="draft model" if k == DEFAULT_K else f"draft model, k={k}", run=run)
+    name = "draft model" if k == DEFAULT_K else f"draft model, k={k}"
+    return Method(name=name, run=run, promises=own_random_numbers(settings))
 
 
 def tree(
     model: Any,
     token_heads: TokenHeads,
-    settings: GreedySettings,
+    settings: Settings,
     name: str,
     shape: TreeShape = None,
     lookup: int | None = None,
     compile: bool | None = None,
+    rule: Literal["exact", "typical"] = "exact",
 ) -> Method:
-    """Tree decoding with these heads; `shape`, `lookup`, `compile` as `TreeDecoding` takes them, by default its own."""
-    decoding = TreeDecoding(token_heads, shape, lookup=lookup, compile=compile)
+    """Tree decoding with these heads; `shape`, `lookup`, `compile`, `rule` as `TreeDecoding` takes them."""
+    decoding = TreeDecoding(token_heads, shape, lookup=lookup, compile=compile, rule=rule)
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
         return stated(output, prompt_1T)
 
-    return Method(name=name, run=run)
+    lossy = rule == "typical" and isinstance(settings, SampledSettings)  # greedy text is the same under any rule
+    return Method(name=name, run=run, promises="lossy" if lossy else "same text")
+
+
+def lookup_alone(model: Any, token_heads: TokenHeads, settings: Settings, num_tokens: int = DEFAULT_LOOKUP) -> Method:
+    """Our decoder with the looked-up chain and no heads: what rows "with lookup" would give without them."""
+    return tree(model, token_heads, settings, LOOKUP_ALONE, Tree.root_only(), num_tokens)
 
 
 def dynamic(
     model: Any,
     token_heads: TokenHeads,
-    settings: GreedySettings,
+    settings: Settings,
     name: str,
     threshold: float,
     cooccurrence: Cooccurrence | None = None,
@@ -175,7 +222,7 @@ def dynamic(
         output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
         return stated(output, prompt_1T)
 
-    return Method(name=name, run=run, lossy=True)
+    return Method(name=name, run=run, promises="lossy")
 
 
 def stated(output: Any, prompt_1T: Tensor) -> Outcome:

@@ -37,10 +37,19 @@ class Block(NamedTuple):
     text: int
 
 
-def read_blocks(opened: Opened, files: Sequence[Path], count: int, block_tokens: int) -> list[Block]:
+def read_blocks(
+    opened: Opened,
+    files: Sequence[Path],
+    count: int,
+    block_tokens: int,
+    documents: Sequence[Sequence[int]] | None = None,
+) -> list[Block]:
     """At most `count` blocks of `block_tokens` tokens, spread evenly over all texts.
 
     The shorter rest of a text is used only if it is the whole text.
+
+    Args:
+        documents: token ids, in place of files and of text held out from the backbone.
 
     Raises:
         ValueError: blocks too short for the heads or too long for the backbone, or texts that give no block.
@@ -52,7 +61,7 @@ def read_blocks(opened: Opened, files: Sequence[Path], count: int, block_tokens:
         raise ValueError(f"--block-tokens {block_tokens} was given; these heads are measured on {least}{above} tokens.")
     blocks = [
         Block(torch.tensor(tokens[start : start + block_tokens], dtype=torch.long), number)
-        for number, tokens in enumerate(read_texts(opened, files))
+        for number, tokens in enumerate(read_texts(opened, files) if documents is None else documents)
         for start in range(0, max(1, len(tokens) - block_tokens + 1), block_tokens)
     ]
     blocks = [block for block in blocks if len(block.tokens_T) >= least]

@@ -113,7 +113,7 @@ def check_length(model: Any, prompts: Sequence[Tensor], new_tokens: int) -> None
     if longest is not None and most + new_tokens > longest:
         raise ValueError(
             f"A prompt has {most} tokens and {new_tokens} new ones may follow, but the backbone has {longest} "
-            f"positions; lower --prompt-tokens or --new-tokens."
+            f"positions; lower --prompt-tokens or --max-new-tokens."
         )
 
 

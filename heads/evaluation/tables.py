@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +23,31 @@ from rich.table import Table
 from torch import Tensor
 
 from heads.evaluation.judges import Float32Judge, SameText
-from heads.evaluation.methods import GreedySettings, Method
+from heads.evaluation.lossy.other_model import log_likelihood
+from heads.evaluation.methods import Method, Settings
 from heads.evaluation.throughput import MethodResult, clock_of, compare, count_runs
 
+SPEED_COLUMNS = (
+    "tokens\nper\npass",
+    "tokens\nper\nsecond",
+    "ratio\nto\nplain",
+    "95 %\nover\nprompts",
+    "range\nof the\nratio",
+    "4-grams\nthat\nrepeat",
+)
+OTHER_MODEL = "other\nmodel's\nppl"
 PACKAGES = ("headway", "torch", "transformers", "tokenizers")
 
 
 def speed_table(results: Sequence[MethodResult], title: str) -> Table:
-    """One line for each method; the ratio's range is over single repeats."""
+    """One line for each method: 95 % interval of the ratio over prompts, its range over single repeats.
+
+    Where texts were scored by another model, their perplexity under it stands beside the repeated 4-grams.
+    """
+    scored = any(result.perplexity is not None for result in results)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("method", overflow="fold")
-    columns = (
-        "tokens\nper\npass",
-        "tokens\nper\nsecond",
-        "ratio\nto\nplain",
-        "range\nof the\nratio",
-        "4-grams\nthat\nrepeat",
-    )
-    for column in columns:  # narrow enough for 60 columns
+    for column in (*SPEED_COLUMNS, *([OTHER_MODEL] if scored else [])):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("same text")
     for result in results:
@@ -47,8 +56,10 @@ def speed_table(results: Sequence[MethodResult], title: str) -> Table:
             f"{result.tokens_per_pass:.2f}",
             f"{result.tokens_per_second:.1f}",
             f"{result.ratio:.2f}",
+            f"{result.interval[0]:.2f}–{result.interval[1]:.2f}",
             f"{result.ratio_low:.2f}–{result.ratio_high:.2f}",
             f"{result.repeated_4grams:.0%}",
+            *([f"{result.perplexity or math.nan:.1f}"] if scored else []),
             result.same_text,
         )
     return table
@@ -80,19 +91,26 @@ def measure(
     console: Console,
     model: Any,
     methods: Sequence[Method],
-    settings: GreedySettings,
+    settings: Settings,
     prompts: Sequence[Tensor],
     repeats: int,
     what: str = "measuring",
     float32: Float32Judge | None = None,
+    other_model: Any = None,
 ) -> list[MethodResult]:
-    """`compare` methods on a model under a progress bar; a float32 judge, if given, decides what is excused."""
+    """`compare` methods on a model under a progress bar.
+
+    Args:
+        float32: decides which differences are excused; None lets the model itself.
+        other_model: a model with the same tokenizer that scores all texts; None leaves that column out.
+    """
     with progress_bar(console, what, count_runs(methods, prompts, repeats)) as advance:
         return compare(
             methods,
             prompts,
             repeats=repeats,
             verdict=SameText(model=model, settings=settings, float32=float32),
+            log_likelihood=None if other_model is None else partial(log_likelihood, other_model),
             clock=clock_of(model.device),
             advance=advance,
         )

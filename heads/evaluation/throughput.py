@@ -1,19 +1,23 @@
 """Measure the speed of decoding methods side by side in one run, as ratios to the first method.
 
 Tokens per second are of whole `generate` calls, the prompt's pass included. In each repeat all methods decode every
-prompt one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. For each
-prompt and method the median over the repeats counts; the ratio's range over single repeats stands beside it.
+prompt one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. Speeds
+and ratios are medians over the repeats, so that no ratio lies outside the range of its repeats. The ratio's interval is
+a paired bootstrap over prompts (Efron and Tibshirani, 1993): it says how far the ratio depends on the texts.
 """
-# T prompt position
+# T prompt position, P prompt, R repeat, S resample
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,6 +25,10 @@ from heads.evaluation.generated_text import Ruling, Verdict, repeated_ngrams
 from heads.evaluation.methods import Method, Outcome
 
 Item = TypeVar("Item")
+Figures = npt.NDArray[np.float64]
+
+RESAMPLES = 2000
+SHARES = (0.025, 0.975)  # between them lie 95 % of the resamples
 
 
 @dataclass(kw_only=True)
@@ -39,11 +47,16 @@ class MethodResult:
 
     Attributes:
         ratio: tokens per second over the first method's; `ratio_low` and `ratio_high` are its range over repeats.
+        interval: 95 % interval of the ratio, by a paired bootstrap over prompts.
         repeated_4grams: share of 4-grams of new tokens that repeat an earlier one of the same text, mean over prompts.
         same_text: compared with the first method: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or
-            "no: prompt i, token j", both counted from 1; "lossy" for methods that do not promise it.
+            "no: prompt i, token j", both counted from 1; for methods that do not promise it what they do promise.
+        perplexity: of the new tokens under another model, where one was asked; a high one says that a text is unlikely.
         rulings: what a float32 judge says about each difference from the first method's text, where one was asked.
         milliseconds: of one pass by phase, "other" included; empty if the method does not tell its phases.
+
+    Raises:
+        ValueError: the ratio lies outside the range of its repeats.
     """
 
     name: str
@@ -52,11 +65,20 @@ class MethodResult:
     ratio: float
     ratio_low: float
     ratio_high: float
+    interval: tuple[float, float]
     tokens_per_pass: float
     repeated_4grams: float
     same_text: str
+    perplexity: float | None = None
     rulings: tuple[Ruling, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.ratio_low <= self.ratio <= self.ratio_high:
+            raise ValueError(
+                f"{self.name}: the ratio {self.ratio} lies outside the range of its repeats, {self.ratio_low} to "
+                f"{self.ratio_high}; take it from the repeats."
+            )
 
 
 def compare(
@@ -65,6 +87,7 @@ def compare(
     *,
     repeats: int = 3,
     verdict: Callable[[Tensor, list[int], list[int]], Verdict],
+    log_likelihood: Callable[[Tensor, list[int]], float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     advance: Callable[[], Any] = lambda: None,
 ) -> list[MethodResult]:
@@ -72,6 +95,7 @@ def compare(
 
     Args:
         verdict: compares (prompt, the first method's tokens, a method's tokens); `SameText(…)` asks the model.
+        log_likelihood: of a method's tokens after (prompt, tokens) under another model, in nats; None asks none.
         clock: seconds; must wait for an accelerator to finish (`clock_of`).
         advance: called after each of the `count_runs(…)` runs, for a progress bar.
     """
@@ -95,7 +119,8 @@ def compare(
                 advance()
     by_method = [[records[method.name, p] for p in range(len(prompts))] for method in methods]
     return [
-        summarise(method, rs, by_method[0], prompts, verdict) for method, rs in zip(methods, by_method, strict=True)
+        summarise(method, records, by_method[0], prompts, verdict, log_likelihood)
+        for method, records in zip(methods, by_method, strict=True)
     ]
 
 
@@ -124,30 +149,82 @@ def summarise(
     plain_records: Sequence[Record],
     prompts: Sequence[Tensor],
     verdict: Callable[[Tensor, list[int], list[int]], Verdict],
+    log_likelihood: Callable[[Tensor, list[int]], float] | None,
 ) -> MethodResult:
     """One method's result from its records, one for each prompt."""
-    speed, plain_speed = median_speed(records), median_speed(plain_records)
-    repeats = range(len(records[0].seconds))
-    ratios = [speed_in(records, r) / speed_in(plain_records, r) for r in repeats]
-    verdicts = [
-        verdict(prompt_1T, base.outcome.tokens, record.outcome.tokens)
-        for prompt_1T, base, record in zip(prompts, plain_records, records, strict=True)
-        if not method.lossy
-    ]
-    tokens = count_tokens(records)
+    ours, plain = arrays(records), arrays(plain_records)
+    ratios_R = ratios(*ours, *plain, np.ones(len(prompts)))
+    texts, plain_texts = ([record.outcome.tokens for record in found] for found in (records, plain_records))
+    same = method.promises == "same text"
+    verdicts = [verdict(*texts_of) for texts_of in zip(prompts, plain_texts, texts, strict=True)] if same else []
+    tokens = sum(map(len, texts))
     return MethodResult(
         name=method.name,
         tokens=tokens,
-        tokens_per_second=speed,
-        ratio=speed / plain_speed,
-        ratio_low=min(ratios),
-        ratio_high=max(ratios),
+        tokens_per_second=float(np.median(tokens / ours[1].sum(axis=0))),
+        ratio=float(np.median(ratios_R)),
+        ratio_low=float(ratios_R.min()),
+        ratio_high=float(ratios_R.max()),
+        interval=ratio_interval(*ours, *plain, np.random.default_rng(0)),
         tokens_per_pass=tokens / sum(record.passes for record in records),
-        repeated_4grams=statistics.mean(repeated_ngrams(record.outcome.tokens) for record in records),
-        same_text="lossy" if method.lossy else describe_verdicts(verdicts),
+        repeated_4grams=statistics.mean(map(repeated_ngrams, texts)),
+        same_text=describe_verdicts(verdicts) if same else method.promises,
+        perplexity=perplexity(prompts, texts, log_likelihood) if log_likelihood else None,
         rulings=tuple(replace(ruling, prompt=n) for n, v in enumerate(verdicts, start=1) for ruling in v.rulings),
         milliseconds=milliseconds_per_pass(records),
     )
+
+
+def arrays(records: Sequence[Record]) -> tuple[Figures, Figures]:
+    """The tokens of each prompt (P,), and the seconds of each prompt and repeat (P, R)."""
+    tokens_P = np.array([len(record.outcome.tokens) for record in records], dtype=np.float64)
+    return tokens_P, np.array([record.seconds for record in records], dtype=np.float64)
+
+
+def ratios(
+    tokens_P: Figures, seconds_PR: Figures, plain_tokens_P: Figures, plain_seconds_PR: Figures, times: Figures
+) -> Figures:
+    """Speed over plain generation's in each repeat (…, R), each prompt counted so many times (…, P)."""
+    ours = (times @ tokens_P)[..., None] / (times @ seconds_PR)
+    plain = (times @ plain_tokens_P)[..., None] / (times @ plain_seconds_PR)
+    found: Figures = ours / plain
+    return found
+
+
+def resample(prompts: int, count: int, generator: np.random.Generator) -> Figures:
+    """(S, P): how often each prompt is taken in each of `count` samples of as many prompts, with replacement.
+
+    >>> resample(3, 4, np.random.default_rng(0)).sum(axis=1)
+    array([3., 3., 3., 3.])
+    """
+    return generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=count).astype(np.float64)
+
+
+def ratio_interval(
+    tokens_P: Figures,
+    seconds_PR: Figures,
+    plain_tokens_P: Figures,
+    plain_seconds_PR: Figures,
+    generator: np.random.Generator,
+) -> tuple[float, float]:
+    """95 % interval of the median ratio: prompts are sampled with replacement, both methods' figures together.
+
+    >>> tokens, seconds = np.array([8.0, 8.0]), np.array([[4.0], [4.0]])
+    >>> ratio_interval(tokens, seconds / 2, tokens, seconds, np.random.default_rng(0))      # each prompt twice as fast
+    (2.0, 2.0)
+    """
+    times_SP = resample(len(tokens_P), RESAMPLES, generator)
+    ratios_SR = ratios(tokens_P, seconds_PR, plain_tokens_P, plain_seconds_PR, times_SP)
+    low, high = np.quantile(np.median(ratios_SR, axis=-1), SHARES)
+    return float(low), float(high)
+
+
+def perplexity(
+    prompts: Sequence[Tensor], texts: Sequence[list[int]], log_likelihood: Callable[[Tensor, list[int]], float]
+) -> float:
+    """Of all new tokens of all texts together."""
+    total = sum(log_likelihood(prompt_1T, text) for prompt_1T, text in zip(prompts, texts, strict=True))
+    return math.exp(-total / sum(map(len, texts)))
 
 
 def milliseconds_per_pass(records: Sequence[Record]) -> dict[str, float]:
@@ -161,19 +238,6 @@ def milliseconds_per_pass(records: Sequence[Record]) -> dict[str, float]:
     }
     wall = 1000 * sum(statistics.median(record.seconds) for record in records) / passes
     return found | {"other": max(0.0, wall - sum(found.values()))}
-
-
-def count_tokens(records: Sequence[Record]) -> int:
-    return sum(len(record.outcome.tokens) for record in records)
-
-
-def median_speed(records: Sequence[Record]) -> float:
-    """Tokens per second: all tokens over the sum of each prompt's median seconds."""
-    return count_tokens(records) / sum(statistics.median(record.seconds) for record in records)
-
-
-def speed_in(records: Sequence[Record], repeat: int) -> float:
-    return count_tokens(records) / sum(record.seconds[repeat] for record in records)
 
 
 def describe_verdicts(verdicts: Sequence[Verdict]) -> str:

@@ -27,7 +27,7 @@ from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, StackTap
 from heads.backbone.support import adapted_layers
 from heads.extras import needs_extra
-from heads.interface.layers import in_slot, new_layer, refuse_quantised_layers
+from heads.interface.layers import MAX_RANK, RANK_ADVICE, check_last_layer, in_slot, new_layer
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
 
@@ -39,7 +39,7 @@ class Config(HeadsConfig):
 
     Attributes:
         num_heads: K, tokens predicted beside the backbone's own; 2 is the paper's T3.
-        layers_per_head: decoder layers of each head; 0 only with its own unembedding (the paper's 96M-T2).
+        layers_per_head: decoder layers of each head, 0 to 16; 0 only with its own unembedding (the paper's 96M-T2).
         start: "random" weights as the backbone's class draws them (the paper), or "copied" from the last layer (C).
         tap: "penultimate" layer's output (the paper), or the "last" layer's (NP).
         unembedding: "shared" with the backbone, or "own", started from random weights (96M-T2, 99M-T2).
@@ -49,11 +49,11 @@ class Config(HeadsConfig):
     """
 
     num_heads: int = within(1, MAX_HEADS, default=2)
-    layers_per_head: int = within(0, default=1)
+    layers_per_head: int = within(0, 16, default=1, advice="the paper has at most 2")
     start: Literal["random", "copied"] = "random"
     tap: Literal["penultimate", "last"] = "penultimate"
     unembedding: Literal["shared", "own"] = "shared"
-    lora_rank: int | None = within(1, default=None)
+    lora_rank: int | None = within(1, MAX_RANK, default=None, advice=RANK_ADVICE)
     lora_targets: list[str] | None = None
 
     def validate_layers(self) -> None:
@@ -209,7 +209,7 @@ def check_layers(config: Config, backbone: Backbone) -> None:
             f"The backbone {backbone.name} has {backbone.num_layers} layer; dynamo heads branch off behind the "
             f"penultimate one: choose a deeper backbone, or set tap to 'last'."
         )
-    refuse_quantised_layers(backbone, "dynamo heads are layers")
+    check_last_layer(backbone, "dynamo heads are layers")
     if config.lora_rank is not None and adapted_layers(backbone.layers[-1]):
         raise ValueError(
             f"lora_rank={config.lora_rank} was given on a backbone with a LoRA adapter; such heads add their own to "

@@ -28,7 +28,7 @@ class Config(RepresentationConfig):
     Attributes:
         num_hidden_layers: hidden layers in each head's MLP, 1 to 4.
         hidden_width: width of the hidden layers, in units; the backbone's hidden size where it is not given (the
-            paper's 4096 on a 7B).
+            paper's 4096 on a 7B). At most 131072, eight times the widest backbones.
         normalize_embeddings: scale each token's embedding to a root mean square of 1. Embeddings are often many times
             smaller than final hidden states, and heads then learn to read them only slowly; false is the paper's
             literal input.
@@ -36,7 +36,7 @@ class Config(RepresentationConfig):
     """
 
     num_hidden_layers: int = within(1, 4, default=1)
-    hidden_width: int | None = within(1, default=None)
+    hidden_width: int | None = within(1, 1 << 17, default=None, advice="the widest backbones have 16384")
     normalize_embeddings: bool = True
     unembedding: Unembedding = "own"
 

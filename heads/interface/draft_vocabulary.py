@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
+from heads.backbone.projection import unpacked
 
 
 class StartedRows(nn.Module):
@@ -42,7 +43,7 @@ class SharedRows:
             return weight[at_S], None if bias is None else bias[at_S]
         if self._gathered is None or not all(is_same(*pair) for pair in zip(self._gathered[0], sources, strict=True)):
             with torch.inference_mode(False), torch.no_grad():  # training may read them later, outside inference mode
-                rows = weight.detach()[at_S], None if bias is None else bias.detach()[at_S]
+                rows = unpacked(weight).detach()[at_S], None if bias is None else bias.detach()[at_S]
             self._gathered = ([remember(source) for source in sources], *rows)
         return self._gathered[1], self._gathered[2]
 

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from heads.backbone.masks import causal
 from heads.backbone.model import Backbone
-from heads.backbone.projection import Projection
-from heads.backbone.support import adapted_layers
+from heads.backbone.projection import Projection, is_packed, unpacked
+from heads.backbone.support import adapted_layers, same_numbers
 from heads.interface.draft_vocabulary import StartedRows
 
 Unembedding = Literal["own", "shared"]
+MAX_RANK = 4096
+RANK_ADVICE = "beyond, a LoRA has as many weights as the matrix it is added to"
 
 RESIDUAL_WRITERS = frozenset(
     ("o_proj", "out_proj", "c_proj", "dense", "wo", "down_proj", "dense_4h_to_h", "fc_out", "fc2", "w2")
@@ -69,7 +71,7 @@ class Unembeddings(StartedRows):
     def start_from(self, tokens_S: Tensor, backbone: Backbone) -> None:
         start = backbone.projection
         for weight_SD in self.weights:
-            weight_SD.copy_(start.weight[tokens_S.to(start.weight.device)])
+            weight_SD.copy_(unpacked(start.weight)[tokens_S.to(start.weight.device)])
         for bias_S in self.biases:
             assert start.bias is not None
             bias_S.copy_(start.bias[tokens_S.to(start.bias.device)])
@@ -84,8 +86,8 @@ class Unembeddings(StartedRows):
 
 def _copy(parameter: Tensor, rows: int | None) -> nn.Parameter:
     if rows is not None:
-        return nn.Parameter(parameter.new_zeros(rows, *parameter.shape[1:], dtype=torch.float32))
-    return nn.Parameter(parameter.detach().to(torch.float32).clone())
+        return nn.Parameter(torch.zeros(rows, *parameter.shape[1:], dtype=torch.float32, device=parameter.device))
+    return nn.Parameter(unpacked(parameter).detach().to(torch.float32).clone())
 
 
 def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
@@ -146,10 +148,35 @@ def in_slot(backbone: Backbone, layer: nn.Module, slot: int) -> nn.Module:
     return remove_hook_from_module(layer, recurse=True)
 
 
-def refuse_quantised_layers(backbone: Backbone, what: str) -> None:
-    """Raise ValueError where no trained copy can be made of the last layer."""
-    if not all(p.is_floating_point() for p in backbone.layers[-1].parameters()):
+@torch.no_grad()
+def check_last_layer(backbone: Backbone, what: str) -> None:
+    """Raise ValueError where no copy of the last layer can be trained, or be run on a hidden state alone."""
+    if not all(p.is_floating_point() and not is_packed(p) for p in backbone.layers[-1].parameters()):
         raise ValueError(
             f"The last layer of {backbone.name} is quantised, and {what} of its kind; load the backbone without "
             f"quantization."
         )
+    if backbone.device.type != "meta" and not runs_alone(backbone):
+        raise ValueError(
+            f"A {type(backbone.layers[-1]).__name__} needs more than a hidden state, positions and a mask (it may read "
+            f"tokens or other layers), and {what} of its kind; give heads without layers, such as medusa or grounded."
+        )
+
+
+def runs_alone(backbone: Backbone) -> bool:
+    """Whether the last layer gives what it gives in a pass when it is run by itself, on four tokens."""
+    tokens_BT = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
+    positions_BT = torch.arange(4, device=backbone.heads_device)[None]
+    may_attend_BTT = causal(torch.ones_like(positions_BT, dtype=torch.bool))
+    mask = backbone.mask_style.finish(may_attend_BTT, positions_BT, positions_BT, backbone.dtype)
+    was_training = backbone.model.training
+    backbone.model.eval()
+    try:
+        _, taps = backbone.forward(
+            tokens_BT, taps=[0, 1], attention_mask=mask, position_ids=positions_BT, use_cache=False
+        )
+        return same_numbers(backbone.run_layer(backbone.layers[-1], taps[1], positions_BT, mask), taps[0])
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):  # what it needs is not given
+        return False
+    finally:
+        backbone.model.train(was_training)

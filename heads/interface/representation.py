@@ -3,11 +3,12 @@
     hidden_offset 0    what the unembedding reads: the last layer's output after the final norm
     hidden_offset o    the output of the layer o layers before the end, through the same final norm
     … = all layers     the input embeddings alone, through the same final norm
+    raw_hidden_states  the same without the final norm: hidden_states[-(o + 1)] of transformers (Hydra, the paper)
 
     prefix_layers 1    a decoder layer of the heads' own over any of these (Hydra++), the identity at first
 
-Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7); Hydra's hidden_states[-(o + 1)]. Inner taps pass through
-the final norm too, since without it they have another scale than what heads and unembeddings start from.
+Ankner et al., section 5.3.2 (figure 6) and 5.3.3 (figure 7). Inner taps pass through the final norm by default, since
+without it they have another scale than what heads and unembeddings start from.
 """
 # B batch, T position, N slot of a pass, R row, D model width
 
@@ -25,7 +26,7 @@ from heads.backbone.cache import TreeCache
 from heads.backbone.gradient_gate import gate
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.state import HiddenTap, StackTap
-from heads.interface.layers import identity_layer, refuse_quantised_layers
+from heads.interface.layers import check_last_layer, identity_layer
 from heads.interface.token_heads import HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
 
@@ -38,11 +39,14 @@ class RepresentationConfig(HeadsConfig):
     Attributes:
         hidden_offset: which layer's output is read: 0 the last one's, o the one's o layers earlier; the backbone's
             number of layers: the input embeddings.
+        raw_hidden_states: an earlier layer's output is read as it is, without the final norm, as the paper reads it.
+            At offset 0 both are the same: transformers' last hidden state has passed the norm.
         prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
             (Hydra++). It runs over the context, inside each pass, and starts as the identity.
     """
 
     hidden_offset: int = within(0, advice="at most the backbone's number of layers", default=0)
+    raw_hidden_states: bool = False
     prefix_layers: Literal[0, 1] = 0
 
 
@@ -102,7 +106,7 @@ class RepresentationHeads(PositionWiseHeads):
                 f"{backbone.num_layers} layers: allowed are 0 to {backbone.num_layers}, its input embeddings."
             )
         if config.prefix_layers:
-            refuse_quantised_layers(backbone, "a prefix layer is one")
+            check_last_layer(backbone, "a prefix layer is one")
         self.prefix = nn.ModuleList(identity_layer(backbone, slot) for slot in range(config.prefix_layers))
 
     @property
@@ -112,8 +116,13 @@ class RepresentationHeads(PositionWiseHeads):
     @property
     def taps(self) -> tuple[Tap, ...]:
         """f itself, as passes make it, where it is not what they record anyway."""
-        plain = self.tap == "final" and not self.prefix
+        plain = self.reads_plain and not self.prefix
         return (self.tap,) if plain else (StackTap(heads=self, index=0, reads=self.tap),)
+
+    @property
+    def reads_plain(self) -> bool:
+        """f is the tap as it is recorded."""
+        return self.tap == "final" or self.config.raw_hidden_states
 
     def run_stack(
         self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
@@ -133,7 +142,7 @@ class RepresentationHeads(PositionWiseHeads):
 
     def normed(self, tap_D: Tensor) -> Tensor:
         """(…, D): the tap after the final norm; the norm is the backbone's, so its gradient passes the gate."""
-        return tap_D if self.tap == "final" else through_final_norm(self.backbone, tap_D)
+        return tap_D if self.reads_plain else through_final_norm(self.backbone, tap_D)
 
 
 def through_final_norm(backbone: Backbone, hidden_D: Tensor) -> Tensor:

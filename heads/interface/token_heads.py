@@ -27,6 +27,7 @@ from heads.backbone.draft_vocabulary import DraftVocabulary
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap, HiddenTaps, hidden_taps
+from heads.backbone.support import adapted_layers, added_to_output
 from heads.interface.draft_vocabulary import SharedRows, StartedRows, check_draft_tokens, mark_chosen, unchosen
 from heads.validation import validated, within
 
@@ -170,11 +171,55 @@ class TokenHeads(nn.Module):
             weight, bias = self._shared_rows.of(weight, bias, vocabulary.tokens_S)
         return replace(projection, weight=weight, bias=bias, vocabulary=vocabulary)
 
+    def refresh(self) -> None:
+        """Before a text: follow what was changed in the backbone since, and forget copies of its weights.
+
+        Raises:
+            ValueError: a change that these heads cannot follow: more or fewer tokens, an adapter or a hook on an output
+                layer that they share, an adapter on a layer that they share.
+        """
+        self.backbone.refresh()
+        self._shared_rows = SharedRows()
+        vocab_size = len(self.backbone.projection.weight)
+        if vocab_size != self._vocab_size:
+            raise ValueError(
+                f"The backbone's vocabulary has {vocab_size} tokens, and had {self._vocab_size} when these heads were "
+                f"put on it; resize embeddings before heads.load or heads.create."
+            )
+        if any(adapted_layers(module) for module in self.borrowed):
+            raise ValueError(
+                f"The backbone's last layer, which {self.family} heads with lora_rank run as their own, has got an "
+                f"adapter; merge it, and load the heads on the merged backbone."
+            )
+        if self.shares_unembedding and not self.backbone.output_layer_is_its_record():
+            raise ValueError(
+                f"{self.family} heads that share the backbone's unembedding score with its weight and bias, and its "
+                f"output layer{added_to_output(self.backbone.model)} now does more than that; give heads with "
+                f"unembeddings of their own, or an output layer as it was."
+            )
+
+    @property
+    def shares_unembedding(self) -> bool:
+        """Some head scores with the backbone's unembedding, or rows of it, and not with a weight of its own."""
+        own = {id(parameter) for parameter in self.parameters()}
+        return any(id(self.projection(k).weight) not in own for k in range(1, self.num_heads + 1))
+
     def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
         """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
         if all(p.dtype == dtype for p in self.parameters()):
             return self
         return copy.deepcopy(self, {id(self.backbone): self.backbone}).to(dtype)
+
+    def forward(self, model: Any, *_: Any, **__: Any) -> Any:
+        """Heads are no decoder.
+
+        Raises:
+            ValueError: always; `generate` calls what it is given as `custom_generate`.
+        """
+        raise ValueError(
+            f"custom_generate was given {self.family} heads themselves for a {type(model).__name__}; give a decoder "
+            f"that has them, such as custom_generate=heads.TreeDecoding(token_heads)."
+        )
 
     @property
     def family(self) -> str:

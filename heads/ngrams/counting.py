@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, fingerprint, write_atomically, write_table
+from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, MAX_VOCAB, fingerprint, write_atomically, write_table
 from heads.ngrams.runs import Packing, count_equal, cut_orders, merge
 from heads.ngrams.table import NgramTable
 
 SHARD_TOKENS = 1 << 21  # an interruption loses at most this much work of each worker
 PART_NGRAMS = 1 << 21  # in about one part, which holds all n-grams of at least one first token
-MAX_VOCAB = 1 << 20
 QUEUED_JOBS = 2  # for each worker, so that shards do not pile up in memory
 
 Report = Callable[[str, int, int | None], Any]

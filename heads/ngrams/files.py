@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heads.inside import open_new
+
 FORMAT_VERSION = 1
 DESCRIPTION = "ngrams.json"
 MAX_ORDER = 5
+MAX_VOCAB = 1 << 20
 CHECKED_BYTES = 1 << 24  # one read for a checksum
 NUMBERS = ("<i4", "<u4", "<i8")
 HOW_TO_COUNT = "count it again with the backbone's tokenizer: headway count-ngrams --tokenizer BACKBONE"
@@ -45,7 +48,7 @@ def array_names(order: int) -> list[str]:
 def write_array(path: Path, kind: str, pieces: Iterable[NDArray[Any]]) -> dict[str, Any]:
     """Write pieces one after the other; returns the file's entry in ngrams.json."""
     length, crc = 0, 0
-    with path.open("wb") as file:
+    with open_new(path) as file:
         for piece in pieces:
             content = np.ascontiguousarray(piece, dtype=kind).data
             file.write(content)
@@ -86,7 +89,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
         version = int(description["format_version"])
         problem = "" if version > FORMAT_VERSION else find_problem(description)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{path} is no description of n-grams ({type(error).__name__}: {error}); it was damaged or cut short: copy "
             "the folder again or recount."
@@ -101,13 +104,19 @@ def read_description(folder: str | Path) -> dict[str, Any]:
 def find_problem(description: dict[str, Any]) -> str:
     """The first thing in a description that `count_ngrams` would not have written; empty where there is none."""
     order, vocab, files = description["order"], description["vocab_size"], description["files"]
-    if not 1 <= order <= MAX_ORDER or vocab < 1:
+    if not are_counts([order, vocab]) or not 1 <= order <= MAX_ORDER or not 1 <= vocab <= MAX_VOCAB:
         return f"order {order}, {vocab} tokens"
-    if not all(len(description[name]) == order for name in ("positions", "num_ngrams")):
-        return "not one number for each order"
+    if not all(
+        are_counts(description[name]) and len(description[name]) == order for name in ("positions", "num_ngrams")
+    ):
+        return "positions or num_ngrams are not one number for each order"
+    if set(files) != set(array_names(order)):
+        return f"files are {', '.join(sorted(map(str, files)))[:200]} in place of {', '.join(array_names(order))}"
     for name in array_names(order):
         n, part = int(name[5]), name[7:]
         length = files[name]["length"]
+        if not are_counts([length, files[name]["crc32"]]):
+            return f"{name} has length {length!r} and crc32 {files[name]['crc32']!r}"
         wanted = vocab if n == 1 else description["num_ngrams"][n - 1]
         if part == "starts":
             wanted = 1 + (vocab if n == 2 else description["num_ngrams"][n - 2])
@@ -117,10 +126,19 @@ def find_problem(description: dict[str, Any]) -> str:
     return ""
 
 
+def are_counts(values: Any) -> bool:
+    """Whether it is a list of whole numbers from 0 that 8 bytes hold.
+
+    >>> are_counts([3, 0]), are_counts([1.5]), are_counts("12"), are_counts([True])
+    (True, False, False, False)
+    """
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
 def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
     """Write a file under a temporary name and rename it when it is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with unfinished.open("wb") as file:
+    with open_new(unfinished) as file:
         write(file)
     os.replace(unfinished, path)
 

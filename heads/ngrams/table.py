@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heads.ngrams.files import HOW_TO_COUNT, checksum, fingerprint, open_array, read_description
+from heads.inside import find_inside
+from heads.ngrams.files import HOW_TO_COUNT, array_names, checksum, fingerprint, open_array, read_description
 from heads.ngrams.trie import Counts, Ids, TrieOrder
 
 PADDING = 1024  # rows that backbones add to their embedding beyond the tokenizer's tokens, at most
@@ -72,7 +73,8 @@ class NgramTable:
             ValueError: no table there, a newer format, a file missing or of another length, or another tokenizer.
         """
         description = read_description(folder)
-        arrays = {name: open_array(Path(folder) / name, file) for name, file in description["files"].items()}
+        names = array_names(description["order"])
+        arrays = {name: open_array(find_inside(folder, name), description["files"][name]) for name in names}
         orders = tuple(
             TrieOrder(
                 tokens_N=arrays[f"order{order}.tokens"],
@@ -110,8 +112,8 @@ class NgramTable:
         Raises:
             ValueError: a file holds something else.
         """
-        for name, file in self.description["files"].items():
-            if checksum(self.folder / name) != file["crc32"]:
+        for name in array_names(self.order):
+            if checksum(find_inside(self.folder, name)) != self.description["files"][name]["crc32"]:
                 raise ValueError(
                     f"{self.folder / name} does not hold what was written to it; copy the folder again, or "
                     f"{HOW_TO_COUNT}."
@@ -183,12 +185,12 @@ class NgramTable:
         if not 0 <= node < self.vocab_size:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         for trie_order, token in zip(self.orders, prefix[1:], strict=False):
-            start, end = int(trie_order.starts[node]), int(trie_order.starts[node + 1])
+            start, end = trie_order.range_of(node)
             node = start + int(np.searchsorted(trie_order.tokens_N[start:end], token))
             if node == end or trie_order.tokens_N[node] != token:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
         trie_order = self.orders[len(prefix) - 1]
-        seen = slice(int(trie_order.starts[node]), int(trie_order.starts[node + 1]))
+        seen = slice(*trie_order.range_of(node))
         return trie_order.tokens_N[seen].astype(np.int64), trie_order.counts_N[seen].astype(np.int64)
 
     def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:

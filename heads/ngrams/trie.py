@@ -38,13 +38,32 @@ class TrieOrder:
     counts_N: NDArray[Any]
     starts: Counts
 
+    def range_of(self, node: int) -> tuple[int, int]:
+        """Where the n-grams that extend n-gram `node` of the order before begin and end."""
+        starts, ends = self.ranges(np.array([node]))
+        return int(starts[0]), int(ends[0])
+
+    def ranges(self, nodes_F: Counts) -> tuple[Counts, Counts]:
+        """`range_of` of many.
+
+        Raises:
+            ValueError: one is no range. Only those in use are looked at: the file may be larger than memory.
+        """
+        starts_F, ends_F = self.starts[nodes_F], self.starts[nodes_F + 1]
+        if len(nodes_F) and (starts_F.min() < 0 or (ends_F < starts_F).any() or ends_F.max() > len(self.tokens_N)):
+            raise ValueError(
+                "The n-gram table's starts are no places in its arrays; it was damaged: copy the folder again or "
+                "count it again."
+            )
+        return starts_F, ends_F
+
     def find(self, nodes_F: Counts, candidates_K: Ids, vocab_size: int) -> Found:
         """The n-grams that extend some n-grams of the order before by one of sorted, different candidates.
 
         Returns:
             for each n-gram found: which of `nodes_F` it extends, by which candidate, and its own number.
         """
-        starts_F, ends_F = self.starts[nodes_F], self.starts[nodes_F + 1]
+        starts_F, ends_F = self.ranges(nodes_F)
         wide_F = ends_F - starts_F > SEARCH_FROM * len(candidates_K)
         narrow, wide = np.flatnonzero((ends_F > starts_F) & ~wide_F), np.flatnonzero(wide_F)
         read = self._read(starts_F[narrow], ends_F[narrow], candidates_K, vocab_size)

@@ -22,7 +22,7 @@ RANKS_SHOWN = 4
 
 
 def show(console: Console, tuning: Tuning) -> None:
-    """Print all tables, then a sentence about the choice."""
+    """Print all tables, then what was chosen and which heads it uses."""
     tables: Sequence[Table] = (
         acceptance_table(tuning.counts),
         verify_table(tuning.times),
@@ -32,7 +32,8 @@ def show(console: Console, tuning: Tuning) -> None:
     )
     for table in tables:
         console.print(table)
-    console.print(verdict(tuning), highlight=False, soft_wrap=True)
+    for sentence in (verdict(tuning), say_heads(tuning)):
+        console.print(sentence, highlight=False, soft_wrap=True)
 
 
 def acceptance_table(counts: RankCounts) -> Table:
@@ -109,6 +110,18 @@ def decoded_table(tuning: Tuning) -> Table:
 def verdict(tuning: Tuning) -> str:
     """Say what is used from now on, and why."""
     return say_tree(tuning) + (say_compiled(tuning) if tuning.config.compile else "")
+
+
+def say_heads(tuning: Tuning) -> str:
+    """Say how many heads the tree uses, and at which node budget each of them would pay."""
+    said = [
+        f"head {head} {'at none of the budgets tried' if nodes is None else f'from {nodes} nodes on'}"
+        for head, nodes in tuning.heads_pay_from.items()
+    ]
+    return (
+        f"It uses {tuning.tree.depth or 0} of {tuning.num_heads} heads. The fastest static trees, heads alone and "
+        f"predicted for up to {max(tuning.times.verify)} nodes, use {', '.join(said)}."
+    )
 
 
 def say_compiled(tuning: Tuning) -> str:

@@ -147,3 +147,20 @@ def best_by_size(choices: Sequence[Choice]) -> list[Choice]:
     """The fastest choice for each number of nodes."""
     sizes = sorted({choice.nodes for choice in choices})
     return [fastest([choice for choice in choices if choice.nodes == size]) for size in sizes]
+
+
+def pays_from(choices: Sequence[Choice], head: int) -> int | None:
+    """The node budget from which on the fastest tree of every larger budget uses this head; None: there is none.
+
+    >>> trees = [Tree([[0]]), Tree([[0], [0, 0]]), Tree([[0], [1], [2]]), Tree([[0], [0, 0], [0, 0, 0], [1]])]
+    >>> choices = [Choice(tree=tree, nodes=tree.num_nodes, depth=tree.depth, tokens_per_pass=1.5, seconds_per_pass=1.0,
+    ...                   batch=1) for tree in trees]                  # of 2, 3, 4 and 5 nodes, depths 1, 2, 1 and 3
+    >>> [pays_from(choices, head) for head in (1, 2, 3, 4)]
+    [2, 5, 5, None]
+    """
+    first = None
+    for choice in reversed(best_by_size(choices)):
+        if choice.depth < head:
+            break
+        first = choice.nodes
+    return first

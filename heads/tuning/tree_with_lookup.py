@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heads.decoding.proposers.prompt_lookup import Lookup
+from heads.decoding.proposers.prompt_lookup import Lookup, count_shared
 from heads.tuning.acceptance_rates import accepted
 from heads.tuning.pass_times import PassTimes
 from heads.tuning.replay import Replay
@@ -66,7 +66,7 @@ def simulate_passes(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int
         chain_length = looking.find(text)
         alone = looking.copying and lookup > depth
         chain = looking.take(text, chain_length if alone or not chain_length else lookup)
-        copied = count_agreeing(chain, one.text[at : at + len(chain)])
+        copied = count_shared(chain, one.text[at : at + len(chain)])
         right = copied if alone else max(copied, int(accepted_P[place]))
         found.append((len(chain), min(right + 1, last - place), not alone))
         place += right + 1
@@ -79,17 +79,3 @@ def seconds_of(choice: Choice, times: PassTimes, chain: int, tree_too: bool) -> 
         return times.verify_at(1 + chain) + times.rest_static
     longer = times.verify_at(choice.nodes + chain) - times.verify_at(choice.nodes) if chain else 0.0
     return choice.seconds_per_pass + longer
-
-
-def count_agreeing(chain: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens at the beginning of a chain are those of the text.
-
-    >>> count_agreeing([4, 5, 6], [4, 5, 7]), count_agreeing([4], [])
-    (2, 0)
-    """
-    agreeing = 0
-    for mine, theirs in zip(chain, text, strict=False):
-        if mine != theirs:
-            break
-        agreeing += 1
-    return agreeing

@@ -43,7 +43,7 @@ def tune(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> Tuning:
-    """Measure, search, and decode with the winner.
+    """Measure, search, and decode with the winner, at one batch size.
 
     Args:
         prompts: (1, T) each, at least two.
@@ -52,24 +52,57 @@ def tune(
     Raises:
         ValueError: fewer than two prompts, or texts that end at once.
     """
+    return tune_batches(token_heads, prompts, [config], clock=clock, progress=progress)[0]
+
+
+def tune_batches(
+    token_heads: TokenHeads,
+    prompts: Sequence[Tensor],
+    configs: Sequence[TuneConfig],
+    *,
+    clock: Clock,
+    progress: Progress = lambda what, total: lambda: None,
+) -> list[Tuning]:
+    """The same for configs that differ in their batch size alone: texts are written and replayed once."""
     if len(prompts) < 2:
         raise ValueError(
             f"{len(prompts)} prompts were given; trees are grown on one half and tested on the other, so give 2."
         )
-    model = token_heads.backbone.model
     rows = min(ROWS, len(prompts))
     texts = write_texts(
-        model, prompts, config.request, rows=rows, advance=progress("writing texts", -(-len(prompts) // rows))
+        token_heads.backbone.model,
+        prompts,
+        configs[0].request,
+        rows=rows,
+        advance=progress("writing texts", -(-len(prompts) // rows)),
     )
-    times = measure_times(
-        token_heads,
-        context_of(texts, config.batch),
-        settings=config.settings,
-        repeats=config.repeats,
-        clock=clock,
-        advance=progress("timing passes", config.repeats + 1),
-    )
-    replays = replay_all(token_heads, texts, times, progress)
+    replays: list[Replay] = []
+    found = []
+    for config in configs:
+        times = measure_times(
+            token_heads,
+            context_of(texts, config.batch),
+            settings=config.settings,
+            repeats=config.repeats,
+            clock=clock,
+            advance=progress(f"timing passes, batch {config.batch}", config.repeats + 1),
+        )
+        replays = replays or replay_all(token_heads, texts, times, progress)
+        found.append(fit(token_heads, prompts, config, texts, times, replays, clock, progress))
+    return found
+
+
+def fit(
+    token_heads: TokenHeads,
+    prompts: Sequence[Tensor],
+    config: TuneConfig,
+    texts: Sequence[Texts],
+    times: PassTimes,
+    replays: Sequence[Replay],
+    clock: Clock,
+    progress: Progress,
+) -> Tuning:
+    """Search among the trees with these times, and decode with the winner."""
     static, dynamic = list(static_choices(replays, times)), list(dynamic_choices(replays, times))
     timer = PassTimer(token_heads, context_of(texts, config.batch), clock, config.settings)
     advance = progress("timing the best", config.repeats + 1)

@@ -18,7 +18,7 @@ from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import Speed
 from heads.tuning.pass_times import PassTimes
 from heads.tuning.replay import Replay
-from heads.tuning.search import Choice
+from heads.tuning.search import Choice, pays_from
 from heads.tuning.tree_with_lookup import TreeWithLookup
 
 PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tree with lookup"
@@ -56,6 +56,16 @@ class Tuning:
     @property
     def counts(self) -> RankCounts:
         return RankCounts([replay.ranks_PK for replay in self.replays])
+
+    @property
+    def num_heads(self) -> int:
+        """K, whether the tree uses all of them or not."""
+        return int(self.replays[0].ranks_PK.shape[1])
+
+    @property
+    def heads_pay_from(self) -> dict[int, int | None]:
+        """For each head the budget from which on the fastest static trees use it, heads alone; None: none does."""
+        return {head: pays_from(self.static, head) for head in range(1, 1 + self.num_heads)}
 
     @property
     def predicted(self) -> Kind:
@@ -129,8 +139,32 @@ def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: in
     )
 
 
+def join_batches(made: Sequence[TunedTree], token_heads: TokenHeads) -> tuple[TunedTree, list[int]]:
+    """One tree.json of all that was made and of what the heads' own file says about other batch sizes, by size.
+
+    Returns:
+        the tree of the smallest size with the others behind it, and the sizes that were kept from before. What was
+        fitted to other weights or another machine is not kept.
+    """
+    before = token_heads.tuned_tree
+    known = before.entries if isinstance(before, TunedTree) else ()
+    sizes = {one.batch for one in made}
+    kept = [one for one in known if one.batch and one.batch not in sizes and one.why_unusable(token_heads) is None]
+    alone = [dataclasses.replace(one, other_batches=()) for one in (*made, *kept)]
+    first, *others = sorted(alone, key=lambda one: one.batch or 0)
+    return dataclasses.replace(first, other_batches=tuple(others)), sorted(one.batch or 0 for one in kept)
+
+
 def describe_prediction(tuning: Tuning) -> dict[str, Any]:
-    """Predictions for the passes after the prompt's, with lookup if it is used; then the measured tokens a second."""
+    """Predictions for the passes after the prompt's, with lookup if it is used; then the measured tokens a second.
+
+    `heads_used` counts the heads that the tree asks; `heads_pay_from` has the static budget from which on each pays.
+    """
+    used = {"heads_used": tuning.tree.depth, "heads_pay_from": list(tuning.heads_pay_from.values())}
+    return predict_speed(tuning) | used
+
+
+def predict_speed(tuning: Tuning) -> dict[str, Any]:
     decoded = {name: round(speed.tokens_per_second, 2) for name, speed in tuning.decoded.items()}
     if tuning.kind == "plain":
         best = max((choice.tokens_per_second for choice in tuning.finalists.values()), default=None)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
 from heads.decoding.acceptance.probability import (
     choose_by_rejection,
@@ -22,7 +23,7 @@ from heads.decoding.acceptance.probability import (
     walk,
     walk_typical,
 )
-from heads.decoding.request.request import Row, choose_best
+from heads.decoding.request.request import Row, choose_best, fork
 from heads.decoding.trees.static import Shape
 
 
@@ -127,15 +128,6 @@ class RejectionRule(ExactRule):
         return choose_by_rejection(p_V, q_V, drafts, self.generator)
 
 
-def check_processors(row: Row) -> None:
-    for processor in row.processors:
-        if not type(processor).__module__.startswith("transformers."):
-            raise ValueError(
-                f"{type(processor).__name__} was given with rule='typical', which calls processors for drafts "
-                f"that may not be emitted; leave it out, or decode with rule='exact' or 'rejection'."
-            )
-
-
 class TypicalRule:
     """LOSSY typical acceptance (Cai et al., 2024): accepts the longest path of drafts that are likely enough.
 
@@ -149,11 +141,10 @@ class TypicalRule:
     >>> TypicalRule(epsilon=0.09, delta=0.3)
     TypicalRule(epsilon=0.09, delta=0.3)
 
-    Processors are called for drafts that may not be emitted. Those of transformers keep no state between calls; others
-    may, and raise where a request samples.
+    Processors are called for drafts that may not be emitted. Those that may keep a state are copied for each path.
 
     Raises:
-        ValueError: a number outside 0 to 1; while decoding, a processor that is not one of transformers'.
+        ValueError: a number outside 0 to 1; while decoding, a processor with a state that cannot be copied.
     """
 
     argmax_suffices = True
@@ -172,14 +163,15 @@ class TypicalRule:
     def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
         if row.request.greedy:
             return ExactRule().accept(row, nodes)
-        check_processors(row)
         processed: dict[int, tuple[Tensor, Tensor]] = {}  # by node, whose prefix is its path: once, then emitted
+        forked: dict[int, LogitsProcessorList] = {}
 
         def typical(path: list[int]) -> list[tuple[int, float]]:
             ahead = [nodes.tokens[node] for node in path[1:]]
             if ahead and ahead[-1] in row.request.eos_tokens:
                 return []
-            processed[path[-1]] = row.process(nodes.logits_NV[path[-1]], ahead)
+            forked[path[-1]] = fork(forked[path[-2]] if ahead else row.processors)
+            processed[path[-1]] = row.process(nodes.logits_NV[path[-1]], ahead, forked[path[-1]])
             return self.likely_children(nodes, path[-1], processed[path[-1]][1])
 
         path = walk_typical(typical)
@@ -188,6 +180,7 @@ class TypicalRule:
             row.emit(nodes.tokens[child])
             if row.done:
                 return path[: i + 2]
+        row.processors = forked[path[-1]]
         row.store(*processed[path[-1]])
         row.emit(choose_best(processed[path[-1]][1]))
         return path

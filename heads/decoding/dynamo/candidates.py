@@ -50,14 +50,13 @@ def find_candidates(running: list[Row], logits: Sequence[Tensor], top_k: int) ->
 
     Args:
         running: the rows that still run.
-        logits: for each place the logits of the whole batch (B, V); the first are the backbone's.
+        logits: for each place their logits (R, V); the first are the backbone's.
     """
     prefixes = [row.prefix() for row in running]
     processors = [without_penalty(row.processors) for row in running]
-    index_R = torch.tensor([row.index for row in running], device=logits[0].device)
     places: list[Candidates] = []
-    for i, logits_BV in enumerate(logits, start=1):
-        raw_RV = logits_BV[index_R].to(torch.float32)
+    for i, logits_RV in enumerate(logits, start=1):
+        raw_RV = logits_RV.to(torch.float32, copy=True)  # processors may write into it
         scores_RV = torch.cat([own(prefixes[r], raw_RV[r : r + 1]) for r, own in enumerate(processors)])
         places.append(take_candidates(torch.softmax(scores_RV, dim=-1), top_k, place=i))
         best_R1 = places[-1].tokens_Bk[:, :1]

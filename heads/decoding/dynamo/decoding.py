@@ -4,7 +4,7 @@ Lossy, by name and by design: the text does not follow the backbone's distributi
 why). With a threshold of 1 every pass emits one token, chosen exactly as plain `generate` chooses it.
 heads/decoding/dynamo/candidates.py says how `generate`'s settings apply.
 """
-# B batch, T prompt position, N token of a pass, V vocabulary, R row that is still running, D model width
+# B batch, T prompt position, N token of a pass, V vocabulary, R row that still runs, D model width
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from torch import Tensor
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.dynamo.candidates import find_candidates, read_penalty
 from heads.decoding.dynamo.joint import MAX_JOINT_ENTRIES, Cooccurrence, Decision, JointConfig, decide, largest_side
+from heads.decoding.dynamo.threshold import Adaptive
 from heads.decoding.request.entry import Call, Decoding, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput, DecodingStats, finish, record
-from heads.decoding.request.request import Row
+from heads.decoding.request.request import STATEFUL, Row
 from heads.interface.token_heads import TokenHeads
+from heads.ngrams.device import DeviceTable
 from heads.ngrams.table import NgramTable
 
 
 class DynamicDecoding(Decoding):
     """Lossy decoding: hand it to `generate`, as `custom_generate=heads.DynamicDecoding(token_heads, threshold=0.5)`.
 
-    The paper's settings are these defaults with a co-occurrence table, and `do_sample=True, top_k=50, temperature=0.7,
-    repetition_penalty=1.1` in the call of `generate`. With `do_sample=False` a pass emits the likeliest n-gram.
+    The paper's settings are a co-occurrence table and `do_sample=True, top_k=50, temperature=0.7,
+    repetition_penalty=1.1` in the call of `generate`; `adaptive="static_first", blur=3` is its own order of thresholds,
+    which changed nothing on the demo heads (docs/decisions.md). With `do_sample=False` a pass emits the likeliest
+    n-gram.
 
     `stats.accepted_per_depth[d - 1]` counts the passes of which at least d tokens came from heads: n > d.
 
@@ -38,7 +42,8 @@ class DynamicDecoding(Decoding):
         cooccurrence: a table of n-grams up to K + 1 tokens or its folder; None does not mask.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         transparency: α_c of equation 6: the power of the co-occurrence ratio; 0 does not mask.
-        adaptive: Otsu's threshold on top of the static one.
+        adaptive: how Otsu's threshold acts beside the static one (heads/decoding/dynamo/threshold.py has the four
+            readings of the paper; "static_first" is Algorithm 1's own order); None leaves it out.
         blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
         top_k: candidates of each place at most, where `generate`'s own processors leave more.
 
@@ -55,8 +60,8 @@ class DynamicDecoding(Decoding):
         generator: torch.Generator | None = None,
         *,
         transparency: float = 1.0,
-        adaptive: bool = True,
-        blur: int = 3,
+        adaptive: Adaptive | None = "otsu_first",
+        blur: int = 1,
         top_k: int = 50,
     ) -> None:
         self.config = JointConfig(
@@ -65,7 +70,9 @@ class DynamicDecoding(Decoding):
         check_token_heads(token_heads)
         check_independent(token_heads)
         self.token_heads = token_heads
-        self.cooccurrence = open_cooccurrence(cooccurrence, token_heads.num_heads + 1, token_heads.backbone.vocab_size)
+        order, backbone = token_heads.num_heads + 1, token_heads.backbone
+        table = open_cooccurrence(cooccurrence, order, backbone.vocab_size)
+        self.cooccurrence = on_device(table, order, backbone.heads_device)
         self.generator = generator
 
     def check_model(self, model: Any) -> None:
@@ -76,6 +83,11 @@ class DynamicDecoding(Decoding):
             raise ValueError(
                 "output_scores or output_logits was given, but dynamic decoding chooses n-grams, which have no scores "
                 "of single tokens; leave it out or decode with plain generate."
+            )
+        if any(isinstance(processor, STATEFUL) for processor in call.request.processors):
+            raise ValueError(
+                "A watermark was asked for, whose processor keeps a state from token to token, but dynamic decoding "
+                "chooses n-grams; leave watermarking_config out or decode with TreeDecoding."
             )
         return DynamicRun(self, call).decode()
 
@@ -98,22 +110,23 @@ class DynamicRun:
         rows = self.call.rows()
         self.stats.drafted = [[] for _ in rows]
         with self.stats.time("prefill"):
-            state, heads_state, logits_BV = self.prefill()
+            state, heads_state, logits_RV = self.prefill()
+        running = rows
         while True:
-            running = [row for row in rows if not row.done]
             self.stats.count_pass(len(running))
             with self.stats.time("draft"):
-                logits = [logits_BV, *self.predict(heads_state, len(rows))]
+                logits = [logits_RV, *self.predict(heads_state, len(running))]
             with self.stats.time("accept"):
-                decision = self.decide(running, logits)
-                new = self.emit(rows, running, decision, logits_BV)
-            if all(row.done for row in rows):
+                new = self.emit(running, self.decide(running, logits), logits_RV)
+            with self.stats.time("commit"):
+                state, heads_state, running, new = self.drop_ended(state, heads_state, running, new)
+            if not running:
                 return finish(rows, self.stats, self.call.streamer)
             with self.stats.time("verify"):
-                output = self.read(state, rows, new)
+                output = self.read(state, new)
             with self.stats.time("commit"):
                 plan = CommitPlan.from_paths([range(len(tokens)) for tokens in new], output.tokens_BN.device)
-                state, heads_state, logits_BV = self.commit(state, heads_state, output, plan)
+                state, heads_state, logits_RV = self.commit(state, heads_state, output, plan)
 
     def prefill(self) -> tuple[BackboneState, Any, Tensor]:
         """The prompt's pass: the states behind it and the backbone's next-token logits."""
@@ -129,19 +142,23 @@ class DynamicRun:
         return state, heads_state, self.backbone.logits(output.final_BND[:, -1])
 
     def predict(self, heads_state: Any, batch: int) -> list[Tensor]:
-        """Lines 1 to 3: the logits (B, V) of heads 1 … K at the last committed position."""
-        rows_B = torch.arange(batch, device=self.backbone.heads_device)
-        unread_B = torch.zeros_like(rows_B)  # heads that are not grounded read no drafted token
+        """Lines 1 to 3: the logits (R, V) of heads 1 … K at the last committed position; none where ε_b is 1."""
+        if self.decoding.config.threshold == 1:
+            return []
+        rows_R = torch.arange(batch, device=self.backbone.heads_device)
+        unread_R = torch.zeros_like(rows_R)  # heads that are not grounded read no drafted token
         level = self.token_heads.first_level(heads_state)
         logits = []
         for k in self.heads:
-            hidden_BD, level = self.token_heads.step(k, level, unread_B, rows_B)
-            logits.append(self.projections[k - 1].spread(self.projections[k - 1](hidden_BD), -torch.inf))
+            hidden_RD, level = self.token_heads.step(k, level, unread_R, rows_R)
+            logits.append(self.projections[k - 1].spread(self.projections[k - 1](hidden_RD), -torch.inf))
         return logits
 
-    def decide(self, running: list[Row], logits: list[Tensor]) -> Decision:
-        """Lines 5 to 18 for the rows that are still running."""
+    def decide(self, running: list[Row], logits: list[Tensor]) -> Decision | None:
+        """Lines 5 to 18; None where ε_b is 1, so that there is nothing to decide."""
         config = self.decoding.config
+        if config.threshold == 1:
+            return None
         penalty, seen_RV = read_penalty(running, self.backbone.vocab_size)
         return decide(
             find_candidates(running, logits, config.top_k),
@@ -151,15 +168,27 @@ class DynamicRun:
             penalty=penalty,
         )
 
-    def emit(self, rows: list[Row], running: list[Row], decision: Decision, logits_BV: Tensor) -> list[list[int]]:
-        """Sample and emit each row's n-gram; the tokens that the backbone has to read, none for a row that ended."""
+    def emit(self, running: list[Row], decision: Decision | None, logits_RV: Tensor) -> list[list[int]]:
+        """Sample and emit each row's n-gram; the tokens that the backbone has to read."""
         chosen: dict[int, list[int]] = {}
-        for here in decision.ngrams:
+        for here in decision.ngrams if decision else ():
             ngrams = here.best() if self.call.request.greedy else here.sample(self.decoding.generator)
-            chosen |= {running[r].index: ngram for r, ngram in zip(here.rows_R.tolist(), ngrams, strict=True)}
-        for row in running:
-            self.emit_row(row, chosen.get(row.index) or [row.choose(logits_BV[row.index])])
-        return [[] if row.done else chosen.get(row.index) or row.tokens[-1:] for row in rows]
+            chosen |= dict(zip(here.rows_R.tolist(), ngrams, strict=True))
+        new = []
+        for r, row in enumerate(running):
+            new.append(chosen.get(r) or [row.choose(logits_RV[r])])
+            self.emit_row(row, new[-1])
+        return new
+
+    def drop_ended(
+        self, state: BackboneState, heads_state: Any, rows: list[Row], new: list[list[int]]
+    ) -> tuple[BackboneState, Any, list[Row], list[list[int]]]:
+        """Take rows that ended out of the batch; they cost nothing from then on."""
+        kept = [r for r, row in enumerate(rows) if not row.done]
+        if 0 < len(kept) < len(rows):
+            kept_R = torch.tensor(kept, device=state.valid_BS.device)
+            state, heads_state = state.keep_rows(kept_R), self.token_heads.keep_rows(heads_state, kept_R)
+        return state, heads_state, [rows[r] for r in kept], [new[r] for r in kept]
 
     def emit_row(self, row: Row, ngram: list[int]) -> None:
         """Append tokens until the row ends, count and stream them; all but the first are the heads'."""
@@ -171,25 +200,25 @@ class DynamicRun:
         drafted = [i > 0 for i in range(len(row.tokens) - before)]
         record(row, drafted, self.stats, self.call.streamer)
 
-    def read(self, state: BackboneState, rows: list[Row], new: list[list[int]]) -> Pass:
+    def read(self, state: BackboneState, new: list[list[int]]) -> Pass:
         """The backbone's pass over the new tokens, a chain in each row; shorter rows are filled up."""
         longest = max(len(tokens) for tokens in new)
-        filled = [tokens + row.tokens[-1:] * (longest - len(tokens)) for row, tokens in zip(rows, new, strict=True)]
-        device = rows[0].device
-        last_B1 = torch.tensor([[max(0, len(tokens) - 1)] for tokens in new], device=device)
-        depth_BN = torch.arange(longest, device=device).minimum(last_B1)  # a backbone may have no position for more
+        filled = [tokens + tokens[-1:] * (longest - len(tokens)) for tokens in new]
+        device = state.valid_BS.device
+        last_R1 = torch.tensor([[len(tokens) - 1] for tokens in new], device=device)
+        depth_RN = torch.arange(longest, device=device).minimum(last_R1)  # a backbone may have no position for more
         sees_NN = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         return self.backbone.verify(
-            state, torch.tensor(filled, device=device), depth_BN, sees_NN, self.token_heads.taps
+            state, torch.tensor(filled, device=device), depth_RN, sees_NN, self.token_heads.taps
         )
 
     def commit(
         self, state: BackboneState, heads_state: Any, output: Pass, plan: CommitPlan
     ) -> tuple[BackboneState, Any, Tensor]:
-        """Keep the new tokens in all states, and the logits behind each row's last one."""
+        """Keep the new tokens in all states, and the logits (R, V) behind each row's last one."""
         heads_state = self.token_heads.commit(heads_state, output.tokens_BN, output.taps, output.positions_BN, plan)
-        logits_BV = self.backbone.logits(plan.newest(output.final_BND))
-        return self.backbone.commit(state, output, plan), heads_state, logits_BV
+        logits_RV = self.backbone.logits(plan.newest(output.final_BND))
+        return self.backbone.commit(state, output, plan), heads_state, logits_RV
 
 
 def check_independent(token_heads: TokenHeads) -> None:
@@ -229,3 +258,8 @@ def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab
             f"of {order}; count it again with order={order} or more."
         )
     return table
+
+
+def on_device(table: Cooccurrence | None, order: int, device: torch.device) -> Cooccurrence | None:
+    """A counted table as the device where candidates are looks it up; any other as it is."""
+    return DeviceTable(table, order, device) if isinstance(table, NgramTable) and device.type != "cpu" else table

@@ -2,12 +2,11 @@
 
 `decide` is the algorithm, and each of its lines is a function. Where the paper is silent or contradicts itself:
 
-- J is made to sum to 1 after co-occurrence masking, since its entries are compared with fixed thresholds. Where the
-  mask leaves nothing, J stays unmasked. After thresholds and the repetition penalty J is not normalised again.
-- The static threshold zeroes what is below ε_b^(n-1), the bound of the back-off test (line 12). Zeroing below ε_b, as
-  section 3.2.2 also says, would make ε_b the bound of that test.
-- Otsu's threshold is found on the blurred J if there is a blur, and zeroes what is below it in J itself: "we set all
-  values less than ε_AT to 0". A blur averages, so the largest entry of J always stays.
+- J is made to sum to 1 after co-occurrence masking, since its entries are compared with fixed thresholds. After
+  thresholds and the repetition penalty J is not normalised again.
+- Where no n-gram of the candidates was ever seen, the mask makes J 0 and the row backs off. ε_b = 0 always emits all
+  tokens, so there such a J stays unmasked.
+- The static and the adaptive threshold can be read in four ways (heads/decoding/dynamo/threshold.py).
 - The repetition penalty divides an entry once for each of its tokens that stands in the text or earlier in the n-gram.
 - ε_b = 0 never backs off and ε_b = 1 always does, whatever the penalty.
 
@@ -21,20 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from heads.decoding.dynamo.candidates import Candidates
-from heads.decoding.dynamo.threshold import adaptive_threshold, along, static_threshold
+from heads.decoding.dynamo.threshold import Adaptive, along, apply_thresholds, static_bound
 
 MAX_JOINT_ENTRIES = 2**18
 """Entries of one row's J at most: each axis keeps its likeliest candidates so that it fits (64 for n = 3, 22 for 4)."""
 
 
 class Cooccurrence(Protocol):
-    """Counted n-grams (heads/ngrams/table.py), or anything that answers like them."""
+    """Counted n-grams (heads/ngrams/table.py and device.py), or anything that answers like them."""
 
     @property
     def order(self) -> int:
@@ -43,7 +42,7 @@ class Cooccurrence(Protocol):
     def check_vocab(self, vocab_size: int) -> None:
         """Raise ValueError if the table was counted with a tokenizer of another vocabulary."""
 
-    def cooccurrence(self, candidates: Sequence[Tensor], *, unseen: float = 0.0) -> Tensor:
+    def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
         """p̂(x_1 … x_n) / Π p̂(x_i) for all combinations (B, k, …, k) of each place's candidates (B, k)."""
 
 
@@ -54,7 +53,7 @@ class JointConfig:
     Attributes:
         threshold: ε_b, 0 to 1: 0 always emits all tokens, 1 always one.
         transparency: α_c of equation 6, at least 0: 0 does not mask, 1 masks with the whole ratio.
-        adaptive: Otsu's threshold on top of the static one.
+        adaptive: how Otsu's threshold acts beside the static one; None leaves it out.
         blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
         top_k: candidates of each place at most.
 
@@ -64,8 +63,8 @@ class JointConfig:
 
     threshold: float = 0.5
     transparency: float = 1.0
-    adaptive: bool = True
-    blur: int = 3
+    adaptive: Adaptive | None = "otsu_first"
+    blur: int = 1
     top_k: int = 50
 
     def __post_init__(self) -> None:
@@ -79,6 +78,13 @@ class JointConfig:
             )
         if self.blur < 1 or self.blur % 2 == 0:
             raise ValueError(f"blur={self.blur} was given; allowed are odd kernel sizes, 1 for no blur.")
+        if self.adaptive is not None and self.adaptive not in get_args(Adaptive):
+            raise ValueError(
+                f"adaptive={self.adaptive!r} was given; allowed are {', '.join(get_args(Adaptive))}, and None for the "
+                f"static threshold alone."
+            )
+        if self.adaptive == "blurred" and self.blur == 1:
+            raise ValueError("adaptive='blurred' was given with blur=1, which does not blur; give 3 or more.")
         if self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} was given; allowed are 1 and more candidates a place.")
 
@@ -169,12 +175,12 @@ def decide(
     rows_R = torch.arange(len(places[0].probs_Bk), device=places[0].probs_Bk.device)
     order_B = torch.ones_like(rows_R)
     decided: list[JointRows] = []
-    n = len(places)
+    n = len(places) if config.threshold < 1 else 1
     while n > 1 and len(rows_R):
         here = form_joint(places[:n], rows_R, config, cooccurrence)
         if len(here.rows_R):  # most rows that back off have nothing left by now
-            if config.adaptive:
-                here = replace(here, joint=adaptive_threshold(here.joint, here.counts, config.blur))
+            joint = apply_thresholds(here.joint, here.counts, config.threshold, config.adaptive, config.blur)
+            here = replace(here, joint=joint)
             if seen_BV is not None:
                 here = replace(here, joint=penalize_repetition(here.joint, here.places, seen_BV[here.rows_R], penalty))
             here = here.select(has_peak(here.joint, config.threshold))
@@ -189,12 +195,16 @@ def decide(
 def form_joint(
     places: Sequence[Candidates], rows_R: Tensor, config: JointConfig, cooccurrence: Cooccurrence | None
 ) -> JointRows:
-    """Lines 6 to 8 and the static threshold: J of the rows that keep an entry above 0."""
+    """Lines 6 to 8: J of the rows that the static threshold leaves an entry above 0."""
     most = largest_side(len(places))
     cut = tuple(place.select(rows_R).first(most) for place in places)
-    joint = mask(outer(cut), cut, cooccurrence, config.transparency)
-    joint = static_threshold(joint, config.threshold)
-    return JointRows(rows_R=rows_R, places=cut, joint=joint).select(joint.flatten(1).amax(dim=1) > 0)
+    independent = outer(cut)
+    joint = mask(independent, cut, cooccurrence, config.transparency)
+    if config.threshold == 0:
+        joint = torch.where(total(joint) > 0, joint, independent)
+    peak_R = joint.flatten(1).amax(dim=1)
+    kept_R = (peak_R > 0) & (peak_R >= static_bound(config.threshold, len(places), config.adaptive))
+    return JointRows(rows_R=rows_R, places=cut, joint=joint).select(kept_R)
 
 
 def largest_side(n: int) -> int:
@@ -216,7 +226,10 @@ def outer(places: Sequence[Candidates]) -> Tensor:
 
 
 def mask(joint: Tensor, places: Sequence[Candidates], cooccurrence: Cooccurrence | None, transparency: float) -> Tensor:
-    """Equation 6 for any n: J times the co-occurrence ratio to the power of α_c, made to sum to 1 (B, k, …, k)."""
+    """Equation 6 for any n: J times the co-occurrence ratio to the power of α_c, made to sum to 1 (B, k, …, k).
+
+    A row of whose n-grams none was ever seen is 0.
+    """
     if cooccurrence is not None and transparency > 0:
         ratio = cooccurrence.cooccurrence([place.tokens_Bk for place in places]).to(joint.dtype)
         if not bool(ratio.isfinite().all()):
@@ -224,9 +237,8 @@ def mask(joint: Tensor, places: Sequence[Candidates], cooccurrence: Cooccurrence
                 "The co-occurrence table gave a ratio that is not finite; count it again or leave cooccurrence out."
             )
         largest = ratio.flatten(1).amax(dim=1).clamp(min=torch.finfo(ratio.dtype).tiny)
-        masked = joint * (ratio / along(largest[:, None], 1, joint.ndim - 1)) ** transparency  # no power overflows
-        joint = torch.where(total(masked) > 0, masked, joint)
-    return joint / total(joint)
+        joint = joint * (ratio / along(largest[:, None], 1, joint.ndim - 1)) ** transparency  # no power overflows
+    return joint / total(joint).clamp(min=torch.finfo(joint.dtype).tiny)
 
 
 def total(joint: Tensor) -> Tensor:

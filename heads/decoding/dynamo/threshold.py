@@ -1,6 +1,15 @@
 """The static and the adaptive threshold of a joint distribution seen as a picture (DynaMo, section 3.2.2).
 
-The adaptive one is Otsu's, with or without Gaussian blur before it.
+The adaptive one is Otsu's, with or without Gaussian blur before it. The paper can be read in several ways (`Adaptive`):
+
+    static_first    zero below ε_b^(n-1), then Otsu on what is left: Algorithm 1 with the bound of its line 12
+    otsu_first      Otsu on the whole J, then zero below ε_b^(n-1)
+    at_epsilon      zero below ε_b itself, as the text says, then Otsu: line 12 no longer decides for n > 2
+    blurred         as static_first, but J becomes the blurred picture, as in OpenCV's example of Otsu behind a blur
+
+In the first three the blurred picture only gives Otsu's threshold, which zeroes what is below it in J itself. A blur
+averages, so J's largest entry stays there, and Otsu never changes how many tokens are emitted, only which. The default
+is the reading with the likeliest text at equal tokens per pass (docs/decisions.md): `otsu_first` without a blur.
 
 Histogram: 256 levels of equal width from 0 to the picture's largest value, as in an 8-bit picture whose white is the
 peak. Threshold: the edge between two levels that separates the cells best (largest variance between the two classes);
@@ -16,30 +25,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Adaptive = Literal["static_first", "otsu_first", "at_epsilon", "blurred"]
 LEVELS = 256
 
 
-def static_threshold(joint: Tensor, threshold: float) -> Tensor:
-    """Zero what is below ε_b^(n-1) in a joint distribution over n places (B, k, …, k)."""
-    order = joint.ndim - 1
-    return torch.where(joint < threshold ** (order - 1), 0.0, joint)
+def static_bound(threshold: float, places: int, adaptive: Adaptive | None) -> float:
+    """Below what an entry of a joint distribution over n places becomes 0.
+
+    >>> static_bound(0.5, 3, "static_first"), static_bound(0.5, 3, "at_epsilon")
+    (0.25, 0.5)
+    """
+    return threshold if adaptive == "at_epsilon" else threshold ** (places - 1)
 
 
-def adaptive_threshold(joint: Tensor, counts: Sequence[Tensor], blur_size: int) -> Tensor:
-    """Zero what is below Otsu's threshold, which is found on the blurred joint distribution (B, k, …, k).
+def apply_thresholds(
+    joint: Tensor, counts: Sequence[Tensor], threshold: float, adaptive: Adaptive | None, blur_size: int
+) -> Tensor:
+    """The static threshold and Otsu's in one reading of the paper, on a joint distribution (B, k, …, k).
+
+    >>> joint = torch.tensor([[[0.5, 0.2], [0.2, 0.1]]])
+    >>> counts = [torch.tensor([2])] * 2
+    >>> apply_thresholds(joint, counts, 0.15, None, 1)
+    tensor([[[0.5000, 0.2000],
+             [0.2000, 0.0000]]])
+    >>> apply_thresholds(joint, counts, 0.15, "otsu_first", 1)
+    tensor([[[0.5000, 0.0000],
+             [0.0000, 0.0000]]])
 
     Args:
         counts: for each axis, how many candidates each row has (B,); a row's picture holds these only.
+        threshold: ε_b.
+        adaptive: the reading; None leaves Otsu out.
         blur_size: cells of the kernel, an odd number; 1 does not blur.
     """
+    bound = static_bound(threshold, joint.ndim - 1, adaptive)
+    if adaptive == "otsu_first":
+        return zero_below(adaptive_threshold(joint, counts, blur_size), bound)
+    joint = zero_below(joint, bound)
+    if adaptive is None:
+        return joint
+    if adaptive == "blurred":
+        held = inside(joint, counts)
+        joint = blur(joint, counts, blur_size)
+        return adaptive_threshold(joint if held is None else torch.where(held, joint, 0.0), counts, 1)
+    return adaptive_threshold(joint, counts, blur_size)
+
+
+def zero_below(joint: Tensor, bound: float | Tensor) -> Tensor:
+    return torch.where(joint < bound, 0.0, joint)
+
+
+def adaptive_threshold(joint: Tensor, counts: Sequence[Tensor], blur_size: int) -> Tensor:
+    """Zero what is below Otsu's threshold, which is found on the blurred joint distribution (B, k, …, k)."""
     picture = blur(joint, counts, blur_size) if blur_size > 1 else joint
     held = inside(joint, counts)
     threshold_B = otsu_threshold(picture.flatten(1), None if held is None else held.flatten(1))
-    return torch.where(joint < threshold_B.view(-1, *[1] * len(counts)), 0.0, joint)
+    return zero_below(joint, threshold_B.view(-1, *[1] * len(counts)))
 
 
 def inside(joint: Tensor, counts: Sequence[Tensor]) -> Tensor | None:

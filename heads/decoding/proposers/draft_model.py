@@ -1,4 +1,4 @@
-"""Drafts of a small draft model for one `generate` call: a chain of K tokens below each row's root.
+"""Drafts of a draft model for one `generate` call: a chain of K tokens below each row's root, and a looked-up one.
 
 Chen et al. (2023) and Leviathan et al. (2023): the draft model runs K times on its own cache, and drops from it what
 the backbone rejected.
@@ -18,35 +18,43 @@ from transformers import LogitsProcessorList
 from heads.backbone.model import Backbone, CommitPlan, Pass, Tap
 from heads.decoding.proposers.draft_length import DraftLength
 from heads.decoding.proposers.draft_reader import DraftReader
+from heads.decoding.proposers.plain_draft import PlainDraft, RowReader
+from heads.decoding.proposers.prompt_lookup import RowLookups, count_shared
 from heads.decoding.proposers.proposal import Proposal
 from heads.decoding.proposers.shared_vocabulary import as_known_to, fit_vocabulary
-from heads.decoding.request.request import Request, Row
+from heads.decoding.request.request import Row, may_keep_state
 from heads.decoding.trees.static import Shape
 
 
 class ModelDrafter:
-    """A draft model's chain for each row, for one `generate` call.
+    """A draft model's chain for each row, for one `generate` call, and a looked-up chain beside it.
 
     Args:
         vocab_size: of the backbone, whose ids are proposed.
+        lookup: tokens of the looked-up chain; 0: none.
+        samples_drafts: where a request samples, drafts are sampled too, and not the draft model's best tokens.
     """
 
     taps: Sequence[Tap] = ()
-    reader: DraftReader
+    reader: DraftReader | RowReader
 
     def __init__(
         self,
-        draft: Backbone,
+        draft: Backbone | PlainDraft,
         length: DraftLength,
-        request: Request,
         vocab_size: int,
         generator: torch.Generator | None = None,
+        *,
+        lookup: int = 0,
+        samples_drafts: bool = True,
     ) -> None:
         self.draft = draft
         self.length = length
-        self.request = request
         self.vocab_size = vocab_size
         self.generator = generator
+        self.lookups = RowLookups(lookup, reach=0)  # a chain costs the draft model nothing, so it goes alone
+        self.samples_drafts = samples_drafts
+        self.kept: int | None = None  # tokens that the draft model's cache holds from the call before
         self.num_read: list[int] = []  # of each row, tokens in the draft model's cache
         self.first: list[int] = []  # of each row, its first slot of the last chain that is no filler
         self.unread: list[int] = []  # of each row, committed tokens that its last chain began with
@@ -57,21 +65,38 @@ class ModelDrafter:
         self.lengths: list[int] = []
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
-        tokens_BN = as_known_to(self.draft, output.tokens_BN)
-        if self.num_read:  # the prompt is long, and this is not its first pass
-            self.reader.read_on(tokens_BN, plan.valid_BA)
+        tokens_BN, valid_BN = output.tokens_BN, plan.valid_BA
+        if self.kept is not None:  # of one row without padding, where the draft model may lack its last tokens
+            missing_1N = tokens_BN.new_tensor([rows[0].tokens[self.kept : int(output.positions_BN[0, 0])]])
+            tokens_BN, valid_BN = torch.cat([missing_1N, tokens_BN], dim=1), valid_BN.new_ones(1, 1)
+            valid_BN = valid_BN.expand_as(tokens_BN)
+        known_BN = as_known_to(self.draft, tokens_BN)
+        if self.num_read:  # the prompt is long, and this is not its first pass; or its beginning was read before
+            self.reader.read_on(known_BN, valid_BN)
+        elif isinstance(self.draft, PlainDraft):
+            self.reader = RowReader(self.draft, known_BN, valid_BN)
         else:
-            self.reader = DraftReader(self.draft, tokens_BN, plan.valid_BA)
+            self.reader = DraftReader(self.draft, known_BN, valid_BN)
+        self.kept = None
         self.num_read = [len(row.tokens) for row in rows]
+        self.lookups.begin(rows)
 
     def propose(self, rows: list[Row]) -> Proposal:
-        """A chain of K tokens below each row's root; shorter where no row has room for K + 1 more."""
+        """A chain of K tokens below each row's root, shorter where no row has room for K + 1 more; and a looked-up one.
+
+        While every row copies, the looked-up chain is proposed alone, and the draft model reads what it missed later.
+        """
         start = time.perf_counter()
         self.rows, self.lengths = rows, [len(row.tokens) for row in rows]
-        room = self.request.max_length - min(len(row.tokens) for row in rows)
-        self.k = min(self.length.choose(len(rows)), room - 1)
+        chains = self.lookups.find(rows)
+        room = rows[0].request.max_length - min(len(row.tokens) for row in rows)
+        alone = chains is not None and self.lookups.alone(rows)
+        self.k = 0 if alone else min(self.length.choose(len(rows)), room - 1)
         tokens_BN, q = self.draft_chain(rows)
-        shape, depth_N, sees_NN = chain(self.k, rows[0].device)
+        looked_up = 0 if chains is None else len(chains[0])
+        if looked_up:
+            tokens_BN = torch.cat([tokens_BN, torch.tensor(chains, device=tokens_BN.device)], dim=1)
+        shape, depth_N, sees_NN = chain(self.k, rows[0].device, beside=looked_up)
         self.proposed_at = time.perf_counter()
         self.draft_seconds = self.proposed_at - start
         return Proposal(
@@ -81,6 +106,7 @@ class ModelDrafter:
             shapes=[shape] * len(rows),
             max_depth=shape.depth,
             q_BNV=torch.stack(q, dim=1) if q else None,
+            sampled_from=[-1, *range(self.k), *[-1] * looked_up],
         )
 
     def draft_chain(self, rows: list[Row]) -> tuple[Tensor, list[Tensor]]:
@@ -105,7 +131,7 @@ class ModelDrafter:
     def choose(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """(B, 1): the draft model's best token, or a sampled one, and what it was sampled from (B, V)."""
         scores_BV = self.process(logits_BV.float(), rows, drafted)
-        if self.request.greedy:
+        if rows[0].request.greedy or not self.samples_drafts:
             return scores_BV.argmax(dim=-1, keepdim=True), None
         q_BV = torch.softmax(scores_BV, dim=-1)
         return torch.multinomial(q_BV, num_samples=1, generator=self.generator), q_BV
@@ -116,32 +142,41 @@ class ModelDrafter:
         Only those of transformers are called: others may keep state between calls. The text does not depend on it, as
         all processors are called for the backbone's scores.
         """
-        if not self.request.processors:
+        if not rows[0].request.processors:
             return logits_BV
         drafted_BI = torch.cat(drafted, dim=1) if drafted else torch.empty_like(logits_BV[:, :0], dtype=torch.long)
         scored = []
         for row, logits_V, drafted_I in zip(rows, logits_BV, drafted_BI, strict=True):
             prefix_1L = torch.cat([row.prefix(), drafted_I[None]], dim=1)
-            stateless = LogitsProcessorList(p for p in row.processors if type(p).__module__.startswith("transformers."))
+            stateless = LogitsProcessorList(p for p in row.processors if not may_keep_state(p))
             scored.append(stateless(prefix_1L, logits_V[None]))
         return allow_some_token(torch.cat(scored), logits_BV)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        """Keep what was accepted. The chain's last token was not read yet: where it is accepted, it is read next."""
+        """Keep of the chain what the text went on with. The chain's last token was not read yet, nor the text's."""
         verify = time.perf_counter() - self.proposed_at
-        rows, slots = plan.valid_BA.shape
-        accepted = [slots - 1] if rows == 1 else [count - 1 for count in plan.valid_BA.sum(dim=1).tolist()]
         if self.k == 0:
-            return  # there was no room for drafts, so the text ends with this pass
-        num_kept = [unread + min(count, self.k - 1) for unread, count in zip(self.unread, accepted, strict=True)]
+            return  # nothing was drafted, so nothing was read
+        drafts = output.tokens_BN[:, 1 : 1 + self.k].tolist()
+        emitted = [row.tokens[before:] for row, before in zip(self.rows, self.lengths, strict=True)]
+        right = [count_shared(drafted, tokens) for drafted, tokens in zip(drafts, emitted, strict=True)]
+        num_kept = [
+            unread + min(count, self.k - 1, len(tokens) - 1)
+            for unread, count, tokens in zip(self.unread, right, emitted, strict=True)
+        ]
         self.reader.keep(self.first, num_kept)
         self.num_read = [read + more for read, more in zip(self.num_read, num_kept, strict=True)]
-        emitted = [len(row.tokens) - before for row, before in zip(self.rows, self.lengths, strict=True)]
-        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=accepted, emitted=emitted)
+        compared = [min(count + 1, len(tokens)) for count, tokens in zip(right, emitted, strict=True)]
+        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=right, emitted=compared)
 
     def keep_rows(self, rows_R: Tensor) -> None:
         self.reader.keep_rows(rows_R)
         self.num_read = [self.num_read[b] for b in rows_R.tolist()]
+
+    def keep_slots(self, num_slots: int) -> None:
+        """Roll one row back to its first `num_slots` tokens (heads/decoding/reuse.py); it may have read fewer."""
+        self.kept = min(num_slots, *self.num_read)
+        self.reader.keep_slots(self.kept)
 
 
 def allow_some_token(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
@@ -161,7 +196,9 @@ def allow_some_token(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
 
 
 @functools.cache
-def chain(k: int, device: torch.device) -> tuple[Shape, Tensor, Tensor]:
-    """A root and k nodes, each below the one before: shape, depths (N,) and who sees whom (N, N)."""
+def chain(k: int, device: torch.device, beside: int = 0) -> tuple[Shape, Tensor, Tensor]:
+    """A root and k nodes, each below the one before, and a second chain below the root: shape, depths (N,) and who sees
+    whom (N, N)."""
     shape = Shape((-1, *range(k)))
+    shape = shape.with_chain(beside) if beside else shape
     return shape, shape.depth_tensor(device), shape.sees_NN(device)

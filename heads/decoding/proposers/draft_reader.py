@@ -108,3 +108,8 @@ class DraftReader:
         """Drop the other rows, which have ended; to be called between `keep` and `read`."""
         self.committed = self.committed.keep_rows(rows_R.to(self.backbone.device))
         self.begin_chain()
+
+    def keep_slots(self, num_slots: int) -> None:
+        """Roll a single row back to its first tokens, one slot each."""
+        self.committed = self.committed.keep_slots(num_slots)
+        self.begin_chain()

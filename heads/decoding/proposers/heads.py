@@ -16,7 +16,7 @@ from torch import Tensor
 
 from heads.backbone.model import CommitPlan, Pass, Tap
 from heads.decoding.proposers.compiled import CompiledDrafting
-from heads.decoding.proposers.prompt_lookup import ChainIndex, Lookup
+from heads.decoding.proposers.prompt_lookup import ChainIndex, RowLookups
 from heads.decoding.proposers.proposal import Proposal
 from heads.decoding.proposers.sampled import SampledTreeIndex, sample_tree
 from heads.decoding.proposers.static_tree import TreeIndex, draft
@@ -73,14 +73,13 @@ class HeadsDrafter:
         self.token_heads = token_heads
         self.tree = tree
         self.indices = indices
-        self.lookup = lookup
         self.graphs = graphs
         self.generator = generator
         self.asks_heads = tree.depth != 0
         self.samples_drafts = samples_drafts and self.asks_heads
         deepest = max(token_heads.num_heads, tree.depth or 0)
         self.projections = [token_heads.projection(k) for k in range(1, deepest + 1)]
-        self.lookups: dict[int, Lookup] = {}  # by the row's place in the batch
+        self.lookups = RowLookups(lookup, tree.depth or 0)
         self.first_batch = 0  # rows that the call began with
         self.state: Any = None
 
@@ -91,8 +90,7 @@ class HeadsDrafter:
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         self.commit(output, plan)
         self.first_batch = len(rows)
-        if self.lookup:
-            self.lookups = {row.index: Lookup(self.lookup) for row in rows}
+        self.lookups.begin(rows)
 
     def propose(self, rows: list[Row]) -> Proposal:
         """The heads' tree, and a chain where one was found.
@@ -100,13 +98,13 @@ class HeadsDrafter:
         While every row copies, the chain alone is proposed: the heads' drafts would be time for nothing.
         """
         device = self.token_heads.backbone.heads_device
-        chains = self.look_up(rows)
+        chains = self.lookups.find(rows)
         root_B = torch.tensor([row.tokens[-1] for row in rows], device=device)
         chains_BL = None if chains is None else torch.tensor(chains, device=device)
         length = 0 if chains_BL is None else chains_BL.shape[1]
         index: TreeIndex | ChainIndex
         q_BQV, sampled_from = None, None
-        if length and self.copies(rows):
+        if length and self.lookups.alone(rows):
             index, tokens_BN = self.indices.chain(length, device), root_B[:, None]
         elif isinstance(self.tree, DynamicTree):
             return self.propose_dynamic(root_B, chains_BL, self.tree)
@@ -156,24 +154,6 @@ class HeadsDrafter:
             max_depth=depth,
             parents_BN=grown.parents_BN,
         )
-
-    def look_up(self, rows: list[Row]) -> list[list[int]] | None:
-        """A chain of one length for each row; None where no row's last tokens have stood in its text before.
-
-        The length grows where all rows copy, for then the tree is left out.
-        """
-        if not self.lookups:
-            return None
-        worth = [self.lookups[row.index].find(row.tokens) for row in rows]
-        length = min(worth) if self.copies(rows) else self.lookup
-        chains = [
-            self.lookups[row.index].take(row.tokens, length if n else 0) for row, n in zip(rows, worth, strict=True)
-        ]
-        return [chain or [0] * length for chain in chains] if any(worth) else None
-
-    def copies(self, rows: list[Row]) -> bool:
-        """Whether every row copies, and what is copied reaches further than the heads could."""
-        return self.lookup > (self.tree.depth or 0) and all(self.lookups[row.index].copying for row in rows)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
         if self.asks_heads:

@@ -6,8 +6,11 @@ the tree, so it is verified and accepted like drafted tokens, and the output sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from heads.decoding.request.request import Row
 from heads.decoding.trees.static import Shape
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2
@@ -76,6 +79,41 @@ class Lookup:
         self._indexed = len(tokens)
 
 
+class RowLookups:
+    """The looked-up chains of a batch: one `Lookup` for each row, and chains of one length for all rows of a pass.
+
+    Args:
+        length: tokens of a chain; 0: nothing is looked up.
+        reach: how deep the drafts beside the chain go; where all rows copy, longer chains are verified alone.
+    """
+
+    def __init__(self, length: int, reach: int) -> None:
+        self.length = length
+        self.reach = reach
+        self.by_row: dict[int, Lookup] = {}  # by the row's place in the batch
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        self.by_row = {row.index: Lookup(self.length) for row in rows} if self.length else {}
+
+    def find(self, rows: Sequence[Row]) -> list[list[int]] | None:
+        """A chain of one length for each row; None where no row's last tokens have stood in its text before.
+
+        The length grows where all rows copy, for then nothing else is drafted.
+        """
+        if not self.by_row:
+            return None
+        worth = [self.by_row[row.index].find(row.tokens) for row in rows]
+        length = min(worth) if self.alone(rows) else self.length
+        chains = [
+            self.by_row[row.index].take(row.tokens, length if n else 0) for row, n in zip(rows, worth, strict=True)
+        ]
+        return [chain or [0] * length for chain in chains] if any(worth) else None
+
+    def alone(self, rows: Sequence[Row]) -> bool:
+        """Whether every row copies, and what is copied reaches further than drafts could."""
+        return self.length > self.reach and all(self.by_row[row.index].copying for row in rows)
+
+
 class ChainIndex:
     """The indices of a pass over the root and a looked-up chain alone."""
 
@@ -89,3 +127,13 @@ def check_lookup(length: int) -> int:
     if not 0 <= length <= MAX_LOOKUP:
         raise ValueError(f"lookup={length} was given; allowed are 0 (none) to {MAX_LOOKUP} tokens.")
     return length
+
+
+def count_shared(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Length of the longest common prefix.
+
+    >>> count_shared([5, 6, 7], [5, 6, 9, 7]), count_shared([5], []), count_shared([5, 6], [5, 6, 7])
+    (2, 0, 2)
+    """
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((i for i, (token, other) in pairs if token != other), min(len(tokens), len(others)))

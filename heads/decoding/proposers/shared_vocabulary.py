@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from heads.backbone.model import Backbone
+from heads.decoding.proposers.plain_draft import PlainDraft
 
 
-def check_same_tokens(backbone: Backbone, draft: Backbone) -> None:
+def check_same_tokens(backbone: Backbone, draft: Backbone | PlainDraft) -> None:
     """
     Raises:
         ValueError: a token id stands for different text, or the vocabularies differ in size and not in padding alone.
@@ -39,7 +40,7 @@ def check_same_tokens(backbone: Backbone, draft: Backbone) -> None:
             )
 
 
-def as_known_to(draft: Backbone, tokens_BN: Tensor) -> Tensor:
+def as_known_to(draft: Backbone | PlainDraft, tokens_BN: Tensor) -> Tensor:
     """Tokens that the draft model can read: ids beyond its embeddings, which no text has, become its last one.
 
     This can change what is proposed, and never what is emitted.
@@ -57,7 +58,7 @@ def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
     return nn.functional.pad(logits_BW, (0, missing), value=-torch.inf) if missing else logits_BW
 
 
-def read_tokens(backbone: Backbone) -> dict[int, str]:
+def read_tokens(backbone: Backbone | PlainDraft) -> dict[int, str]:
     """Text by token id, from the tokenizer.json of where the model was loaded from; empty where there is none."""
     path = find_tokenizer(str(getattr(backbone.config, "_name_or_path", "") or ""))
     return parse_tokens(json.loads(path.read_text(encoding="utf-8"))) if path else {}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from heads.backbone.support import unwrap
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.request.request import Request, Row, read_request
 from heads.decoding.request.unsupported import check_inputs, check_positions, read_valid
@@ -98,11 +99,13 @@ def check_heads(token_heads: TokenHeads, model: Any) -> None:
     """Heads decode with the model that they were loaded on, and in its dtype unless autocast casts for them.
 
     Raises:
-        ValueError: another model, or parameters of another dtype than its hidden states.
+        ValueError: another model, one without weights, one that was changed since in a way that heads cannot follow, or
+            parameters of another dtype than its hidden states.
     """
     backbone = token_heads.backbone
-    if model is not backbone.model:
+    if unwrap(model) is not backbone.model:
         raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
+    token_heads.refresh()
     others = sorted({str(p.dtype) for p in token_heads.parameters() if p.dtype != backbone.dtype})
     if others and not torch.is_autocast_enabled(backbone.device.type):
         raise ValueError(

@@ -104,8 +104,12 @@ def record(row: Row, drafted: list[bool], stats: DecodingStats, streamer: Any) -
         streamer.put(tokens)
 
 
-def finish(rows: list[Row], stats: DecodingStats, streamer: Any) -> Tensor | DecodingOutput:
-    """Pad rows that ended early and return what was asked for."""
+def finish(rows: list[Row], stats: DecodingStats, streamer: Any, cache: Any = None) -> Tensor | DecodingOutput:
+    """Pad rows that ended early and return what was asked for.
+
+    Args:
+        cache: the `past_key_values` of the output.
+    """
     if streamer is not None:
         streamer.end()
     request = rows[0].request
@@ -119,4 +123,5 @@ def finish(rows: list[Row], stats: DecodingStats, streamer: Any) -> Tensor | Dec
         sequences=sequences_BL,
         scores=tuple(rows[0].scores) or None,
         logits=tuple(rows[0].logits) or None,
+        past_key_values=cache,
     )

@@ -14,10 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
+)
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from heads.decoding.request.unsupported import check_supported
+
+STATEFUL = (SynthIDTextWatermarkLogitsProcessor,)
+"""Processors of transformers that depend on the calls before."""
 
 Choose = Callable[[Tensor], int]
 """One token from processed scores (1, V)."""
@@ -52,6 +60,7 @@ class Request:
         keep_scores: return the processed scores of each emitted token.
         keep_logits: return the raw logits of each emitted token.
         as_dict: return an output object with statistics.
+        keep_cache: return the key-value cache, where it is one row's.
         generator: source of randomness for sampling; None is torch's global one.
         penalised_from: how many of a row's first tokens a repetition penalty ignores, padding included.
     """
@@ -65,6 +74,7 @@ class Request:
     keep_scores: bool
     keep_logits: bool
     as_dict: bool
+    keep_cache: bool
     greedy: bool
     generator: torch.Generator | None = None
     penalised_from: int = 0
@@ -77,10 +87,13 @@ class Request:
     def processors_of(self, row: int) -> LogitsProcessorList:
         """The processors for one row. A repetition penalty that holds the padding of all rows gets this row's.
 
-        A processor that differs from row to row has a method `of_row(row)`, which gives the one for a row.
+        A processor that differs from row to row has a method `of_row(row)`, which gives the one for a row; one of
+        transformers with a state is copied, since rows are at different lengths.
         """
         own = LogitsProcessorList()
         for processor in (of_row(processor, row) for processor in self.processors):
+            if isinstance(processor, STATEFUL):
+                processor = copy.deepcopy(processor)
             padding = getattr(processor, "prompt_ignore_length", None)
             if isinstance(padding, Tensor) and len(padding) > 1:
                 processor = copy.copy(processor)
@@ -91,6 +104,31 @@ class Request:
     def criteria_of(self, row: int) -> StoppingCriteriaList:
         """The further stopping criteria for one row, by `of_row(row)` too."""
         return StoppingCriteriaList(of_row(criterion, row) for criterion in self.criteria)
+
+
+def may_keep_state(processor: Any) -> bool:
+    """Whether a processor may depend on the calls before: those of transformers do not, unless they are `STATEFUL`."""
+    return isinstance(processor, STATEFUL) or not type(processor).__module__.startswith("transformers.")
+
+
+def fork(processors: LogitsProcessorList) -> LogitsProcessorList:
+    """The processors for a draft that may not be emitted: what may keep a state is copied.
+
+    Raises:
+        ValueError: some class does not let itself be copied.
+    """
+    return LogitsProcessorList(copied(p) if may_keep_state(p) else p for p in processors)
+
+
+def copied(processor: Any) -> Any:
+    try:
+        return copy.deepcopy(processor)
+    except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(
+            f"{type(processor).__name__} was given with rule='typical', which judges drafts that may not be emitted, "
+            f"each with a copy of it, and it cannot be copied ({error}); give it a __deepcopy__, or decode with "
+            f"rule='exact' or 'rejection'."
+        ) from error
 
 
 def of_row(processor: Any, row: int) -> Any:
@@ -132,6 +170,7 @@ def read_request(
         keep_scores=bool(config.output_scores and config.return_dict_in_generate),
         keep_logits=bool(config.output_logits and config.return_dict_in_generate),
         as_dict=bool(config.return_dict_in_generate),
+        keep_cache=bool(config.return_dict_in_generate and config.use_cache),
         generator=generator,
         penalised_from=read_penalised_from(logits_processor),
     )
@@ -194,18 +233,22 @@ class Row:
         self.store(raw_1V, scores_1V)
         return scores_1V
 
-    def process(self, logits_V: Tensor, ahead: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    def process(
+        self, logits_V: Tensor, ahead: Sequence[int] = (), processors: LogitsProcessorList | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(1, V) twice: the float32 logits before and after all processors.
 
         Args:
             ahead: drafted tokens after the text so far, where these may not be emitted.
+            processors: what `fork` gave for these; None: the row's.
         """
         raw_1V = logits_V[None].to(self.device, torch.float32, copy=True)
         prefix_1L = self.prefix()
         if ahead:
             prefix_1L = torch.cat([prefix_1L, torch.tensor([ahead], device=self.device)], dim=1)
         scores_1V = raw_1V.clone() if self.request.keep_logits else raw_1V
-        for processor in self.processors:  # the list's own call would inspect each one's signature for every token
+        used = self.processors if processors is None else processors
+        for processor in used:  # the list's own call would inspect each one's signature for every token
             scores_1V = processor(prefix_1L, scores_1V)
         return raw_1V, scores_1V
 

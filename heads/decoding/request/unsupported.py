@@ -24,7 +24,6 @@ UNSUPPORTED_PROCESSORS = {
     "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn is told the row's index in the batch",
     "EncoderRepetitionPenaltyLogitsProcessor": "it keeps the prompts of the whole batch",
     "EncoderNoRepeatNGramLogitsProcessor": "it keeps the prompts of the whole batch",
-    "SynthIDTextWatermarkLogitsProcessor": "it keeps a state between calls",
     "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",
 }
 UNSUPPORTED_SETTINGS = {
@@ -161,7 +160,8 @@ def warn_of_settings(config: GenerationConfig) -> None:
 
 def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise for inputs that plain generation would hand to the backbone and a tree pass would not."""
-    unknown = {name for name, value in model_kwargs.items() if value is not None} - KNOWN_INPUTS
+    # For a text, generate gives image-text models an empty dict of encoded images.
+    unknown = {name for name, value in model_kwargs.items() if value is not None and value != {}} - KNOWN_INPUTS
     types = model_kwargs.get("token_type_ids")
     # GPT-2 and similar models add an embedding for type 0 too; others use types for images, and text has type 0.
     if types is not None and (

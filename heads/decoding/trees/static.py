@@ -14,6 +14,7 @@ head 2 (for a grounded family: given that first token). The root is the backbone
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import operator
 from collections.abc import Iterable, Sequence
@@ -151,6 +152,28 @@ class Tree(Shape):
         tree.paths = ((),)
         Shape.__init__(tree, (-1,))
         return tree
+
+    @classmethod
+    def product(cls, candidates: Sequence[int]) -> Tree:
+        """All combinations of so many candidates of heads 1, 2, …: the Cartesian product of Cai et al., section 2.1.
+
+        >>> Tree.product([2, 1]).paths
+        ((), (0,), (0, 0), (1,), (1, 0))
+
+        Raises:
+            ValueError: no list of counts, a head without candidates, or more than 1024 nodes.
+        """
+        try:
+            counts = [operator.index(count) for count in candidates]
+        except TypeError:  # 2.5 is no number of candidates, and 5 no list of them
+            counts = []
+        if not counts or min(counts) < 1 or 1 + sum(itertools.accumulate(counts, operator.mul)) > MAX_NODES:
+            raise ValueError(
+                f"Tree.product({candidates!r}) was given; allowed is a list of how many candidates of head 1, head 2, "
+                f"… are combined, each 1 and more, {MAX_NODES} nodes in all."
+            )
+        depths = range(1, len(counts) + 1)
+        return cls([path for depth in depths for path in itertools.product(*map(range, counts[:depth]))])
 
     @cached_property
     def levels(self) -> tuple[TreeLevel, ...]:

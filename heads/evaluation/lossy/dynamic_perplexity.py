@@ -35,7 +35,8 @@ class DynamicPerplexity:
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings:
-    """How dynamic decoding decides n; the defaults are the paper's settings for generation.
+    """How dynamic decoding decides n; the defaults are the paper's settings for generation, and ours for the
+    adaptive threshold.
 
     Attributes:
         config: of the joint distribution; each threshold of the sweep replaces its own.

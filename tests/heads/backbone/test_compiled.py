@@ -95,6 +95,21 @@ def test_text_is_generates(family, name, rows, captured, monkeypatch):
     assert heads.TreeDecoding(token_heads, 4, compile=True).backbone is decoding.backbone
 
 
+def test_a_hook_that_came_later_is_not_ignored(captured):
+    model = tiny_model("llama", attn="sdpa")
+    plain = Backbone(model)
+    fast = CompiledBackbone(plain)
+    prompt = random_tokens(1, 6)
+    walk(fast, prompt, (0,), 1)
+    hook = model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: -output)
+    changed = walk(plain, prompt, (0,), 1)
+    check_close(walk(fast, prompt, (0,), 1), changed)
+    hook.remove()
+    again = walk(plain, prompt, (0,), 1)
+    assert not torch.equal(again[0], changed[0])
+    check_close(walk(fast, prompt, (0,), 1), again)
+
+
 def test_prompts_compile_nothing(captured):
     """Padded, windowed or behind kept caches, a prompt is read by plain passes; a second turn meets known graphs."""
     token_heads = fitted_heads("grounded", "mistral_windowed")

@@ -1,5 +1,6 @@
 """Saved heads load back to the same drafts; everything wrong with a folder is said exactly."""
 
+import contextlib
 import copy
 import errno
 import json
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 import heads
@@ -214,3 +216,62 @@ def test_the_same_weights_give_the_same_bytes(saved, tmp_path):
     heads.save(token_heads, tmp_path / "again", recipe={"steps": 7})
     for name in ("heads.safetensors", "heads.json"):
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@contextlib.contextmanager
+def largest_tensor():
+    """Bytes of the largest tensor that an operation makes outside the meta device."""
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and not made.is_meta:
+                self.largest = max(self.largest, made.untyped_storage().nbytes())
+            return made
+
+    with Watch() as watch:
+        yield watch
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "says"),
+    [
+        ("grounded", {"hidden_width": 131_072}, r"bodies.0.down.weight"),
+        (
+            "grounded",
+            {"hidden_width": 3_000_000},
+            r"hidden_width=3000000 was given; allowed are integers from 1 to 131072",
+        ),
+        ("dynamo", {"lora_rank": 4096}, r"missing layers.0.0.lora"),
+        ("dynamo", {"lora_rank": 5_000_000}, r"lora_rank=5000000 was given; allowed are .* from 1 to 4096"),
+        ("dynamo", {"layers_per_head": 16}, r"missing layers.0.1.*and 127 more"),
+        ("dynamo", {"layers_per_head": 20_000}, r"layers_per_head=20000 was given; allowed are integers from 0 to 16"),
+        ("medusa", {"num_heads": 32, "num_blocks": 8}, r"missing bodies.0.1.*and \d+ more"),
+        ("gru", {"draft_vocabulary": 29}, r"missing draft_tokens_S"),
+        ("gru", {"draft_vocabulary": 10**12}, r"draft_vocabulary=1000000000000 was given"),
+    ],
+)
+def test_nothing_large_is_built_before_the_tensors_are_compared(model, tmp_path, family, fields, says):
+    heads.save(heads.create(family, model, num_heads=1), tmp_path)
+    description = json.loads((tmp_path / "heads.json").read_text())
+    description["config"] |= fields
+    (tmp_path / "heads.json").write_text(json.dumps(description))
+    backbone = heads.Backbone(model)
+    with largest_tensor() as watch, pytest.raises(ValueError, match=says):
+        heads.load(tmp_path, backbone)
+    assert watch.largest < 100_000
+
+
+def test_loading_takes_no_random_numbers(model, tmp_path):
+    """The shapes are compared on heads that draw none, so that what follows a load is what it was."""
+    heads.save(heads.create("dynamo", model), tmp_path)
+    states = []
+    for check in (save_load.check_fit, lambda *_: None):
+        torch.manual_seed(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(save_load, "check_fit", check)
+            heads.load(tmp_path, model)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

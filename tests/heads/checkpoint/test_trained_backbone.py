@@ -1,9 +1,11 @@
 """A backbone that was trained with its heads: what is saved of it, and how it comes back."""
 
+import copy
 import json
 
 import pytest
 import torch
+from byte_tokenizer import byte_tokenizer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tiny import random_tokens, tiny_model
@@ -11,6 +13,7 @@ from tiny import random_tokens, tiny_model
 import heads
 from heads.checkpoint import save_load, schema
 from heads.checkpoint.adapter import LoraSettings, add_adapter
+from heads.checkpoint.backbone import save_backbone
 from heads.families import create
 from heads.interface.token_heads import TeacherForcing
 
@@ -199,3 +202,31 @@ def test_a_failed_save_leaves_no_backbone_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save_changed(model, token_heads, tmp_path / "heads")
     assert len(list((tmp_path / "heads").glob("backbone-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"r": 5_000_000}, "adapter_config.json has rank 5000000 and adapter_model.safetensors 4"),
+        ({"layer_replication": [[0, 10_000]]}, "sets layer_replication, which no run does"),
+        ({"target_modules": "(a+)+b"}, "sets target_modules"),
+        ({"rank_pattern": {"q_proj": 10**6}}, "sets rank_pattern"),
+        (None, "holds no adapter that was trained with heads"),
+    ],
+)
+def test_an_adapter_that_asks_for_more_than_it_holds_is_refused(tmp_path, fields, says):
+    _, model, token_heads = changed(adapter=True, where=tmp_path)
+    save_changed(model, token_heads, tmp_path / "heads")
+    (settings,) = (tmp_path / "heads").glob("backbone-*/adapter_config.json")
+    content = json.loads(settings.read_text())
+    settings.write_text(json.dumps(content | fields if fields else [content]))
+    with pytest.raises(ValueError, match=says):
+        heads.load_with_backbone(tmp_path / "heads")
+
+
+def test_a_tokenizer_with_several_chat_templates_is_saved_too(tmp_path):
+    """transformers writes them into a folder of their own beside the backbone's files."""
+    tokenizer = copy.deepcopy(byte_tokenizer())  # all tests share it
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ messages }}{{ tools }}"}
+    facts = save_backbone(tiny_model("llama"), tmp_path, tokenizer=tokenizer)
+    assert (tmp_path / facts["folder"] / "additional_chat_templates/tool_use.jinja").is_file()

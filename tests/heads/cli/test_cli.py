@@ -15,8 +15,12 @@ from tiny import tiny_model
 from typer.testing import CliRunner
 
 from heads.checkpoint import save_load
+from heads.checkpoint.opening import open_backbone
 from heads.cli.main import COMMANDS, app
 from heads.cli.options import TreeOptions, use_color
+from heads.cli.text import DecodingOptions
+from heads.decoding.draft_model_decoding import DraftModelDecoding
+from heads.decoding.tuned_file import TunedTree
 from heads.families import create
 
 PROMPT = "def main"
@@ -112,8 +116,41 @@ def test_sampling_with_a_draft_model_is_repeated_by_its_seed(folder: Path) -> No
     assert first == again != other
 
 
+def test_a_draft_model_needs_no_folder_of_heads(folder: Path, plain_text: str, tmp_path: Path) -> None:
+    pair = ["--backbone", folder / "base", "--draft-model", folder / "draft"]
+    result = run("generate", *pair, "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS))
+    assert (result.exit_code, result.stdout.rstrip("\n")) == (0, plain_text), result.stderr
+    assert run("chat", *pair, "--max-new-tokens", "2", input="Hi\n").exit_code == 0
+    plain = run("generate", *pair[:2], "--plain", "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS))
+    assert plain.stdout.rstrip("\n") == plain_text
+    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--max-new-tokens", "4", "--repeats", "1"]
+    result = run("benchmark", *pair, *small, "--no-prompt-lookup", "--json", tmp_path / "rows.json")
+    assert result.exit_code == 0, result.stderr
+    (rows,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"].values()
+    assert [row["name"] for row in rows] == ["plain", "draft model", "draft model, k=adaptive", "assistant_model"]
+
+
+def test_a_conversation_with_a_draft_model_keeps_the_caches_of_both(folder: Path) -> None:
+    options = DecodingOptions(draft_model=str(folder / "draft"))
+    opened = open_backbone(str(folder / "base"))
+    decoding = options.build(opened, "auto", greedy=True, keep_caches=True)
+    assert isinstance(decoding, DraftModelDecoding)
+    assert (decoding.reusable is not None, decoding.lookup) == (True, 10)
+    decoding = DecodingOptions(draft_model=str(folder / "draft"), lookup=0).build(opened, "auto", greedy=True)
+    assert isinstance(decoding, DraftModelDecoding)
+    assert (decoding.reusable, decoding.lookup) == (None, 0)
+
+
+@pytest.mark.parametrize("command", ["benchmark", "tune-tree"])
+def test_the_old_name_of_max_new_tokens_is_refused_with_the_new_one(folder: Path, command: str) -> None:
+    result = run(command, folder / "medusa", "--new-tokens", "5")
+    assert result.exit_code == 2
+    assert "No such option: --new-tokens" in result.stderr
+    assert "--max-new-tokens" in result.stderr
+
+
 def test_benchmark_compares_a_draft_model_both_ways(folder: Path, tmp_path: Path) -> None:
-    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--new-tokens", "12", "--repeats", "1"]
+    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--max-new-tokens", "12", "--repeats", "1"]
     files = ["--json", tmp_path / "rows.json"]
     result = run("benchmark", folder / "medusa", "--draft-model", folder / "base", *small, *files)
     assert result.exit_code == 0, result.stderr
@@ -158,6 +195,10 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["chat", "{folder}/medusa", "--plain", "--lookup", "10"], "leave out --plain"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--draft-model", "x"], "leave out --plain"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--tree", "3", "--draft-model", "x"], "leave out --tree"),
+        (["generate", "--prompt", "a", "--draft-model", "x"], "No folder of heads was given; give one, or --backbone"),
+        (["chat", "--backbone", "{folder}/base"], "No folder of heads was given; give one, or --backbone"),
+        (["benchmark", "--backbone", "{folder}/base"], "No folder of heads was given; give one, or --backbone"),
+        (["benchmark", "--backbone", "x", "--draft-model", "x", "--tree", "3"], "need a folder of heads"),
         (["chat", "{folder}/medusa", "--draft-model", "{folder}/no"], "could not be loaded"),
         (
             ["generate", "{folder}/medusa", "--prompt", "a", "--draft-model", "{folder}/smaller_vocabulary"],
@@ -169,7 +210,7 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["generate", "{folder}/medusa", "--prompt", ""], "prompt is empty"),
         (["benchmark", "{folder}/medusa", "{folder}/medusa"], "given twice"),
         (["benchmark", "{folder}/medusa", "--prompts", "{folder}/no.txt"], "does not exist"),
-        (["benchmark", "{folder}/medusa", "--num-prompts", "1", "--new-tokens", "705"], "lower --prompt-tokens or"),
+        (["benchmark", "{folder}/medusa", "--num-prompts", "1", "--max-new-tokens", "705"], "lower --prompt-tokens or"),
     ],
 )
 def test_what_a_user_can_cause_is_one_sentence(folder: Path, arguments: list[str], message: str) -> None:
@@ -240,6 +281,19 @@ def test_info_says_what_heads_were_trained_on(folder: Path, tmp_path: Path) -> N
         assert expected in text
 
 
+def test_info_says_how_many_heads_the_tuned_tree_uses(folder: Path, tmp_path: Path) -> None:
+    for name in ("heads.json", "heads.safetensors"):
+        (tmp_path / name).symlink_to(folder / "medusa" / name)
+    tuned = TunedTree(kind="static", paths=((0,), (1,)), lookup=10, measured_on={"batch": 1, "device_type": "cpu"})
+    (tmp_path / "tree.json").write_text(tuned.as_json(), encoding="utf-8")
+    text = " ".join(run("info", tmp_path).stdout.split())
+    assert "static, 3 nodes, uses 1 of 2 heads, lookup 10; measured on batch 1, device cpu" in text
+    assert json.loads(run("info", tmp_path, "--json").stdout)["tuned_tree"]["heads_used"] == 1
+    (tmp_path / "tree.json").write_text("{", encoding="utf-8")
+    assert "must hold" in run("info", tmp_path).stdout
+    assert "tuned tree" not in run("info", folder / "medusa").stdout
+
+
 def test_the_backbone_is_found_beside_heads_that_were_moved_with_it(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "medusa").mkdir()
     description = json.loads((folder / "medusa" / "heads.json").read_text(encoding="utf-8"))
@@ -273,33 +327,65 @@ def test_a_conversation_that_outgrows_the_backbone_can_begin_anew(folder: Path) 
 
 def test_benchmark_compares_several_folders(folder: Path, tmp_path: Path) -> None:
     files = ["--json", tmp_path / "rows.json", "--picture", tmp_path / "speed.png"]
-    small = ["--num-prompts", "2", "--prompt-tokens", "12", "--new-tokens", "6", "--repeats", "1"]
+    small = ["--num-prompts", "2", "--prompt-tokens", "12", "--max-new-tokens", "6", "--repeats", "1"]
     result = run("benchmark", folder / "medusa", folder / "grounded", *small, *files)
     assert result.exit_code == 0, result.stderr
     (rows,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"].values()
-    assert [row["name"] for row in rows] == ["plain", "prompt lookup", "medusa", "grounded"]
+    assert [row["name"] for row in rows] == ["plain", "prompt lookup", "lookup without heads", "medusa", "grounded"]
     assert all(row["same_text"].startswith("yes") for row in rows)
     assert all(row["name"] in result.stdout for row in rows)
+    assert "rows: text held out from the backbone, for the heads do not say what their run held out" in result.stderr
     assert (tmp_path / "speed.png").stat().st_size > 1000
 
 
 def test_benchmark_takes_prompts_from_a_file_and_can_leave_prompt_lookup_out(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("one\ntwo\n", encoding="utf-8")
-    small = ["--new-tokens", "4", "--repeats", "1", "--no-prompt-lookup", "--repetition-penalty", "1.1"]
+    small = ["--max-new-tokens", "4", "--repeats", "1", "--no-prompt-lookup", "--repetition-penalty", "1.1"]
     result = run("benchmark", folder / "medusa", "--prompts", tmp_path / "p.txt", *small)
     assert result.exit_code == 0, result.stderr
     assert "2 prompts" in " ".join(result.stdout.split())
-    assert "lookup" not in result.stdout
+    assert "prompt lookup" not in result.stdout
+    assert "lookup without heads" in result.stdout  # ours, which any backbone can do
 
 
-@pytest.mark.parametrize(("lookup", "name"), [("0", "medusa, heads alone"), ("4", "medusa")])
-def test_benchmark_says_which_row_has_the_heads_alone(folder: Path, tmp_path: Path, lookup: str, name: str) -> None:
-    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1"]
+def test_what_the_run_held_out_is_measured_on_by_default(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"{n} and so on " * 4}) + "\n" for n in range(4)))
+    description = json.loads((folder / "medusa" / "heads.json").read_text(encoding="utf-8"))
+    description["recipe"]["config"] = {"data": {"train": [], "eval": [{"path": str(tmp_path / "rows.jsonl")}]}}
+    (tmp_path / "heads.json").write_text(json.dumps(description), encoding="utf-8")
+    (tmp_path / "heads.safetensors").symlink_to(folder / "medusa" / "heads.safetensors")
+    for command in (
+        ["evaluate", tmp_path, "--metrics", "accuracy", "--block-tokens", "16"],
+        [
+            "benchmark",
+            tmp_path,
+            "--num-prompts",
+            "1",
+            "--prompt-tokens",
+            "8",
+            "--max-new-tokens",
+            "2",
+            "--repeats",
+            "1",
+        ],
+    ):
+        result = run(*command)
+        assert result.exit_code == 0, result.stderr
+        assert f"rows: 4 documents of the run's eval sources, {tmp_path / 'rows.jsonl'}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("lookup", "names"), [("0", ["medusa, heads alone"]), ("4", ["lookup without heads", "medusa"])]
+)
+def test_benchmark_says_which_row_has_the_heads_alone(
+    folder: Path, tmp_path: Path, lookup: str, names: list[str]
+) -> None:
+    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--max-new-tokens", "4", "--repeats", "1"]
     files = ["--json", tmp_path / "rows.json"]
     result = run("benchmark", folder / "medusa", "--lookup", lookup, "--no-prompt-lookup", *small, *files)
     assert result.exit_code == 0, result.stderr
     (rows,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"].values()
-    assert [row["name"] for row in rows] == ["plain", name]
+    assert [row["name"] for row in rows] == ["plain", *names]
 
 
 def test_a_tree_is_a_number_of_nodes_or_a_file() -> None:

@@ -250,6 +250,7 @@ class ToyPass:
             keep_scores=False,
             keep_logits=False,
             as_dict=False,
+            keep_cache=False,
             greedy=False,
         )
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from plain_text import plain_generate
 from reading import reads
-from throwaway_families import FAMILIES, fitted_heads
-from tiny import PAD, left_padded, random_tokens
+from throwaway_families import FAMILIES, fitted_heads, make_heads
+from tiny import PAD, left_padded, random_tokens, tiny_model
 from torch import Tensor
 
 import heads
+from heads.backbone.model import Backbone
 
 NO_EOS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD, "do_sample": False}
 ANY_DEPTH = heads.Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0]])
@@ -147,6 +148,46 @@ def test_forgetting_reads_everything_again():
     fresh = heads.TreeDecoding(fitted_heads("grounded", "llama"), ANY_DEPTH)
     fresh.forget()  # nothing is kept, nothing happens
     assert [say(fresh, text).stats.prompt_tokens for _ in range(2)] == [9, 9]
+
+
+@torch.no_grad()
+def test_caches_of_other_weights_are_forgotten():
+    model = tiny_model("llama", attn="sdpa")
+    decoding = heads.TreeDecoding(make_heads("grounded", Backbone(model)), ANY_DEPTH, keep_caches=True)
+    text = random_tokens(1, 9, seed=57)
+    assert [say(decoding, text).stats.prompt_tokens for _ in range(2)] == [9, 1]
+    model.model.layers[0].self_attn.v_proj.weight.mul_(-1.0)
+    out = say(decoding, text)
+    assert out.stats.prompt_tokens == 9
+    assert torch.equal(
+        out.sequences, model.generate(text, max_new_tokens=12, **NO_EOS, attention_mask=torch.ones_like(text))
+    )
+    assert say(decoding, text).stats.prompt_tokens == 1
+
+
+def negate_output(module, inputs, output):
+    return -output
+
+
+CHANGES = {
+    "a hook on an MLP": lambda model: model.model.layers[1].mlp.register_forward_hook(negate_output),
+    "a hook on the embeddings": lambda model: model.model.embed_tokens.register_forward_hook(negate_output),
+    "another activation": lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.Tanh()),
+    "an edited buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_caches_of_a_changed_model_are_forgotten(change):
+    model = tiny_model("llama", attn="sdpa")
+    decoding = heads.TreeDecoding(make_heads("medusa", Backbone(model)), ANY_DEPTH, keep_caches=True)
+    text = random_tokens(1, 9, seed=57)
+    say(decoding, text)
+    CHANGES[change](model)
+    out = say(decoding, text)
+    assert out.stats.prompt_tokens == 9
+    asked = {"max_new_tokens": 12, **NO_EOS, "attention_mask": torch.ones_like(text)}
+    assert torch.equal(out.sequences, model.generate(text, **asked))
 
 
 def test_several_rows_and_padding_are_refused():

@@ -56,8 +56,13 @@ def fitted(saved: TokenHeads, tree_file: Path) -> Callable[..., TokenHeads]:
         TunedTree(kind="dynamic", paths=PATHS, dynamic=heads.DynamicTree(nodes=9, depth=2, width=2)),
         TunedTree(kind="plain", heads_sha256="abc"),
         TunedTree(kind="plain", compile=True),
+        TunedTree(
+            kind="plain",
+            measured_on={"batch": 16},
+            other_batches=(TunedTree(kind="static", paths=PATHS, measured_on={**HERE, "batch": 4}),),
+        ),
     ],
-    ids=["static", "dynamic", "plain", "compiled"],
+    ids=["static", "dynamic", "plain", "compiled", "two batch sizes"],
 )
 def test_what_is_written_reads_back(tuned, tmp_path):
     (tmp_path / "tree.json").write_text(tuned.as_json(), encoding="utf-8")
@@ -189,6 +194,74 @@ def test_one_that_was_made_for_something_else_is_used_where_it_is_given_and_one_
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3)
 
 
+def drafts_of(decoding: heads.TreeDecoding, rows: int) -> Any:
+    """The tree that a call with so many rows decodes with, by what its text says; plain text is compared."""
+    settings = decoding.settings.at(rows)
+    return settings.tree.paths[1:], settings.lookup
+
+
+AT_ONE = {**HERE, "batch": 1}
+AT_FOUR = TunedTree(kind="static", paths=((0,),), lookup=0, measured_on={**HERE, "batch": 4})
+ONE_AND_FOUR = {"measured_on": AT_ONE, "lookup": 3, "other_batches": (AT_FOUR,)}
+
+
+def test_each_batch_size_has_its_own_tree_and_others_have_the_default(fitted):
+    token_heads = fitted(**ONE_AND_FOUR)
+    decoding = heads.TreeDecoding(token_heads)
+    default = heads.TreeDecoding(make_heads("medusa", token_heads.backbone, num_heads=2))
+    assert drafts_of(decoding, 1) == (PATHS, 3)
+    assert drafts_of(decoding, 4) == (((0,),), 0)
+    assert drafts_of(decoding, 2) == drafts_of(default, 2) == (default.tree.paths[1:], DEFAULT_LOOKUP)
+    assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3), "of one row"
+    assert drafts_of(heads.TreeDecoding(token_heads, lookup=7), 4) == (((0,),), 7)
+    assert drafts_of(heads.TreeDecoding(token_heads, [[1]]), 4) == (((1,),), DEFAULT_LOOKUP)
+
+
+def test_a_batch_decodes_with_its_own_tree_and_the_text_is_plain(fitted):
+    """The heads draft for one row and for four, and never where the size's tree is the root alone."""
+    token_heads = fitted(
+        **{**ONE_AND_FOUR, "other_batches": (TunedTree(kind="plain", measured_on={**HERE, "batch": 4}),)}
+    )
+    model, decoding = token_heads.backbone.model, heads.TreeDecoding(token_heads)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    accepted = {}
+    for rows in (1, 4):
+        prompt = random_tokens(rows, 5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ours = model.generate(prompt, custom_generate=decoding, return_dict_in_generate=True, **options)
+        assert torch.equal(ours.sequences, model.generate(prompt, **options))
+        accepted[rows] = len(ours.stats.accepted_per_depth)
+    assert accepted == {1: 12, 4: 0}, "the chain of three may grow fourfold; four rows draft nothing"
+
+
+def test_a_batch_size_that_was_not_measured_is_said_once(fitted):
+    token_heads = fitted(**ONE_AND_FOUR)
+    model, decoding = token_heads.backbone.model, heads.TreeDecoding(token_heads)
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.generate(random_tokens(2, 5), custom_generate=decoding, **options)
+    (said,) = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    assert "at batch size 1, 4, and this is a batch of 2: the default tree is used" in said
+
+
+def test_a_file_that_is_given_by_name_lends_its_nearest_size(fitted):
+    path = fitted(**ONE_AND_FOUR).tuned_tree.path
+    decoding = heads.TreeDecoding(fitted(**ONE_AND_FOUR), path)
+    assert [drafts_of(decoding, rows)[1] for rows in (1, 2, 3, 4, 64)] == [3, 3, 0, 0, 0]
+    with pytest.warns(UserWarning, match="what it says about 4 is used"):
+        decoding.settings.of_call(64)
+
+
+def test_passes_are_compiled_for_the_batch_sizes_where_that_was_faster(fitted, monkeypatch):
+    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    decoding = heads.TreeDecoding(fitted(**{**ONE_AND_FOUR, "compile": True}))
+    assert [decoding.settings.at(rows).compile for rows in (1, 2, 4)] == [True, False, False]
+    assert is_compiled(decoding)
+
+
 def test_copies_in_another_dtype_keep_it(fitted):
     token_heads = fitted()
     copy = token_heads.in_dtype(torch.float32)
@@ -224,6 +297,16 @@ def test_new_heads_have_none():
         ({"kind": "plain", "heads_sha256": 5}, "heads_sha256=5 was given; allowed are texts, or null"),
         ({"kind": "plain", "compile": 1}, "compile=1 was given; allowed are true and false"),
         ({"kind": "plain", "measured_on": 3}, "measured_on=3 was given; allowed are mappings"),
+        ({"kind": "plain", "measured_on": {"batch": 0}}, "measured_on.batch=0 was given; allowed are integers of at"),
+        ({"kind": "plain", "other_batches": [{"kind": "plain"}]}, "each stands there once"),
+        (
+            {
+                "kind": "plain",
+                "measured_on": {"batch": 4},
+                "other_batches": [{"kind": "plain", "measured_on": AT_ONE}] * 2,
+            },
+            "the batch sizes .1, 1. beside 4; each stands there once",
+        ),
         ({"kind": "plain", "lookpu": 3}, "'lookpu' is no field of tree.json; .* Did you mean 'lookup'"),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -27,6 +28,7 @@ def result(name: str, ratio: float) -> MethodResult:
         ratio=ratio,
         ratio_low=ratio - 0.1,
         ratio_high=ratio + 0.1,
+        interval=(ratio - 0.2, ratio + 0.2),
         tokens_per_pass=1.25 * ratio,
         repeated_4grams=0.37,
         same_text="yes",
@@ -109,7 +111,14 @@ def test_the_table_shows_every_number() -> None:
     with console.capture() as printed:
         console.print(speed_table(ROWS, "title"))
     line = next(line for line in printed.get().splitlines() if "grounded" in line)
-    assert line.split() == ["grounded", "2.00", "80.0", "1.60", "1.50–1.70", "37%", "yes"]
+    assert line.split() == ["grounded", "2.00", "80.0", "1.60", "1.40–1.80", "1.50–1.70", "37%", "yes"]
+
+
+def test_the_table_shows_another_models_perplexity_where_it_was_asked() -> None:
+    rows = [dataclasses.replace(row, perplexity=value) for row, value in zip(ROWS, (12.0, 34.0), strict=True)]
+    table = speed_table(rows, "title")
+    assert [*table.columns[7].cells] == ["12.0", "34.0"]
+    assert len(table.columns) == 1 + len(speed_table(ROWS, "title").columns)
 
 
 def test_json_holds_rows_machine_versions_and_command(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tiny import random_tokens, shared_model
@@ -11,8 +12,19 @@ from torch import Tensor
 
 from heads.evaluation.generated_text import Ruling, Verdict, first_difference
 from heads.evaluation.judges import SameText
-from heads.evaluation.methods import GreedySettings, Method, Outcome, counted_forwards, plain, prompt_lookup, tree
-from heads.evaluation.throughput import compare, count_runs, describe_verdicts
+from heads.evaluation.methods import (
+    LOOKUP_ALONE,
+    GreedySettings,
+    Method,
+    Outcome,
+    SampledSettings,
+    counted_forwards,
+    lookup_alone,
+    plain,
+    prompt_lookup,
+    tree,
+)
+from heads.evaluation.throughput import RESAMPLES, MethodResult, compare, count_runs, describe_verdicts, ratio_interval
 from heads.families import create
 
 
@@ -74,6 +86,59 @@ def test_rows_are_medians_over_repeats_and_ratios_to_the_first_method() -> None:
     assert rows[1].tokens_per_pass == pytest.approx(8 / 4)
     assert rows[1].same_text == "yes"
     assert len(advanced) == count_runs([base, fast], prompts, 3) == len(log)
+
+
+def test_the_interval_is_a_paired_bootstrap_over_prompts() -> None:
+    rng = np.random.default_rng(7)
+    tokens, plain_tokens = rng.integers(20, 60, 5).astype(float), rng.integers(20, 60, 5).astype(float)
+    seconds, plain_seconds = rng.uniform(1, 3, (5, 3)), rng.uniform(2, 5, (5, 3))
+    found = ratio_interval(tokens, seconds, plain_tokens, plain_seconds, np.random.default_rng(3))
+
+    samples = np.random.default_rng(3).multinomial(5, [0.2] * 5, size=RESAMPLES)
+    medians = []
+    for times in samples:  # the definition, prompt by prompt
+        drawn = [p for p in range(5) for _ in range(times[p])]
+        speeds = [sum(tokens[p] for p in drawn) / sum(seconds[p, r] for p in drawn) for r in range(3)]
+        plain_speeds = [sum(plain_tokens[p] for p in drawn) / sum(plain_seconds[p, r] for p in drawn) for r in range(3)]
+        medians.append(sorted(ours / base for ours, base in zip(speeds, plain_speeds, strict=True))[1])
+    ordered = sorted(medians)
+    assert found[0] == pytest.approx(ordered[round(0.025 * (RESAMPLES - 1))], rel=1e-3)
+    assert found[1] == pytest.approx(ordered[round(0.975 * (RESAMPLES - 1))], rel=1e-3)
+
+
+def test_a_ratio_is_within_the_range_of_its_repeats_though_medians_by_prompt_are_not() -> None:
+    clock, log = Clock(), []
+    prompts = [torch.tensor([[0]]), torch.tensor([[1]])]
+    base = timed_method(clock, "plain", [9, 1, 1, 1, 1, 1, 1], log, four_tokens)
+    # each repeat has one slow prompt but the last; the medians of both prompts would be fast
+    ours = timed_method(clock, "ours", [9, 1, 9, 9, 1, 1, 9], log, four_tokens)
+    row = compare([base, ours], prompts, repeats=3, verdict=compare_tokens, clock=clock)[1]
+    assert row.ratio_low <= row.ratio <= row.ratio_high
+    assert row.ratio == pytest.approx(0.2)
+
+
+def test_a_headline_above_its_own_repeats_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="outside the range of its repeats"):
+        MethodResult(
+            name="ours", tokens=8, tokens_per_second=1.0, ratio=2.88, ratio_low=2.91, ratio_high=2.95,
+            interval=(2.0, 3.0), tokens_per_pass=1.0, repeated_4grams=0.0, same_text="yes",
+        )  # fmt: skip
+
+
+def test_texts_are_scored_by_another_model_where_one_is_given() -> None:
+    clock, log = Clock(), []
+    prompts = [torch.tensor([[0]]), torch.tensor([[1]])]
+    methods = [timed_method(clock, "plain", [1.0] * 3, log, four_tokens)]
+    scored: list[list[int]] = []
+
+    def log_likelihood(_: Tensor, tokens: list[int]) -> float:
+        scored.append(tokens)
+        return len(tokens) * float(np.log(0.25))
+
+    arguments = {"repeats": 1, "verdict": compare_tokens, "clock": clock}
+    row = compare(methods, prompts, log_likelihood=log_likelihood, **arguments)[0]
+    assert row.perplexity == pytest.approx(4.0)
+    assert scored == [[1, 2, 3, 4]] * 2
 
 
 def test_methods_are_interleaved_and_take_turns_at_going_first() -> None:
@@ -141,6 +206,25 @@ def test_real_methods_agree_with_plain_and_count_their_passes() -> None:
     assert [row.same_text for row in rows] == ["yes", "yes", "yes"]
     assert rows[0].tokens_per_pass == 1.0
     assert all(row.tokens_per_pass >= 1.0 for row in rows)
+
+
+def test_sampled_texts_are_plains_where_a_token_takes_one_random_number() -> None:
+    model = shared_model("llama")
+    settings = SampledSettings(new_tokens=12)
+    token_heads = create("medusa", model, num_heads=2).to(model.dtype)
+    methods = [
+        plain(model, settings),
+        lookup_alone(model, token_heads, settings),
+        tree(model, token_heads, settings, "exact", 4, 0),
+        tree(model, token_heads, settings, "typical", 4, 0, rule="typical"),
+        prompt_lookup(model, settings),
+    ]
+    prompts = [random_tokens(1, 6, seed=seed) for seed in range(2)]
+    rows = compare(methods, prompts, repeats=1, verdict=SameText(model=model, settings=settings))
+    assert [row.same_text for row in rows] == ["yes", "yes", "yes", "lossy", "same distribution"]
+    assert rows[1].name == LOOKUP_ALONE
+    greedy = plain(model, GreedySettings(new_tokens=12)).run(prompts[0]).tokens
+    assert methods[0].run(prompts[0]).tokens == methods[0].run(prompts[0]).tokens != greedy
 
 
 def test_plain_generation_runs_one_pass_for_each_token() -> None:

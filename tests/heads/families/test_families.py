@@ -256,7 +256,7 @@ def test_the_number_of_heads_has_a_range(family, num_heads):
         ("medusa", {"num_blocks": 0}, "num_blocks=0 .* from 1 to 8"),
         ("medusa", {"unembedding": "mine"}, "unembedding='mine' .* 'own' and 'shared'"),
         ("grounded", {"num_hidden_layers": 5}, "num_hidden_layers=5 .* from 1 to 4"),
-        ("grounded", {"hidden_width": 0}, "hidden_width=0 was given; allowed are integers of at least 1, or null"),
+        ("grounded", {"hidden_width": 0}, "hidden_width=0 was given; allowed are integers from 1 to 131072, or null"),
         ("grounded", {"unembedding": None}, "unembedding=None was given; allowed are 'own' and 'shared'"),
     ],
 )
@@ -271,7 +271,7 @@ def test_values_out_of_range_are_refused(family, config, said):
         ("grounded", "num_heads", "four", "integers from 1 to 32"),
         ("grounded", "num_heads", 2.5, "integers from 1 to 32"),
         ("medusa", "num_heads", True, "integers from 1 to 32"),
-        ("grounded", "hidden_width", "8", "integers of at least 1, or null"),
+        ("grounded", "hidden_width", "8", "integers from 1 to 131072, or null; the widest backbones have 16384"),
         ("grounded", "normalize_embeddings", 1, "true and false"),
         ("medusa", "unembedding", 3, "'own' and 'shared'"),
     ],

@@ -33,25 +33,28 @@ def test_levels_give_what_the_head_gives_on_whole_paths(normalize):
 
 
 @pytest.mark.parametrize("family", ["grounded", "gru"])
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_an_offset_reads_hugging_faces_hidden_state_behind_the_final_norm(family, offset, name):
+def test_an_offset_reads_hugging_faces_hidden_state(family, offset, name, raw):
     """Hydra counts hidden_states[-(offset + 1)]; the last entry has the norm already. Three layers: 3 is embeddings."""
     backbone = backbone_of(name)
-    token_heads = make_heads(family, backbone, hidden_offset=offset)
+    token_heads = make_heads(family, backbone, hidden_offset=offset, raw_hidden_states=raw)
     tokens = random_tokens(7, seed=31)
     _, state = prefilled(token_heads, [tokens.tolist()])
     with torch.no_grad():
         states = backbone.model(input_ids=tokens[None], output_hidden_states=True, use_cache=False).hidden_states
         wanted = states[-1 - offset][:, -1]
-        wanted = backbone.norm(wanted) if offset else wanted
+        wanted = backbone.norm(wanted) if offset and not raw else wanted
     torch.testing.assert_close(token_heads.first_level(state), wanted, rtol=0, atol=DEFAULT_TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["grounded", "gru"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral_windowed"])
-def test_teacher_forcing_at_an_offset_equals_drafting(family, name):
-    token_heads = make_heads(family, backbone_of(name), num_heads=2, hidden_offset=2)
+@pytest.mark.parametrize(
+    ("name", "raw"), [("llama", False), ("gemma3", False), ("mistral_windowed", False), ("llama", True)]
+)
+def test_teacher_forcing_at_an_offset_equals_drafting(family, name, raw):
+    token_heads = make_heads(family, backbone_of(name), num_heads=2, hidden_offset=2, raw_hidden_states=raw)
     check_every_position(token_heads)
 
 
@@ -128,9 +131,11 @@ def test_heads_of_another_dtype_read_an_inner_tap(family):
     assert torch.isfinite(out["loss"])
 
 
+@pytest.mark.parametrize("more", [{}, {"raw_hidden_states": True}, {"raw_hidden_states": True, "prefix_layers": 1}])
 @pytest.mark.parametrize("family", ["grounded", "gru"])
-def test_greedy_decoding_at_an_offset_is_the_backbones_own(family):
-    check_greedy(make_heads(family, backbone_of("llama"), num_heads=3, seed=1, hidden_offset=1, unembedding="shared"))
+def test_greedy_decoding_at_an_offset_is_the_backbones_own(family, more):
+    fields = {"hidden_offset": 1, "unembedding": "shared", **more}
+    check_greedy(make_heads(family, backbone_of("llama"), num_heads=3, seed=1, **fields))
 
 
 @pytest.mark.parametrize("family", ["grounded", "gru"])

@@ -195,6 +195,10 @@ def test_the_command_cuts_heads_to_what_was_counted(tmp_path):
         app, ["prune-vocabulary", str(tmp_path / "full"), *options, "--out", str(tmp_path / "full")]
     )
     assert "give another one" in same.output
+    again = CliRunner().invoke(
+        app, ["prune-vocabulary", str(tmp_path / "full"), *options, "--out", str(tmp_path / "few")]
+    )
+    assert "holds heads already" in " ".join(again.output.split())
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, check_greedy, drafted, prefilled
 from throwaway_families import VARIANTS, fitted_heads, make_heads
-from tiny import CONFIGS, PAD, left_padded, random_tokens, shared_model, tiny_model
+from tiny import CONFIGS, FLOAT32_ONLY, PAD, left_padded, random_tokens, shared_model, tiny_model
 
 import heads
 from heads.backbone.model import Backbone
@@ -21,10 +21,10 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "ctrl" and not name.startswith("gemma4")])
 def test_a_prefix_layer_starts_as_the_identity(name, offset):
-    """Bit by bit, on every architecture that Headway is tested on."""
-    backbone = Backbone(shared_model(name))
+    """Bit by bit, on every architecture but those that are refused."""
+    backbone = Backbone(shared_model(name, dtype=torch.float32 if name in FLOAT32_ONLY else torch.float64))
     token_heads = heads.create("grounded", backbone, num_heads=1, prefix_layers=1, hidden_offset=offset).eval()
     plain = heads.create("grounded", backbone, num_heads=1, hidden_offset=offset)
     text = [random_tokens(6, seed=21).tolist()]

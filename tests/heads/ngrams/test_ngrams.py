@@ -353,11 +353,65 @@ def test_damage_is_found(tmp_path):
     edit(num_ngrams=[5, 9, 9])
     refused("does not fit together")
     edit(files={})
-    refused("no description of n-grams")
+    refused("does not fit together .files are")
     (folder / "ngrams.json").write_text("{")
     refused("no description of n-grams")
     (folder / "ngrams.json").unlink()
     refused("holds no ngrams.json; give a folder that headway count-ngrams wrote")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"vocab_size": 2.0}, "order 3, 2.0 tokens"),
+        ({"vocab_size": 1 << 40}, "tokens"),
+        ({"order": True}, "order True"),
+        ({"positions": [1, "2", 3]}, "positions or num_ngrams"),
+        ({"positions": [1, 2, 10**400]}, "positions or num_ngrams"),
+        ({"positions": {"0": 1, "1": 2, "2": 3}}, "positions or num_ngrams"),
+        ({"num_ngrams": None}, "positions or num_ngrams"),
+        ({"files": 7}, "no description of n-grams"),
+        ({"format_version": float("inf")}, "no description of n-grams"),
+    ],
+)
+def test_odd_descriptions_end_in_a_sentence(tmp_path, fields, says):
+    path = small_table(tmp_path).folder / "ngrams.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ValueError, match=says):
+        NgramTable.open(path.parent)
+
+
+def test_files_of_a_table_lie_in_its_folder(tmp_path):
+    folder = small_table(tmp_path).folder
+    description = json.loads((folder / "ngrams.json").read_text())
+    files = description["files"]
+    for odd, says in (
+        ({**files, "../../victim": files["order1.counts"]}, "files are"),
+        ({**files, "order1.counts": {"kind": "<i8", "length": files["order1.counts"]["length"]}}, "crc32"),
+        ({**files, "order1.counts": {**files["order1.counts"], "length": 0.5}}, "has length 0.5"),
+    ):
+        (folder / "ngrams.json").write_text(json.dumps({**description, "files": odd}))
+        with pytest.raises(ValueError, match=says):
+            NgramTable.open(folder)
+    (folder / "ngrams.json").write_text(json.dumps(description))
+    (folder / "order2.tokens").rename(tmp_path / "elsewhere")
+    (folder / "order2.tokens").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"order2.tokens is a link to"):
+        NgramTable.open(folder)
+
+
+def test_starts_that_are_no_places_end_in_a_sentence(tmp_path):
+    folder = small_table(tmp_path).folder
+    path = folder / "order2.starts"
+    starts = np.fromfile(path, "<i8")
+    for odd in (starts + 1000, -starts - 1, starts[::-1]):
+        odd.astype("<i8").tofile(path)
+        table = NgramTable.open(folder)
+        tokens = np.flatnonzero(table.unigrams_V)
+        with pytest.raises(ValueError, match="starts are no places in its arrays"):
+            table.joint_counts([tokens, tokens])
+        with pytest.raises(ValueError, match="starts are no places in its arrays"):
+            [table.next_counts([token]) for token in tokens.tolist()]
 
 
 @pytest.mark.parametrize(

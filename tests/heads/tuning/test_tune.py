@@ -27,7 +27,7 @@ from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import Speed, measure_speeds
 from heads.tuning.replay import write_texts
 from heads.tuning.report import draw_tuning, show, verdict
-from heads.tuning.tune import context_of, decode_winner, tune
+from heads.tuning.tune import context_of, decode_winner, tune, tune_batches
 from heads.tuning.tuned_tree import Tuning, build_tuned_tree
 
 
@@ -92,6 +92,25 @@ def test_compiled_passes_are_decoded_too_where_that_is_asked_for(monkeypatch):
         )
     assert not build_tuned_tree(token_heads, found, num_prompts=4).compile
     assert ": not used;" in verdict(found)
+
+
+def test_it_is_said_how_many_heads_the_tree_uses_and_when_the_others_pay():
+    tuning = tuned_tiny()
+    console = Console(file=io.StringIO(), width=120)
+    show(console, tuning)
+    said = console.file.getvalue().splitlines()[-1]
+    assert said.startswith(
+        f"It uses {tuning.tree.depth} of 3 heads. The fastest static trees, heads alone and predicted"
+    )
+    for head, nodes in tuning.heads_pay_from.items():
+        assert f"head {head} {'at none of the budgets tried' if nodes is None else f'from {nodes} nodes on'}" in said
+    fastest = {one.nodes: one.depth for one in search.best_by_size(tuning.static)}
+    for head, nodes in tuning.heads_pay_from.items():
+        wanted = [size for size in fastest if all(depth >= head for n, depth in fastest.items() if n >= size)]
+        assert nodes == min(wanted, default=None)
+    written = build_tuned_tree(fitted_heads("grounded", "llama"), tuning, num_prompts=4)
+    assert written.prediction["heads_used"] == written.heads_used == tuning.tree.depth
+    assert written.prediction["heads_pay_from"] == list(tuning.heads_pay_from.values())
 
 
 SPEEDS = ("plain", "lookup alone", "tuned tree", "tree with lookup")
@@ -195,6 +214,17 @@ def test_a_context_is_half_of_what_was_written_with_rows_for_the_batch():
     assert context_BS.shape == (5, 5 + 4)
     assert torch.equal(context_BS[0], context_BS[2])
     assert torch.equal(context_BS[1, :5], prompts[1][0])
+
+
+def test_texts_are_written_and_replayed_once_for_all_batch_sizes(monkeypatch):
+    counted: list[str] = []
+    for name in ("write_texts", "replay_all", "measure_times", "fit"):
+        monkeypatch.setattr(tune_module, name, lambda *_, name=name, **__: counted.append(name) or [name])
+    monkeypatch.setattr(tune_module, "context_of", lambda *_: None)
+    token_heads, prompts = fitted_heads("grounded", "llama"), [random_tokens(1, 5)] * 2
+    configs = [TuneConfig(batch=batch) for batch in (1, 4)]
+    assert tune_batches(token_heads, prompts, configs, clock=counting_clock()) == [["fit"]] * 2
+    assert [counted.count(name) for name in ("write_texts", "replay_all", "measure_times", "fit")] == [1, 1, 2, 2]
 
 
 def test_one_prompt_is_too_few():

@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
-from tuning_cases import (
-    counting_clock,
-)
+from tuning_cases import counting_clock
 from typer.testing import CliRunner
 
 import heads
 from heads.checkpoint import save_load
 from heads.cli import measure
 from heads.cli.main import app
-from heads.decoding.tuned_file import read_tree_file
+from heads.decoding.tuned_file import TunedTree, read_tree_file
 from heads.families import create
 from heads.tuning import tune as tune_module
 
@@ -40,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_command(folder: Path, family: str, *more: Any) -> Any:
-    asked = ["tune-tree", folder / family, "--prompts", folder / "prompts.txt", "--new-tokens", 16, "--repeats", 1]
+    asked = ["tune-tree", folder / family, "--prompts", folder / "prompts.txt", "--max-new-tokens", 16, "--repeats", 1]
     return CliRunner().invoke(app, [str(argument) for argument in (*asked, *more)])
 
 
@@ -71,19 +70,49 @@ def test_the_command_leaves_a_tree_that_decoding_uses_by_itself(folder, family, 
         warnings.simplefilter("error")
         decoding = heads.TreeDecoding(token_heads)
     tuned = read_tree_file(folder / family / "tree.json")
-    assert decoding.lookup == tuned.lookup
+    settings = decoding.settings.at(batch)
+    assert settings.lookup == tuned.lookup
     if tuned.kind == "dynamic":
-        assert decoding.tree == tuned.dynamic
+        assert settings.tree == tuned.dynamic
     else:
-        assert decoding.tree.paths == tuned.tree.paths
+        assert settings.tree.paths == tuned.tree.paths
     prompt = torch.tensor([byte_tokenizer()("def main")["input_ids"]])
     options = {"max_new_tokens": 12, "do_sample": False}
     assert torch.equal(model.generate(prompt, custom_generate=decoding, **options), model.generate(prompt, **options))
 
 
+def test_several_batch_sizes_are_stored_in_one_file_and_later_ones_are_added(folder, monkeypatch):
+    fitted: list[int] = []
+
+    def quick(token_heads: Any, prompts: Any, configs: Any, **_: Any) -> list[Any]:
+        fitted.extend(config.batch for config in configs)
+        return [SimpleNamespace(config=config) for config in configs]
+
+    def written(token_heads: Any, tuning: Any, **_: Any) -> TunedTree:
+        measured_on = {"batch": tuning.config.batch, "device_type": "cpu", "dtype": "float32"}
+        return TunedTree(kind="plain", measured_on=measured_on, heads_sha256=token_heads.checksum)
+
+    for name, stand_in in {"tune_batches": quick, "build_tuned_tree": written, "show": lambda *_: None}.items():
+        monkeypatch.setattr(measure, name, stand_in)
+    for asked in ("4,1", "2"):
+        result = run_command(folder, "medusa", "--batch", asked)
+        assert result.exit_code == 0, result.output
+    assert fitted == [4, 1, 2]
+    assert "(kept: batch 1, 4)" in result.output
+    tuned = read_tree_file(folder / "medusa" / "tree.json")
+    assert [one.batch for one in tuned.entries] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("batch", ["0", "1,,4", "1,1", "four", ""])
+def test_batch_sizes_are_integers_with_commas(folder, batch):
+    result = run_command(folder, "medusa", "--batch", batch)
+    assert result.exit_code == 1
+    assert f"--batch {batch!r} was given; allowed are different integers" in result.output
+
+
 @pytest.mark.parametrize(
     ("module", "step"),
-    [(measure, "tune"), (tune_module, "measure_times"), (tune_module, "measure_speeds")],
+    [(measure, "tune_batches"), (tune_module, "measure_times"), (tune_module, "measure_speeds")],
     ids=["at once", "while timing", "in the last step"],
 )
 def test_ctrl_c_leaves_what_was_there(folder, monkeypatch, module, step):

@@ -197,12 +197,17 @@ def test_nothing_stays_behind_an_end_token():
         assert len(text) == len(out.stats.drafted[0])
 
 
-def test_typical_acceptance_refuses_processors_that_may_keep_state():
+def test_typical_acceptance_refuses_processors_that_cannot_be_copied():
     class Own(LogitsProcessor):
+        def __init__(self) -> None:
+            self.lines = (line for line in "ab")  # a generator cannot be copied
+
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             return scores
 
     own = LogitsProcessorList([Own()])
-    with pytest.raises(ValueError, match="Own was given with rule='typical'"):
+    with pytest.raises(
+        ValueError, match=r"Own was given with rule='typical', .* cannot be copied \(cannot pickle 'gener"
+    ):
         generate("typical", logits_processor=own, **SAMPLED)
     generate("rejection", logits_processor=own, **SAMPLED)

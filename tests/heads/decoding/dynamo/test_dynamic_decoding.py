@@ -25,6 +25,7 @@ from dynamic_runs import (
     run,
     table,
 )
+from reading import shapes
 from throwaway_families import fitted_heads, make_heads
 from tiny import EOS, PAD, left_padded, random_tokens, tiny_model
 from torch import Tensor
@@ -90,7 +91,12 @@ def test_a_padded_batch_is_its_rows(family, name):
 
     new = free.sequences[:, 9:].tolist()
     eos = max(set(itertools.chain(*new)), key=lambda t: len({row.index(t) if t in row else 99 for row in new}))
-    ended = run(model, decoding, tokens, attention_mask=mask, eos_token_id=eos)
+    with shapes(decoding.token_heads.backbone) as passes:
+        ended = run(model, decoding, tokens, attention_mask=mask, eos_token_id=eos)
+    sizes = [batch for batch, _ in passes]
+    assert sizes == sorted(sizes, reverse=True), "rows only leave"
+    assert len(set(sizes)) > 1
+    assert (len(sizes), sum(sizes)) == (ended.stats.passes, ended.stats.row_passes), "a row that ended is in no pass"
     for row, text in zip(ended.sequences[:, 9:].tolist(), new, strict=True):
         kept = text[: text.index(eos) + 1] if eos in text else text
         assert row == kept + [PAD] * (len(row) - len(kept))
@@ -234,7 +240,7 @@ def test_sampled_ngrams_follow_the_joint():
     """Chi-square of the first n-gram of 1500 sampled texts against J, which is known exactly."""
     token_heads = fitted_heads("kv", "llama")
     decoding = DynamicDecoding(
-        token_heads, 0.0, table(), torch.Generator().manual_seed(4), adaptive=False, transparency=0.5, top_k=3
+        token_heads, 0.0, table(), torch.Generator().manual_seed(4), adaptive=None, transparency=0.5, top_k=3
     )
     draws = 1500
     out = run(

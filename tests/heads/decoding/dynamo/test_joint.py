@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from heads.decoding.dynamo.joint import (
     outer,
     penalize_repetition,
 )
-from heads.decoding.dynamo.threshold import gaussian_kernel
+from heads.decoding.dynamo.threshold import Adaptive, gaussian_kernel
 
 
 def places_of(seed: int, batch: int = 1, n: int = 3, top_k: int = 4, sharp: float = 1.5) -> list[Candidates]:
@@ -54,13 +56,11 @@ def loop_algorithm(
         alone = {c: math.prod(float(p.probs_Bk[0, i]) for p, i in zip(places, c, strict=False)) for c in cells}
         joint = {c: alone[c] * (table.ratio(*tokens[c]) ** config.transparency if table else 1.0) for c in cells}
         if sum(joint.values()) == 0:
+            if config.threshold > 0:
+                continue
             joint = alone
         joint = {c: value / sum(joint.values()) for c, value in joint.items()}
-        joint = {c: value if value >= config.threshold ** (n - 1) else 0.0 for c, value in joint.items()}
-        if config.adaptive:
-            picture = loop_blur(joint, [len(r) for r in ranks], gaussian_kernel(config.blur))
-            otsu = loop_otsu(list(picture.values()))
-            joint = {c: value if value >= otsu else 0.0 for c, value in joint.items()}
+        joint = loop_thresholds(joint, [len(r) for r in ranks], config)
         for c in cells:
             for i, token in enumerate(tokens[c]):
                 if seen[token] or token in tokens[c][:i]:
@@ -71,15 +71,41 @@ def loop_algorithm(
     return 1, {}
 
 
+def loop_thresholds(joint: dict[tuple[int, ...], float], sizes: list[int], config: JointConfig) -> dict:
+    """Each reading of section 3.2.2, cell by cell."""
+    bound = config.threshold if config.adaptive == "at_epsilon" else config.threshold ** (len(sizes) - 1)
+    kernel = gaussian_kernel(config.blur)
+
+    def static(cells: dict) -> dict:
+        return {c: value if value >= bound else 0.0 for c, value in cells.items()}
+
+    def otsu(cells: dict, picture: dict) -> dict:
+        edge = loop_otsu(list(picture.values()))
+        return {c: value if value >= edge else 0.0 for c, value in cells.items()}
+
+    if config.adaptive is None:
+        return static(joint)
+    if config.adaptive == "otsu_first":
+        return static(otsu(joint, loop_blur(joint, sizes, kernel)))
+    if config.adaptive == "blurred":
+        picture = loop_blur(static(joint), sizes, kernel)
+        return otsu(picture, picture)
+    joint = static(joint)
+    return otsu(joint, loop_blur(joint, sizes, kernel))
+
+
 CONFIGS = {
-    "paper": JointConfig(threshold=0.5),
-    "low": JointConfig(threshold=0.1),
-    "no blur": JointConfig(threshold=0.1, blur=1),
-    "wide blur": JointConfig(threshold=0.05, blur=5),
-    "static": JointConfig(threshold=0.5, adaptive=False),
+    "paper": JointConfig(threshold=0.5, adaptive="static_first", blur=3),
+    "no blur": JointConfig(threshold=0.1, adaptive="static_first", blur=1),
+    "static": JointConfig(threshold=0.5, adaptive=None),
+    "default, low": JointConfig(threshold=0.1),
+    "Otsu first": JointConfig(threshold=0.1, adaptive="otsu_first", blur=3),
+    "at epsilon": JointConfig(threshold=0.5, adaptive="at_epsilon", blur=3),
+    "blurred": JointConfig(threshold=0.3, adaptive="blurred", blur=3),
     "half transparent": JointConfig(threshold=0.5, transparency=0.5),
     "unmasked": JointConfig(threshold=0.5, transparency=0.0),
     "all": JointConfig(threshold=0.0),
+    "all, blurred": JointConfig(threshold=0.0, adaptive="blurred", blur=3),
     "one": JointConfig(threshold=1.0),
 }
 
@@ -110,14 +136,16 @@ def entries(ngrams: Sequence[JointRows], row: int) -> dict[tuple[int, ...], floa
     return found
 
 
-def test_a_batch_is_its_rows():
+@pytest.mark.parametrize("adaptive", get_args(Adaptive))
+def test_a_batch_is_its_rows(adaptive):
     """Rows that differ in their candidates and in what they decide."""
     generator = torch.Generator().manual_seed(1)
     sharp = torch.tensor([4.0, 4.0, 1.0])[:, None, None]  # the third place is less sure, so that some rows emit two
     probs = torch.softmax(torch.randn(3, 30, VOCAB, generator=generator, dtype=torch.float64) * sharp, dim=2)
     cut = torch.rand(3, 30, 1, generator=generator) * 0.1
     probs = probs.where(probs > cut, 0.0)  # as top-p leaves them: one row two candidates, another nine
-    config, table, seen = JointConfig(threshold=0.5), DenseTable(), seen_tokens(30)
+    threshold = 0.2 if adaptive == "blurred" else 0.5  # a blur darkens peaks
+    config, table, seen = JointConfig(threshold=threshold, adaptive=adaptive, blur=3), DenseTable(), seen_tokens(30)
     places = [take_candidates(place, 8) for place in probs]
     assert all(len(set(place.counts.tolist())) > 1 for place in places)
     decision = decide(places, config, cooccurrence=table, seen_BV=seen, penalty=1.3)
@@ -131,7 +159,7 @@ def test_a_batch_is_its_rows():
 
 def test_backing_off_forgets_the_last_place():
     """Order by order: the joint of two places is what it were without a third."""
-    table, config = DenseTable(), JointConfig(threshold=0.5, adaptive=False)
+    table, config = DenseTable(), JointConfig(threshold=0.5, adaptive=None)
     backed = 0
     for seed in range(0, 20, 2):
         places = places_of(seed, sharp=5.0)
@@ -182,15 +210,41 @@ def test_no_transparency_asks_no_table():
     assert table.asked == []
 
 
-def test_where_the_mask_leaves_nothing_the_joint_stays_unmasked():
+class SecondRowOnly(DenseTable):
+    """No n-gram of the first row's candidates was ever seen."""
+
+    def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
+        ratio = super().cooccurrence(candidates)
+        ratio[0] = 0
+        return ratio
+
+
+def test_where_no_ngram_was_seen_the_joint_is_0():
     """Row by row: the first row's n-grams were never seen, the second's were."""
-    places, table = places_of(0, batch=2), DenseTable(zeros=0.0)
-    kept = table.cooccurrence([place.tokens_Bk for place in places])
-    table.cooccurrence = lambda candidates, **_: torch.stack([torch.zeros_like(kept[0]), kept[1]])
+    places, table = places_of(0, batch=2), SecondRowOnly(zeros=0.0)
     masked = mask(outer(places), places, table, 1.0)
-    torch.testing.assert_close(masked[0], outer(places)[0])
-    expected = outer(places)[1] * kept[1]
+    assert not masked[0].any()
+    expected = outer(places)[1] * table.cooccurrence([place.tokens_Bk for place in places])[1]
     torch.testing.assert_close(masked[1], expected / expected.sum())
+
+
+@pytest.mark.parametrize("adaptive", [None, *get_args(Adaptive)])
+def test_where_no_ngram_was_seen_a_row_backs_off_but_for_a_threshold_of_0(adaptive):
+    """Though its candidates are sure: line 7 makes J 0, and 0 is below any threshold. At 0 all n tokens are emitted."""
+    sure = take_candidates(torch.tensor([[0.01, 0.98, 0.01]] * 2, dtype=torch.float64), 3)
+    places, table = [sure] * 3, SecondRowOnly(zeros=0.0)
+    config = JointConfig(threshold=0.05, adaptive=adaptive, blur=3)
+    assert decide(places, config, cooccurrence=table).order_B.tolist() == [1, 3]
+    all_tokens = decide(places, replace(config, threshold=0.0), cooccurrence=table)
+    assert all_tokens.order_B.tolist() == [3, 3]
+    unmasked = decide([place.select(torch.tensor([0])) for place in places], replace(config, threshold=0.0))
+    assert entries(all_tokens.ngrams, 0) == pytest.approx(entries(unmasked.ngrams, 0), rel=1e-9)
+
+
+def test_a_threshold_of_1_asks_no_table_and_forms_no_joint():
+    table = DenseTable()
+    decision = decide(places_of(0), JointConfig(threshold=1.0), cooccurrence=table)
+    assert (decision.order_B.tolist(), decision.ngrams, table.asked) == ([1], (), [])
 
 
 def test_a_ratio_that_is_not_finite_is_refused():
@@ -242,7 +296,7 @@ def test_thresholds_of_0_and_1_decide_alone(penalty):
 
 def test_a_lower_threshold_never_emits_fewer():
     places = places_of(5, batch=40, sharp=3.0)
-    orders = [decide(places, JointConfig(threshold=t / 20, adaptive=False)).order_B for t in range(21)]
+    orders = [decide(places, JointConfig(threshold=t / 20, adaptive=None)).order_B for t in range(21)]
     assert all(bool((a >= b).all()) for a, b in itertools.pairwise(orders))
     assert len({float(order.float().mean()) for order in orders}) > 5
 
@@ -259,13 +313,13 @@ def test_the_largest_side_fits_and_one_more_does_not(n):
 def test_a_joint_beyond_the_bound_is_cut_to_the_likeliest_first(monkeypatch):
     monkeypatch.setattr(joint_module, "MAX_JOINT_ENTRIES", 30)  # 3³ = 27
     places = places_of(2, batch=2)
-    decision = decide(places, JointConfig(threshold=0, adaptive=False))
+    decision = decide(places, JointConfig(threshold=0, adaptive=None))
     (here,) = decision.ngrams
     assert here.joint.shape == (2, 3, 3, 3)
     for place, cut in zip(places, here.places, strict=True):
         assert torch.equal(cut.tokens_Bk, place.tokens_Bk[:, :3])
         torch.testing.assert_close(cut.probs_Bk.sum(dim=1), torch.ones(2, dtype=torch.float64))
-    pairs = decide(places[:2], JointConfig(threshold=0, adaptive=False)).ngrams[0]
+    pairs = decide(places[:2], JointConfig(threshold=0, adaptive=None)).ngrams[0]
     assert pairs.joint.shape == (2, 4, 4), "4² = 16 fits"
 
 
@@ -281,7 +335,7 @@ def test_many_places_of_equal_probabilities_do_not_vanish():
 def test_draws_follow_the_joint():
     """Chi-square of 4000 draws of triples against J, for two rows at once."""
     places, table = places_of(7, batch=2, top_k=3), DenseTable()
-    (here,) = decide(places, JointConfig(threshold=0, adaptive=False), cooccurrence=table).ngrams
+    (here,) = decide(places, JointConfig(threshold=0, adaptive=None), cooccurrence=table).ngrams
     generator, draws = torch.Generator().manual_seed(0), 2000
     counts: list[dict[tuple[int, ...], int]] = [{}, {}]
     for _ in range(draws):
@@ -301,7 +355,7 @@ def test_draws_follow_the_joint():
 
 
 def test_draws_repeat_with_the_generator_and_the_best_is_the_largest():
-    (here,) = decide(places_of(3, batch=4), JointConfig(threshold=0, adaptive=False)).ngrams
+    (here,) = decide(places_of(3, batch=4), JointConfig(threshold=0, adaptive=None)).ngrams
     first = [here.sample(torch.Generator().manual_seed(1)) for _ in range(2)]
     assert first[0] == first[1]
     assert first[0] != here.sample(torch.Generator().manual_seed(2))
@@ -375,6 +429,8 @@ def test_theorem_1_the_masked_product_minimises_equation_5(n, transparency):
         ({"blur": 2}, "blur=2 was given; allowed are odd kernel sizes, 1 for no blur"),
         ({"blur": 0}, "blur=0 was given"),
         ({"top_k": 0}, "top_k=0 was given; allowed are 1"),
+        ({"adaptive": "otsu"}, "adaptive='otsu' was given; allowed are static_first, otsu_first, at_epsilon, blurred"),
+        ({"adaptive": "blurred", "blur": 1}, "blur=1, which does not blur; give 3 or more"),
     ],
     ids=str,
 )
@@ -395,7 +451,7 @@ def test_a_great_ratio_to_a_great_power_does_not_overflow():
     places = [take_candidates(torch.full((1, 2), 0.5), 2, place=i) for i in range(2)]
 
     class Great:
-        def cooccurrence(self, candidates, *, unseen=0.0):
+        def cooccurrence(self, candidates):
             return torch.tensor([[[1e20, 1e10], [1e10, 0.0]]])
 
     joint = mask(outer(places), places, Great(), 2.0)

@@ -11,11 +11,11 @@ from plain_joint import loop_blur, loop_otsu
 
 from heads.decoding.dynamo.threshold import (
     adaptive_threshold,
+    apply_thresholds,
     best_edge,
     blur,
     gaussian_kernel,
     otsu_threshold,
-    static_threshold,
 )
 
 
@@ -130,11 +130,41 @@ def test_the_peak_always_stays(size, seed):
     assert torch.equal(found[found > 0], joint[found > 0]), "what stays is not rescaled"
 
 
+def static(values, threshold, places, adaptive=None):
+    """What becomes of some entries of J over so many places."""
+    shape = (1, len(values), *[1] * (places - 1))
+    counts = [torch.tensor([len(values)]), *[torch.tensor([1])] * (places - 1)]
+    joint = torch.tensor(values).view(shape)
+    return apply_thresholds(joint, counts, threshold, adaptive, 1).flatten().tolist()
+
+
 def test_the_static_threshold_is_epsilon_to_the_n_minus_1():
     """Of 0.5: pairs at 0.5, triples at 0.25, where 0.3 stays though it is below 0.5."""
     values = [0.6, 0.5, 0.3, 0.25, 0.2]
-    pair = static_threshold(torch.tensor(values).view(1, 5, 1), 0.5).flatten().tolist()
-    triple = static_threshold(torch.tensor(values).view(1, 5, 1, 1), 0.5).flatten().tolist()
-    assert pair == pytest.approx([0.6, 0.5, 0, 0, 0])
-    assert triple == pytest.approx([0.6, 0.5, 0.3, 0.25, 0])
-    assert static_threshold(torch.zeros(1, 2, 2), 0.0).tolist() == [[[0, 0], [0, 0]]]
+    assert static(values, 0.5, 2) == pytest.approx([0.6, 0.5, 0, 0, 0])
+    assert static(values, 0.5, 3) == pytest.approx([0.6, 0.5, 0.3, 0.25, 0])
+    assert static([0.0, 0.0], 0.0, 3) == [0, 0]
+
+
+def test_the_readings_differ_where_they_say_so():
+    """Triples at ε_b = 0.5. A bright cell, a middle one above 0.25 and below 0.5, and dark ones."""
+    values = [0.56, 0.35, *[0.015] * 6]
+    kept = pytest.approx
+    assert static(values, 0.5, 3) == kept([0.56, 0.35, *[0] * 6])
+    assert static(values, 0.5, 3, "static_first") == kept([0.56, 0.35, *[0] * 6]), "two bright cells beside zeros"
+    assert static(values, 0.5, 3, "at_epsilon") == kept([0.56, 0, *[0] * 6])
+    assert static([0.56, 0.26, *[0.03] * 6], 0.3, 3, "static_first") == kept([0.56, 0.26, *[0] * 6])
+    assert static([0.56, 0.26, *[0.2] * 6], 0.3, 3, "otsu_first") == kept([0.56, 0, *[0] * 6])
+    assert static([0.56, 0.26, *[0.2] * 6], 0.3, 3, None) == kept([0.56, 0.26, *[0.2] * 6])
+
+
+def test_what_a_blur_makes_of_candidates_that_a_row_does_not_have_stays_0():
+    joint = torch.zeros(2, 4, 4, dtype=torch.float64)
+    joint[:, :2, :2] = torch.tensor([[0.6, 0.2], [0.1, 0.1]])
+    counts = [torch.tensor([4, 2])] * 2
+    whole, cut = apply_thresholds(joint, counts, 0.05, "blurred", 3)
+    assert not cut[2:].any()
+    assert not cut[:, 2:].any()
+    alone = apply_thresholds(joint[1:, :2, :2], [torch.tensor([2])] * 2, 0.05, "blurred", 3)
+    assert torch.equal(cut[:2, :2], alone[0])
+    assert float(whole.max()) < 0.6, "a blur darkens the peak"

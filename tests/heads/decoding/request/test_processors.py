@@ -129,6 +129,6 @@ def test_only_what_is_asked_for_is_returned():
     _, ours = both(model, decoding, **NO_EOS)
     assert ours.scores is None
     assert ours.logits is None
-    assert list(ours.keys()) == ["sequences"]
+    assert list(ours.keys()) == ["sequences", "past_key_values"]
     bare = model.generate(PROMPT, custom_generate=decoding, max_new_tokens=24, do_sample=False, **NO_EOS)
     assert torch.equal(bare, ours.sequences)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 
 import pytest
 import torch
+from repository import ROOT
 
 from heads.decoding.trees.static import MAX_NODES, TYPICAL_ACCURACY, Tree, grow_tree
 from heads.decoding.tuned_file import read_tree_file
+
+TREES = ROOT / "configs" / "trees"
 
 
 def random_tree(seed: int, nodes: int = 20) -> Tree:
@@ -89,6 +93,31 @@ def test_malformed_trees_are_refused(paths, said):
 
 def test_the_largest_tree_is_allowed():
     assert Tree([[i] for i in range(MAX_NODES - 1)]).num_nodes == MAX_NODES
+
+
+def test_a_product_combines_all_candidates():
+    """Counts of Cai et al., figure 2: 2 candidates of head 1 and 3 of head 2 make 6 continuations."""
+    tree = Tree.product([2, 3])
+    assert (tree.num_nodes, tree.depth, [tree.depths.count(depth) for depth in (1, 2)]) == (1 + 2 + 6, 2, [2, 6])
+    assert tree.paths == Tree([*itertools.product(range(2)), *itertools.product(range(2), range(3))]).paths
+    assert Tree.product([1] * 4).paths == read_tree_file(TREES / "chain_4.json").tree.paths
+    assert Tree.product([31, 32]).num_nodes == MAX_NODES
+
+
+@pytest.mark.parametrize("candidates", [[], [0], [3, -1], [32, 32], [2.5], 4, [10**9] * 9], ids=str)
+def test_products_of_nothing_and_of_too_much_are_refused(candidates):
+    with pytest.raises(
+        ValueError, match=rf"Tree.product\({re.escape(repr(candidates))}\) was given; allowed is a list"
+    ):
+        Tree.product(candidates)
+
+
+def test_medusas_tree_has_its_63_drafted_nodes():
+    """mc_sim_7b_63 of the Medusa repository (medusa/model/medusa_choices.py), which Hydra's code has too."""
+    tree = read_tree_file(TREES / "medusa_63.json").tree
+    assert (tree.num_nodes, tree.depth) == (1 + 63, 4)
+    assert [tree.depths.count(depth) for depth in range(5)] == [1, 10, 28, 23, 2]
+    assert max(rank for path in tree.paths for rank in path) == 9, "of ten candidates of each head"
 
 
 # --- growth ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""Draft models that no tree can run on, since they count distances in cache slots (Bloom, MPT, GPT-Neo): plain chains.
+
+A draft model needs no tree: it reads token after token, and drops from its cache what was rejected. Here each row has a
+`DynamicCache` of its own without padding, so that the model is called as in plain generation and no mask is built; rows
+are read one after the other. That the cache can be cropped is tried when the model is given.
+"""
+# B row, T prompt position, U newly read slot, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+
+class PlainDraft:
+    """A causal LM that is called as in plain generation.
+
+    Raises:
+        ValueError: its cache cannot drop tokens; `refusal` says why it is no backbone either.
+    """
+
+    def __init__(self, model: Any, refusal: ValueError) -> None:
+        self.model = model.eval()
+        self.config = model.config
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.device: torch.device = model.device
+        if getattr(model, "_is_stateful", False) or model.config.is_encoder_decoder or not self.crops():
+            raise ValueError(f"This model cannot draft: {refusal}") from None
+
+    @torch.no_grad()
+    def read(self, tokens_U: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits (V,) after the last of these tokens, which stay in the cache."""
+        output = self.model(input_ids=tokens_U[None].to(self.device), past_key_values=cache, use_cache=True)
+        logits_V: Tensor = output.logits[0, -1]
+        return logits_V
+
+    def crops(self) -> bool:
+        """Whether four tokens have the same logits when a wrong one was read between them and dropped."""
+        tokens_T = torch.arange(4) % self.vocab_size
+        cache, whole = DynamicCache(), DynamicCache()
+        try:
+            self.read(torch.cat([tokens_T[:2], tokens_T[:1]]), cache)
+            shorten(cache, 2)
+            cropped_V, wanted_V = self.read(tokens_T[2:], cache), self.read(tokens_T, whole)
+        except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            return False  # it takes no cache of this kind
+        rounding = 100 * torch.finfo(wanted_V.dtype).eps * float(wanted_V.abs().max().clamp(min=1.0))
+        return bool(((cropped_V - wanted_V).abs() <= rounding).all())
+
+
+def shorten(cache: DynamicCache, length: int) -> None:
+    """Drop what is behind the first `length` tokens."""
+    if (dropped := cache.get_seq_length() - length) > 0:
+        cache.crop(-dropped)
+
+
+class RowReader:
+    """What `DraftReader` does, row by row."""
+
+    def __init__(self, draft: PlainDraft, tokens_BT: Tensor, valid_BT: Tensor) -> None:
+        self.draft = draft
+        self.caches = [DynamicCache() for _ in tokens_BT]
+        self.committed = [0] * len(tokens_BT)  # tokens of each row that stay
+        self.read_on(tokens_BT, valid_BT)
+
+    def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
+        """More of the prompts; False in `valid_BT` is padding."""
+        for b, (tokens_T, valid_T) in enumerate(zip(tokens_BT, valid_BT, strict=True)):
+            if len(own_T := tokens_T[valid_T]):
+                self.draft.read(own_T, self.caches[b])
+                self.committed[b] += len(own_T)
+
+    def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
+        """Read on, behind the chain so far; logits (B, V) after the last token.
+
+        Args:
+            fillers: how many of the first slots of each row are padding; by default none.
+        """
+        starts = fillers or [0] * len(tokens_BU)
+        rows = zip(tokens_BU, starts, self.caches, strict=True)
+        return torch.stack([self.draft.read(tokens_U[start:], cache) for tokens_U, start, cache in rows])
+
+    def keep(self, first: Sequence[int], count: Sequence[int]) -> None:
+        """Of the chain that was read, keep `count[b]` tokens of row b."""
+        for b, more in enumerate(count):
+            self.committed[b] += more
+            shorten(self.caches[b], self.committed[b])
+
+    def keep_rows(self, rows_R: Tensor) -> None:
+        """Drop the other rows, which have ended."""
+        self.caches = [self.caches[b] for b in rows_R.tolist()]
+        self.committed = [self.committed[b] for b in rows_R.tolist()]
+
+    def keep_slots(self, num_slots: int) -> None:
+        """Roll a single row back to its first tokens."""
+        self.committed = [num_slots]
+        shorten(self.caches[0], num_slots)

@@ -1,0 +1,74 @@
+"""Bloom, MPT and GPT-Neo count distances in cache slots, so no tree runs on them; as drafts they are read plainly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from draft_runs import PROMPTS, both, shared
+from tiny import SMALL, VOCAB, left_padded, random_tokens
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPTNeoConfig,
+    MambaConfig,
+    MptConfig,
+    PreTrainedModel,
+)
+
+import heads
+from heads.decoding.proposers.plain_draft import PlainDraft, RowReader
+
+CONFIGS = {
+    "bloom": lambda: BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
+    "mpt": lambda: MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128, expansion_ratio=2),
+    "gpt_neo": lambda: GPTNeoConfig(
+        **SMALL, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8
+    ),
+}
+
+
+def draft_of(name: str) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIGS[name]()).double().eval()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_they_draft_and_the_text_is_plain_generations(name):
+    """One row and a ragged batch with padding, of which rows accept different numbers."""
+    decoding = heads.DraftModelDecoding(draft_of(name), k=3)
+    assert isinstance(decoding.draft, PlainDraft)
+    plain, ours = both(shared("llama"), decoding, max_new_tokens=10)
+    assert torch.equal(ours.sequences, plain)
+    tokens, mask = left_padded(PROMPTS)
+    plain, ours = both(shared("llama"), decoding, tokens, attention_mask=mask, max_new_tokens=10)
+    assert torch.equal(ours.sequences, plain)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_after_kept_and_dropped_tokens_the_cache_is_that_of_a_model_that_reads_everything_again(name):
+    model = draft_of(name)
+    draft, text = PlainDraft(model, ValueError("no backbone")), random_tokens(1, 9, seed=4)
+    padded, valid = left_padded([text[0, :5].tolist(), text[0, :3].tolist()])
+    reader = RowReader(draft, padded, valid.bool())
+    reader.read(random_tokens(2, 2, seed=5))
+    reader.read(random_tokens(2, 1, seed=6))
+    reader.keep([0, 0], [0, 0])
+    news = torch.stack([text[0, 5:8], torch.cat([text.new_zeros(1), text[0, 3:5]])])
+    logits_BV = reader.read(news, [0, 1])
+    for logits_V, length in zip(logits_BV, (8, 5), strict=True):
+        torch.testing.assert_close(logits_V, model(text[:, :length]).logits[0, -1])
+    reader.keep([0, 1], [2, 2])
+    reader.keep_rows(torch.tensor([1]))
+    reader.keep_slots(4)
+    torch.testing.assert_close(reader.read(text[:, 4:9])[0], model(text).logits[0, -1])
+
+
+def test_a_recurrent_state_is_still_refused():
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
+    )
+    with pytest.raises(ValueError, match="This model cannot draft: MambaForCausalLM keeps a recurrent state"):
+        heads.DraftModelDecoding(model)

@@ -1,0 +1,150 @@
+"""Processors that keep a state from token to token, as grammars and watermarks do, give plain `generate`'s text.
+
+A grammar's processor accepts the text's last token at each call and raises where the grammar has none such, so one
+call for a draft that was not emitted, or one call too few, ends the test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from throwaway_families import fitted_heads
+from tiny import PAD, VOCAB, left_padded, random_tokens
+from torch import Tensor
+from transformers import LogitsProcessor, SynthIDTextWatermarkingConfig
+
+import heads
+
+PROMPT = random_tokens(1, 6, seed=1)
+ASKED: dict[str, Any] = {
+    "max_new_tokens": 20,
+    "eos_token_id": None,
+    "pad_token_id": PAD,
+    "return_dict_in_generate": True,
+}
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 0}
+STATES = 7
+
+
+def allowed(state: int) -> list[int]:
+    """Tokens that the automaton takes in a state."""
+    return [3 + (5 * state + 3 * i) % (VOCAB - 3) for i in range(5)]
+
+
+def mask(scores: Tensor, state: int) -> Tensor:
+    masked = torch.full_like(scores, -torch.inf)
+    masked[:, allowed(state)] = scores[:, allowed(state)]
+    return masked
+
+
+class Grammar(LogitsProcessor):
+    """Follows one text through an automaton, as the processors of xgrammar, llguidance and outlines do."""
+
+    def __init__(self) -> None:
+        self.state: int | None = None
+
+    def of_row(self, row: int) -> Grammar:
+        return Grammar()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        (last,) = input_ids[:, -1].tolist()
+        if self.state is None:
+            self.state = 0
+        elif last in allowed(self.state):
+            self.state = (3 * self.state + last) % STATES
+        else:
+            raise AssertionError(f"token {last} is not in the grammar")
+        return mask(scores, self.state)
+
+
+class FromPrefix(LogitsProcessor):
+    """The same mask, found anew from the whole text: no state."""
+
+    def __init__(self, prompt_length: int) -> None:
+        self.prompt_length = prompt_length
+
+    def of_row(self, row: int) -> FromPrefix:
+        return self
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        masked = []
+        for row, scores_V in zip(input_ids[:, self.prompt_length :].tolist(), scores, strict=True):
+            state = 0
+            for token in row:
+                state = (3 * state + token) % STATES
+            masked.append(mask(scores_V[None], state))
+        return torch.cat(masked)
+
+
+DECODINGS = {
+    "tree": lambda h: heads.TreeDecoding(h, 12),
+    "heads alone": lambda h: heads.TreeDecoding(h, 12, lookup=0),
+    "dynamic tree": lambda h: heads.TreeDecoding(h, heads.DynamicTree(nodes=12)),
+    "rejection": lambda h: heads.TreeDecoding(h, 12, rule="rejection"),
+    "typical": lambda h: heads.TreeDecoding(h, 12, rule="typical"),
+    "draft model": lambda h: heads.DraftModelDecoding(h.backbone.model, k=3),
+}
+SAME_DRAWS = ("tree", "heads alone", "dynamic tree")
+
+
+def run(model: Any, decoding: Any, processor: Any, tokens: Tensor = PROMPT, **options: Any) -> Any:
+    torch.manual_seed(3)
+    given = {} if processor is None else {"logits_processor": [processor]}
+    return model.generate(tokens, custom_generate=decoding, **given, **{**ASKED, "do_sample": False, **options})
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_a_grammars_text_is_generates(decoding):
+    token_heads = fitted_heads("grounded", "llama")
+    model, ours = token_heads.backbone.model, DECODINGS[decoding](token_heads)
+    plain = run(model, None, Grammar())
+    out = run(model, ours, Grammar())
+    assert torch.equal(out.sequences, plain.sequences)
+    assert not torch.equal(out.sequences, run(model, None, None).sequences), "the grammar changes the text"
+    assert out.stats.tokens > out.stats.passes, "drafts were accepted"
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_a_sampled_text_follows_the_grammar(decoding):
+    """With the draws of plain generation, or those of a processor that finds its state from the whole text."""
+    token_heads = fitted_heads("grounded", "llama")
+    model, ours = token_heads.backbone.model, DECODINGS[decoding](token_heads)
+    out = run(model, ours, Grammar(), **SAMPLED)
+    stateless = run(model, None if decoding in SAME_DRAWS else ours, FromPrefix(PROMPT.shape[1]), **SAMPLED)
+    if decoding != "draft model":  # a draft model asks stateless processors of transformers alone
+        assert torch.equal(out.sequences, stateless.sequences)
+    assert out.sequences.shape[1] == PROMPT.shape[1] + 20
+
+
+def test_rows_of_a_batch_have_a_grammar_each():
+    token_heads = fitted_heads("grounded", "llama")
+    tokens, mask_BT = left_padded([random_tokens(n, seed=90 + n).tolist() for n in (3, 6)])
+    plain = run(token_heads.backbone.model, None, FromPrefix(6), tokens, attention_mask=mask_BT)
+    ours = run(
+        token_heads.backbone.model, heads.TreeDecoding(token_heads, 12), Grammar(), tokens, attention_mask=mask_BT
+    )
+    assert torch.equal(ours.sequences, plain.sequences)
+
+
+WATERMARK: dict[str, Any] = {
+    "watermarking_config": SynthIDTextWatermarkingConfig(keys=[4, 7, 2, 9], ngram_len=3, context_history_size=8)
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("decoding", ["tree", "draft model"])
+def test_a_watermark_is_generates(decoding, rows):
+    token_heads = fitted_heads("grounded", "llama")
+    model, ours = token_heads.backbone.model, DECODINGS[decoding](token_heads)
+    tokens, sampled = random_tokens(rows, 6, seed=7), SAMPLED if (rows, decoding) == (1, "tree") else {}
+    plain = run(model, None, None, tokens, **WATERMARK, **sampled)
+    assert torch.equal(run(model, ours, None, tokens, **WATERMARK, **sampled).sequences, plain.sequences)
+    assert not torch.equal(plain.sequences, run(model, None, None, tokens, **sampled).sequences)
+
+
+def test_a_watermark_is_refused_where_ngrams_are_chosen():
+    token_heads = fitted_heads("medusa", "llama")
+    with pytest.raises(ValueError, match=r"A watermark was asked for, .* decode with TreeDecoding"):
+        run(token_heads.backbone.model, heads.DynamicDecoding(token_heads), None, **WATERMARK)
