@@ -1,6 +1,6 @@
 """`python -m train COMMAND --config configs/X.yaml`: what is done before a run, and the run itself.
 
-A command's flags are the fields of its dataclass, `top_p` as `--top-p`; the flags of train.py may stand beside them.
+A command's flags are the fields of its dataclass, `top_p` as `--top-p`; the flags of train.py are accepted beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from docstring_parser import parse as parse_docstring
 
-from train.config import Parser, add_run_flags, build_config_of, check_config_files
+from train.config import Parser, add_run_flags, build_config_of, check_config_files, empty_lists_first
 from train.data.inspect import InspectFlags, inspect_data
 from train.plan.command import plan
 from train.plan.costs import Machine
@@ -74,7 +74,7 @@ def run_command(arguments: list[str]) -> None:
         parsers[name].prog = f"python -m train {name}"
     if not arguments:
         return parser.print_help()
-    found = parser.parse_args(arguments)
+    found = parser.parse_args(empty_lists_first(arguments))
     values, command = found[found.command], COMMANDS[found.command]
     flags = command.flags(**{field.name: values[field.name] for field in dataclasses.fields(command.flags)})
     if command.flags is RegenerateFlags and not isinstance(values["heads"], dict):

@@ -1,4 +1,4 @@
-"""One run from its config: build, train, save, and say where everything lies."""
+"""One run from its config: build, train, save, and log where the results are."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from transformers import set_seed
 
 from heads.backbone.loading import load_tokenizer
 from heads.extras import MissingExtraError
+from train.checkpoint.earlier_run import refuse_used_folder, remove_earlier_run
 from train.checkpoint.interruption import Interruption, clear_marker, listening
 from train.checkpoint.progress import read_progress
-from train.checkpoint.resume import check_shared_folder, choose_checkpoint, refuse_old_checkpoints
+from train.checkpoint.resume import check_shared_folder, choose_checkpoint
+from train.checkpoint.run_folder import check_run_folder
 from train.config import TrainConfig, read_config
 from train.data.blocks import PackedData
 from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
 from train.engine.compiling import compile_where_it_wins
-from train.engine.engine import describe_engine, end_together, start_engine, use_all_cores
+from train.engine.engine import announce_compiling, describe_engine, end_together, start_engine, use_all_cores
 from train.loop.building import (
     build_model,
     build_trainer,
@@ -74,7 +76,9 @@ def run(config: TrainConfig) -> Path:
 
 
 def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
-    refuse_old_checkpoints(config)
+    check_run_folder(config.output_dir)
+    refuse_used_folder(config)
+    announce_compiling(config.trainer)
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
     engine = start_engine()
@@ -116,6 +120,7 @@ def train(trainer: HeadsTrainer) -> None:
     wanted = compile_choice(trainer.config, resumed_from)
     trainer.compiled = compile_where_it_wins(trainer, wanted, resumed=resumed_from is not None)
     store_hidden_states(trainer)
+    remove_earlier_run(trainer.config)
     folder.mkdir(parents=True, exist_ok=True)
     clear_marker(folder)
     trainer.interruption.training = True

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from heads.data.documents import SourceConfig
 from train.config import TrainConfig, known_keys, read_config
+from train.config.trainer_fields import CHOICES, check_trainer_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = {
@@ -30,6 +32,20 @@ def test_yaml_then_overrides(tmp_path):
     assert (config.rates.heads, config.heads["num_heads"], config.trainer["max_steps"]) == (3e-4, 2, 5)
     assert config.data.train[0].path == "a.txt"
     assert config.num_heads == 2
+
+
+@pytest.mark.parametrize("flag", [["--data.train", '[{"path": "b"}]'], ['--data.train=[{"path": "b"}]'], ["--config"]])
+def test_a_list_of_sources_replaces_the_old_one_whole(tmp_path, flag):
+    old = {"path": "a.txt", "format": "tokens", "fraction": 0.5}
+    arguments = write(tmp_path, data={"train": [old], "eval": [old], "block_size": 64})
+    (tmp_path / "other.yaml").write_text('data: {train: [{path: "b"}]}')
+    config = read_config([*arguments, *flag, *([str(tmp_path / "other.yaml")] if flag == ["--config"] else [])])
+    assert config.data.train == [SourceConfig(path="b")]
+    assert config.data.eval == [SourceConfig(**old)]
+    assert config.data.block_size == 64
+    changed = read_config([*arguments, "--data.train.fraction", "0.1", "--data.eval+", '{"path": "b"}'])
+    assert changed.data.train == [SourceConfig(**old | {"fraction": 0.1})]
+    assert changed.data.eval == [SourceConfig(**old), SourceConfig(path="b")]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +90,10 @@ def test_yaml_then_overrides(tmp_path):
         ({"head_decay": float("inf")}, r"head_decay=inf"),
         ({"optimizer": {"eps": float("nan")}}, r"optimizer.eps=nan was given; allowed are numbers of at least 0"),
         ({"optimizer": {"weight_decay": float("nan")}}, r"optimizer.weight_decay=nan"),
-        ({"trainer": {"warmup_steps": float("nan")}}, r"trainer.warmup_steps takes a number; nan was given"),
+        (
+            {"trainer": {"warmup_steps": float("nan")}},
+            r"trainer.warmup_steps=nan was given; allowed are numbers of",
+        ),
         ({"heads": None}, r"heads was given with nothing below it; it takes names and values: give some, or leave it"),
         ({"heads": {1: 2}}, r"heads was given with \{1: 2\}; it takes names and values"),
         ({"trainer": None}, r"trainer was given with nothing below it"),
@@ -101,11 +120,11 @@ def test_yaml_then_overrides(tmp_path):
             r"loss was given with family: null",
         ),
         ({"max_skipped_steps": -1}, r"max_skipped_steps=-1 was given; allowed are integers of at least 0"),
-        ({"trainer": {"enable_jit_checkpoint": True}}, r"SIGTERM or SIGUSR1 is saved in any case"),
+        ({"trainer": {"enable_jit_checkpoint": True}}, r"SIGTERM, SIGUSR1 or Ctrl-C is saved in any case"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
         ({"save_every_steps": -1}, r"save_every_steps=-1"),
-        ({"trainer": {"max_steps": "abc"}}, r"trainer.max_steps takes a number; 'abc' was given"),
-        ({"trainer": {"bf16": "yes please"}}, r"trainer.bf16 takes true or false"),
+        ({"trainer": {"max_steps": "abc"}}, r"trainer.max_steps='abc' was given; allowed are integers of at least -1"),
+        ({"trainer": {"bf16": "yes please"}}, r"trainer.bf16='yes please' was given; allowed are true and false"),
         ({"trainer": {"optim": "adafactor"}}, r"trainer.optim has no effect here.*AdamW"),
         ({"trainer": {"fsdp": "full_shard"}}, r"trainer.fsdp has no effect here.*launch file"),
         ({"trainer": {"deepspeed": "x.json"}}, r"trainer.deepspeed has no effect here"),
@@ -119,6 +138,43 @@ def test_yaml_then_overrides(tmp_path):
 def test_what_cannot_train_is_said_before_anything_is_loaded(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         read_config(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"per_device_train_batch_size": 0}, r"train_batch_size=0 was given; allowed are integers of at least 1\.$"),
+        ({"per_device_train_batch_size": 2.5}, r"train_batch_size=2.5 was given; allowed are integers of at least 1"),
+        ({"per_device_eval_batch_size": True}, r"eval_batch_size=True was given; allowed are integers"),
+        ({"gradient_accumulation_steps": 0}, r"accumulation_steps=0 was given; allowed are integers of at least 1"),
+        ({"warmup_steps": -1}, r"warmup_steps=-1 was given; allowed are numbers of at least 0"),
+        ({"num_train_epochs": 0}, r"num_train_epochs=0 was given; allowed are numbers above 0"),
+        ({"max_steps": 0}, r"max_steps=0 was given; give 1 and more, or -1"),
+        ({"max_grad_norm": float("inf")}, r"max_grad_norm=inf was given; allowed are numbers of at least 0"),
+        ({"save_total_limit": -1}, r"save_total_limit=-1 was given; allowed are integers of at least 0, or null"),
+        ({"lr_scheduler_type": "cosin"}, r"lr_scheduler_type='cosin' .* allowed are linear, .* Did you mean 'cosine'"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, r"lr_scheduler_type='reduce_lr_on_plateau' was given"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, r"cosine_with_min_lr .*kwargs None: .*min_lr"),
+        ({"lr_scheduler_kwargs": {"cycles": 1}}, r"cosine was given .*'cycles'"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, r"use constant_with_warmup"),
+        ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"a": 1}}, r"constant, which takes none"),
+        ({"logging_strategy": "step"}, r"logging_strategy='step' was given; .* Did you mean 'steps'"),
+        ({"bf16": True, "fp16": True}, r"bf16 and trainer.fp16 were both given"),
+        ({"save_steps": 5}, r"save_steps has a field of its own"),
+        ({"activation_checkpointing": True}, r"set backbone.gradient_checkpointing"),
+    ],
+)
+def test_values_of_the_trainer_that_cannot_train_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        check_trainer_fields(fields)
+
+
+def test_every_schedule_that_is_offered_can_be_built():
+    needed = {"cosine_with_min_lr": {"min_lr": 0.1}, "cosine_warmup_with_min_lr": {"min_lr": 0.1}}
+    needed["warmup_stable_decay"] = {"num_decay_steps": 2}
+    for name in CHOICES["lr_scheduler_type"]:
+        check_trainer_fields({"lr_scheduler_type": name, "lr_scheduler_kwargs": needed.get(name)})
+    check_trainer_fields({"warmup_steps": 0.03, "tf32": None, "save_total_limit": None, "num_train_epochs": 0.5})
 
 
 @pytest.mark.parametrize("name", ["heads", "trainer", "lora", "loss", "rates"])
@@ -186,17 +242,123 @@ def test_every_shipped_config_is_valid(path):
     assert config.output_dir.startswith("checkpoints/runs/")
 
 
+def shipped(name):
+    return yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
+
+
 def test_paper_settings_of_grounded_heads():
-    """Ankner et al., section 4.1."""
-    config = read_config(["--config", str(ROOT / "configs/sharegpt/grounded_vicuna_7b.yaml")])
-    twin = read_config(["--config", str(ROOT / "configs/sharegpt/medusa_vicuna_7b.yaml")])
-    assert (config.optimizer.beta1, config.optimizer.beta2, config.rates.heads) == (0.9, 0.99, 1e-4)
-    assert (config.data.block_size, config.num_heads, config.trainer["num_train_epochs"]) == (2048, 4, 1)
-    assert config.trainer["lr_scheduler_type"] == "cosine"
-    assert config.trainer["per_device_train_batch_size"] * config.trainer["gradient_accumulation_steps"] * 8 == 128
-    assert (twin.family, twin.rates, twin.optimizer, twin.trainer) == (
-        "medusa",
-        config.rates,
-        config.optimizer,
-        config.trainer,
-    )
+    """Ankner et al., section 4.1: every number in it; 8 A100s."""
+    run = shipped("sharegpt/grounded_vicuna_7b_paper")
+    assert run["backbone"]["name_or_path"] == "lmsys/vicuna-7b-v1.3"  # the last one on LLaMA 1
+    assert "sharegpt" in run["data"]["train"][0]["path"].lower()
+    assert (run["family"], run["rates"], run["data"]["block_size"]) == ("grounded", {"heads": 1e-4}, 2048)
+    layers = {"num_heads": 4, "num_hidden_layers": 1, "hidden_width": 4096}
+    assert run["heads"] == layers | {"hidden_offset": 0, "normalize_embeddings": False, "raw_hidden_states": True}
+    assert run["optimizer"] == {"beta1": 0.9, "beta2": 0.99}
+    schedule = run["trainer"]
+    assert (schedule["num_train_epochs"], schedule["lr_scheduler_type"]) == (1, "cosine")
+    assert 0 < schedule["warmup_steps"] < 1
+    assert blocks_of_a_step(schedule, gpus=8) == 128
+    for twin in ("grounded", "medusa"):
+        other = shipped(f"sharegpt/{twin}_vicuna_7b")
+        same = ("rates", "optimizer", "trainer", "data")
+        assert (other["family"], *(other[key] for key in same)) == (twin, *(run[key] for key in same))
+
+
+def blocks_of_a_step(schedule, *, gpus):
+    return schedule["per_device_train_batch_size"] * schedule["gradient_accumulation_steps"] * gpus
+
+
+TABLE_4 = {
+    "70m": (1e-5, 1e-3, 1e-6),
+    "160m": (6e-6, 6e-4, 6e-7),
+    "410m": (3e-6, 3e-4, 3e-7),
+    "1b": (2e-6, 2e-4, 2e-7),
+    "1_4b": (2e-6, 2e-4, 2e-7),
+    "2_8b": (1.6e-6, 1.6e-4, 1.6e-7),
+    "6_9b": (1.2e-6, 1.2e-4, 1.2e-7),
+}
+
+
+@pytest.mark.parametrize("size", TABLE_4)
+def test_paper_settings_of_dynamo(size):
+    """Tuli et al., appendix A.1 and table 4: 5 % of the Pile, 97 % of it for training."""
+    run = shipped(f"pile/dynamo_pythia_{size}")
+    base, of_heads, to_base = TABLE_4[size]
+    assert run["rates"] == {"base": base, "heads": of_heads, "heads_to_base": to_base}
+    assert run["backbone"]["name_or_path"] == f"EleutherAI/pythia-{size.replace('_', '.')}-deduped"
+    data, schedule = run["data"], run["trainer"]
+    assert (data["train"][0]["format"], data["train"][0]["fraction"], data["streaming"]) == ("text", 0.05, True)
+    assert (data["eval_fraction"], data["block_size"]) == (0.03, 2048)
+    assert (schedule["max_steps"], schedule["warmup_steps"], schedule["lr_scheduler_type"]) == (75782, 758, "cosine")
+    assert blocks_of_a_step(schedule, gpus=8) * data["block_size"] == 131_072
+    assert run["optimizer"] == {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+    assert (run["evaluation"]["every_steps"], run["heads"]["num_heads"]) == (5000, 2)
+    header = (ROOT / f"configs/pile/dynamo_pythia_{size}.yaml").read_text()
+    assert ("launch/fsdp2.yaml" in header) == (size == "6_9b")
+
+
+def test_variants_and_fine_tuned_twins_are_trained_as_what_they_are_compared_with():
+    same = ("data", "trainer", "optimizer", "evaluation")
+    first = shipped("pile/dynamo_pythia_70m")
+    for path in ROOT.glob("configs/pile/ablation/*.yaml"):
+        variant = yaml.safe_load(path.read_text())
+        assert variant["data"] == first["data"], path
+        assert all(first["trainer"][key] == value for key, value in variant["trainer"].items()), path
+    for size, (base, of_heads, to_base) in TABLE_4.items():
+        tuned, twin = shipped(f"alpaca/dynamo_pythia_{size}"), shipped(f"alpaca/pythia_{size}")
+        assert tuned["rates"] == {"base": base, "heads": of_heads, "heads_to_base": to_base}
+        assert (twin["family"], twin["rates"]) == (None, {"base": base})
+        assert all(tuned[key] == twin[key] for key in same)
+        assert tuned["init_from"] == f"{shipped(f'pile/dynamo_pythia_{size}')['output_dir']}/last"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"output_dir: \xff\xfe", "no valid YAML: 'utf-8' codec"),
+        (b"a: &a [*a]", "no valid YAML: an alias stands inside what it is an alias of"),
+        (
+            b"a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + b"".join(b"%c: &%c [%s]\n" % (c, c, b", ".join([b"*%c" % (c - 1)] * 10)) for c in b"bcdefgh"),
+            "no valid YAML: its aliases stand for more than 100,000 values",
+        ),
+        (b"seed: 2020-13-45", "no valid YAML: month must be in 1..12"),
+        (b"[" * 500, "no valid YAML: "),
+    ],
+)
+def test_yaml_that_cannot_be_read_ends_in_a_sentence(tmp_path, content, says):
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        read_config(["--config", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("block_size", None, "data.block_size=None was given; allowed are integers of at least 2"),
+        ("eval_fraction", None, "data.eval_fraction=None was given; allowed are numbers"),
+        ("eval_fraction", float("nan"), "data.eval_fraction=nan was given"),
+        ("seed", None, "data.seed=None was given; allowed are integers"),
+        ("streaming", None, "data.streaming=None was given; allowed are true and false"),
+        ("eval", None, "data.eval=None was given; allowed are lists"),
+        ("train", [{"path": "a", "weight": None}], "data.train.0.weight=None was given; allowed are numbers above 0"),
+        ("train", [{"path": "a", "fraction": 1.5}], "data.train.0.fraction=1.5 was given; allowed are numbers"),
+    ],
+)
+def test_fields_of_the_data_are_checked(tmp_path, name, value, says):
+    path = tmp_path / "run.yaml"
+    data = {"train": [{"path": "a"}], name: value}
+    path.write_text(yaml.safe_dump({"output_dir": "x", "backbone": {"name_or_path": "b"}, "data": data}))
+    with pytest.raises(ValueError, match=says):
+        read_config(["--config", str(path)])
+
+
+def test_roles_of_a_source_are_free_names(tmp_path):
+    path = tmp_path / "run.yaml"
+    data = {"train": [{"path": "a", "roles": {"visitor": "user"}}], "max_bad_fraction": 0.2}
+    path.write_text(yaml.safe_dump({"output_dir": "x", "backbone": {"name_or_path": "b"}, "data": data}))
+    config = read_config(["--config", str(path)])
+    assert config.data.train[0].roles == {"visitor": "user"}
+    assert config.data.max_bad_fraction == 0.2

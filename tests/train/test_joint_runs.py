@@ -145,21 +145,3 @@ def test_heads_on_a_frozen_backbone_save_none(folder):  # noqa: F811
     where = train(folder, "joint-frozen", family="dynamo")
     assert not list((where / "last").glob("backbone-*"))
     assert "heads_overhead" not in metrics(where)[0]
-
-
-TABLE_4 = {"70m": 1e-5, "160m": 6e-6, "410m": 3e-6, "1b": 2e-6, "1_4b": 2e-6, "2_8b": 1.6e-6, "6_9b": 1.2e-6}
-
-
-@pytest.mark.parametrize("size", TABLE_4)
-def test_paper_settings_of_the_suite(size):
-    """DynaMo, table 4 and appendix A.1: LR_M is 100 times LR_B, LR_MB a tenth of it."""
-    config = read_config(["--config", str(ROOT / f"configs/pile/dynamo_pythia_{size}.yaml")])
-    base = TABLE_4[size]
-    assert config.rates.base == base
-    assert (config.rates.heads, config.rates.heads_to_base) == pytest.approx((100 * base, base / 10))
-    assert (config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps) == (0.9, 0.95, 1e-8)
-    trainer = config.trainer
-    assert trainer["per_device_train_batch_size"] * trainer["gradient_accumulation_steps"] * 8 == 64
-    assert (trainer["num_train_epochs"], trainer["lr_scheduler_type"], trainer["warmup_steps"]) == (1, "cosine", 0.01)
-    assert (config.num_heads, config.data.block_size, config.data.eval_fraction) == (2, 2048, 0.03)
-    assert config.evaluation.every_steps == 5000

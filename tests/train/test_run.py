@@ -177,10 +177,17 @@ def test_a_short_last_accumulation_is_averaged_over_what_it_has(folder):  # noqa
         assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)  # logs keep four digits
 
 
-def test_checkpoints_of_an_earlier_run_are_not_mixed_in(folder):  # noqa: F811
-    train(folder, "twice", save_every_steps=2)
-    with pytest.raises(ValueError, match="holds checkpoint-2, checkpoint-4 of an earlier run"):
+def test_a_second_run_replaces_the_first_only_when_it_is_told_to(folder):  # noqa: F811
+    where = train(folder, "twice", save_every_steps=2)
+    before = {path: path.read_bytes() for path in where.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"checkpoint-2, checkpoint-4, last, best, metrics.jsonl of an earlier run"):
         train(folder, "twice", "--seed", "7", save_every_steps=2)
+    with pytest.raises(ValueError, match="holds no heads"):
+        train(folder, "twice", "--overwrite", "true", init_from=str(folder / "no-heads"))
+    assert {path: path.read_bytes() for path in where.rglob("*") if path.is_file()} == before
+    train(folder, "twice", "--overwrite", "true", trainer={"max_steps": 1})
+    assert [line["step"] for line in metrics(where) if "head1_loss" in line] == [1]
+    assert not list(where.glob("checkpoint-*"))
 
 
 def test_resume_keeps_the_best_so_far_and_refuses_what_is_damaged(folder, monkeypatch):  # noqa: F811
@@ -218,9 +225,9 @@ def test_a_full_disk_at_the_end_saves_elsewhere(folder, monkeypatch):  # noqa: F
         save(token_heads, where, **options)
 
     monkeypatch.setattr(save_load, "save", full_under_the_run)
-    with pytest.raises(OSError, match="What was trained lies in") as error:
+    with pytest.raises(OSError, match="The trained weights are in") as error:
         train(folder, "nowhere-to-save")
-    assert (Path(str(error.value).split(" lies in ")[1].rstrip(".")) / schema.TENSORS).is_file()
+    assert (Path(str(error.value).split(" weights are in ")[1].rstrip(".")) / schema.TENSORS).is_file()
 
 
 @pytest.mark.parametrize("raised", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed")])

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1, with which schedulers announce the end: finish the step, save, exit with code 75.
+"""SIGTERM, SIGUSR1 (schedulers) and Ctrl-C (people) announce the end: finish the step, save, exit with code 75.
 
 75 is EX_TEMPFAIL of sysexits.h, "try again later": a scheduler can requeue on it. All processes stop after the same
 step, since the reduction that sums label counts also sums received signals. Launchers hide the exit code of their
@@ -20,15 +20,16 @@ from typing import Any
 
 EXIT_CODE = 75
 MARKER = "requeue"
-SIGNALS = [signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+SIGNALS = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
 SAME_SIGNAL = 5.0  # seconds: a scheduler signals every process, and a launcher hands its own on to them
+SAME_KEY = 0.5  # seconds: a launcher hands Ctrl-C on; a person who presses it twice means it
 
 
 class Interruption:
     """Whether the run received a signal to stop.
 
     Attributes:
-        received: name of the signal that this process got.
+        received: name of the signal that this process got, for people.
         agreed: all processes stop after the current step.
         training: there is something to save; before that, a signal ends the run immediately.
     """
@@ -38,10 +39,13 @@ class Interruption:
         self.agreed = False
         self.training = False
         self._at = 0.0
+        self._same = SAME_SIGNAL
         self._process = os.getpid()
 
     def receive(self, number: int, frame: Any) -> None:
-        """Note the first signal; a second one, some seconds later, ends the process immediately.
+        """Note the first signal; a second one, some seconds later, or the next Ctrl-C, ends the process immediately.
+
+        `torchrun` turns a second Ctrl-C into SIGTERM, so what counts is what the first signal was.
 
         Raises:
             SystemExit: nothing was trained yet.
@@ -49,12 +53,16 @@ class Interruption:
         if os.getpid() != self._process:
             return  # a process that was forked from this one, such as a worker that reads data
         if self.received is None:
-            self.received, self._at = signal.Signals(number).name, time.monotonic()
-            if not self.training:
-                raise SystemExit(EXIT_CODE)
+            by_key = number == signal.SIGINT
+            self.received, self._at = "Ctrl-C" if by_key else signal.Signals(number).name, time.monotonic()
+            self._same = SAME_KEY if by_key else SAME_SIGNAL
             # not a logger: the signal may have come while it was writing
-            os.write(2, f"{self.received}: the step is finished and saved; a second signal ends at once.\n".encode())
-        elif time.monotonic() - self._at > SAME_SIGNAL:
+            if not self.training:
+                os.write(2, f"{self.received}: ended before training began; nothing had to be saved.\n".encode())
+                raise SystemExit(EXIT_CODE)
+            second = "a second Ctrl-C" if by_key else "a second signal"
+            os.write(2, f"{self.received}: the step is finished and saved; {second} ends at once.\n".encode())
+        elif time.monotonic() - self._at > self._same:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 from transformers import TrainingArguments
 
 from train.engine.engine import Engine
 
 PROGRESS = "progress.json"
+PASS_OVER = "remove that checkpoint and resume from the one before it."
 
 
 @dataclass(kw_only=True)
@@ -23,8 +24,8 @@ class Progress:
     """How far a run has come, as JSON.
 
     Attributes:
-        losses: sums of the losses since the last log and the labels they are over, each K numbers.
-        logged_loss: the Trainer's own sum of losses since the last log.
+        losses: for each process its sums of the losses since the last log and the labels they are over, each K numbers.
+        logged_loss: for each process the Trainer's own sum of losses since the last log.
         all_losses: its sum over the run, up to the last log.
         skipped: steps of the run that were skipped.
         skipped_since_log: of them, those since the last log.
@@ -38,8 +39,8 @@ class Progress:
         loss_before: of the backbone on held-out data, before the first step; older checkpoints have none.
     """
 
-    losses: list[list[float]] | None
-    logged_loss: float
+    losses: list[list[list[float]]]
+    logged_loss: list[float]
     all_losses: float
     skipped: int
     skipped_since_log: int
@@ -93,9 +94,40 @@ def write_progress(run: RunState, folder: Path) -> None:
 
 
 def read_progress(folder: Path) -> Progress:
-    content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-    known = {field.name for field in fields(Progress)}
-    return Progress(**{name: value for name, value in content.items() if name in known})
+    """What `write_progress` wrote.
+
+    Raises:
+        ValueError: something else.
+    """
+    path = folder / PROGRESS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content["logged_loss"], list):  # older checkpoints hold what all processes had together
+            content["logged_loss"] = [content["logged_loss"]]
+            content["losses"] = [] if content["losses"] is None else [content["losses"]]
+        progress = Progress(**{field.name: content[field.name] for field in fields(Progress) if field.name in content})
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(f"{path} holds no progress of a run ({error}); {PASS_OVER}") from None
+    for name, hint in get_type_hints(Progress).items():
+        value = getattr(progress, name)
+        if not fits(value, hint) or (name == "logged_loss" and not value):
+            raise ValueError(f"{path} has {name}={str(value)[:80]}, which no run wrote; {PASS_OVER}")
+    return progress
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON has a type; whole numbers count from 0 and fit 8 bytes.
+
+    >>> fits(3, int), fits(-1, int), fits(True, int), fits(1, float | None), fits([[0.5], ["x"]], list[list[float]])
+    (True, False, False, True, False)
+    """
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(fits(item, get_args(hint)[0]) for item in value)
+    if get_args(hint):
+        return any(fits(value, member) for member in get_args(hint))
+    if hint is int:
+        return type(value) is int and 0 <= value < 1 << 63
+    return type(value) in (int, float) if hint is float else isinstance(value, hint)
 
 
 def blocks_per_batch(arguments: TrainingArguments) -> int:

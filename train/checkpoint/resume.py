@@ -15,9 +15,12 @@ from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
-from train.checkpoint.whole import checkpoints, newest_whole, read_facts, remove
+from train.checkpoint.progress import fits, read_progress
+from train.checkpoint.trained import explained_damage
+from train.checkpoint.whole import newest_whole, read_facts, remove, step_of
 from train.config import TrainConfig
 from train.engine.engine import Engine
 
@@ -61,8 +64,25 @@ def look(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> P
     for path in folder.glob("*/.*.tmp"):  # begun by a process that was killed
         path.unlink(missing_ok=True) if path.is_file() else remove(path)
     if chosen is not None:
+        check_state(chosen)
         warn_of_differences(read_facts(chosen), present_facts(arguments, engine))
     return chosen
+
+
+def check_state(folder: Path) -> None:
+    """Read what the Trainer and we wrote beside the weights, before they are loaded.
+
+    Raises:
+        ValueError: something else is there.
+    """
+    read_progress(folder)
+    with explained_damage(folder):
+        state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        for name, wanted in (("global_step", int), ("train_batch_size", int | None), ("log_history", list[dict])):
+            if not fits(getattr(state, name), wanted):
+                raise ValueError(f"{TRAINER_STATE_NAME} has {name} {str(getattr(state, name))[:80]}")
+        if state.global_step != step_of(folder):
+            raise ValueError(f"{TRAINER_STATE_NAME} is of step {state.global_step}")
 
 
 def refuse_nothing_to_resume(config: TrainConfig, passed_over: dict[Path, str]) -> None:
@@ -81,7 +101,8 @@ def refuse_nothing_to_resume(config: TrainConfig, passed_over: dict[Path, str]) 
     if not folder.is_dir() or (folder / "last").is_dir():
         raise ValueError(
             f"resume was asked for, but {folder} holds no checkpoint-* folder; checkpoints are written "
-            f"every save_every_steps steps (now {config.save_every_steps}). Start without --resume."
+            f"every save_every_steps steps (now {config.save_every_steps}). Start without --resume; --overwrite true "
+            f"removes what an earlier run left."
         )
 
 
@@ -98,7 +119,8 @@ def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any
 
 
 def warn_of_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn of what will differ from a run that never stopped."""
+    """Warn of what will differ from a run that never stopped; what a checkpoint does not say is taken to be as now."""
+    then = now | {name: value for name, value in then.items() if type(value) is type(now.get(name))}
     if then["processes"] != now["processes"]:
         logger.warning(
             "The checkpoint was saved by %d processes and is resumed by %d: weights, optimizer and schedule go on; "
@@ -149,17 +171,3 @@ def appears(path: Path) -> bool:
             return False
         time.sleep(0.1)
     return True
-
-
-def refuse_old_checkpoints(config: TrainConfig) -> None:
-    """Checkpoints of an earlier run would be rotated and resumed from as if they were this run's.
-
-    Raises:
-        ValueError: a new run in a folder that holds checkpoints.
-    """
-    old = [path.name for path in checkpoints(config.output_dir)]
-    if old and not config.resume:
-        raise ValueError(
-            f"output_dir {config.output_dir} holds {', '.join(old)} of an earlier run; add --resume true to go on with "
-            f"it, remove them, or give another output_dir."
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from safetensors.torch import load_file
 
 from heads.checkpoint import save_load, schema
 from heads.checkpoint.backbone import read_model, write_model
+from heads.checkpoint.shapes import check_shapes
 from train.objective.model import TrainedModel
+
+UNREADABLE = (
+    *(SafetensorError, RuntimeError, EOFError, FileNotFoundError, pickle.UnpicklingError),
+    *(TypeError, LookupError, AttributeError, OverflowError, ValueError),
+)
 
 
 def write_trained(
@@ -45,19 +52,23 @@ def read_trained(model: TrainedModel, folder: Path) -> None:
             read_model(model.model, backbone)
         elif model.trains_backbone:
             raise FileNotFoundError("the trained backbone")
-    save_load.check_tensors(tensors, model.token_heads.state_dict(), folder)
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(found, model.token_heads.state_dict(), folder)
     model.token_heads.load_state_dict(tensors)
 
 
 @contextlib.contextmanager
 def explained_damage(folder: Path) -> Iterator[None]:
-    """What a file that was cut short raises, as a sentence."""
+    """What a file that was cut short, or holds something else, raises, as a sentence."""
     try:
         yield
-    except (SafetensorError, RuntimeError, EOFError, FileNotFoundError) as error:
+    except UNREADABLE as error:
+        said = (
+            str(error) if isinstance(error, (RuntimeError, FileNotFoundError)) else f"{type(error).__name__}: {error}"
+        )
         raise ValueError(
-            f"{folder} cannot be resumed from, a file in it is missing or cut short ({error}); remove that folder and "
-            f"resume from the checkpoint before it."
+            f"{folder} cannot be resumed from, a file in it is missing, cut short or holds something else "
+            f"({' '.join(said.split())}); remove that folder and resume from the checkpoint before it."
         ) from error
 
 

@@ -11,10 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
+from heads import inside
 from heads.checkpoint.save_load import write_whole
 
 LIST = "whole.json"
@@ -79,9 +79,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """What `mark_whole` wrote; empty where the folder has no list that can be read."""
     try:
         facts = json.loads((folder / LIST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) and isinstance(facts.get("files"), dict) else {}
+    files = facts.get("files") if isinstance(facts, dict) else None
+    return facts if isinstance(files, dict) and all(isinstance(file, dict) for file in files.values()) else {}
 
 
 def what_is_wrong(folder: Path) -> str | None:
@@ -90,6 +91,8 @@ def what_is_wrong(folder: Path) -> str | None:
     if listed is None:
         return f"it has no {LIST}, its saving was cut short"
     for name, wanted in listed.items():
+        if not all(map(inside.is_one_name, name.split("/"))) or not {"bytes"} <= set(wanted):
+            return f"its {LIST} has {name!r} with {wanted!r}, which no run wrote"
         try:
             found = describe(folder / name)
         except OSError as error:
@@ -114,9 +117,10 @@ def newest_whole(run_folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint, its list of files first, so that an interrupted removal cannot look complete."""
-    with contextlib.suppress(OSError):
-        (folder / LIST).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_symlink():
+        with contextlib.suppress(OSError):
+            (folder / LIST).unlink()
+    inside.remove(folder)
 
 
 def rotate(run_folder: str | Path, limit: int | None) -> None:

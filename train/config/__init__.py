@@ -5,6 +5,7 @@ from train.config.parsing import (
     add_run_flags,
     build_config_of,
     check_config_files,
+    empty_lists_first,
     known_keys,
     read_config,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "add_run_flags",
     "build_config_of",
     "check_config_files",
+    "empty_lists_first",
     "known_keys",
     "read_config",
 ]

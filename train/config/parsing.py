@@ -17,6 +17,29 @@ from jsonargparse import ArgumentParser, Namespace
 from heads.validation import build, nearest
 from train.config.settings import TrainConfig
 
+REFUSED_VALUE = re.compile(
+    r'Parser key "([\w.]+)": Expected an? (typing\.Literal\[.*?\]|<class .*?>)\. Got value: (.*)'
+)
+REFUSED_BY_ALL = re.compile(
+    r'Parser key "([\w.]+)": Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)'
+)
+"""How jsonargparse says that a value is not of a field's type, or of none of its types."""
+WORDS = {"int": "integers", "float": "numbers", "str": "texts", "bool": "true and false", "NoneType": "or null"}
+WORDS |= {"dict": "names and values", "list": "lists"}
+
+
+def kinds_in_words(kinds: str) -> str:
+    """
+    >>> kinds_in_words("typing.Literal['cuda', 'cpu'], <class 'NoneType'>"), kinds_in_words("<class 'int'>")
+    ("'cuda', 'cpu', or null", 'integers')
+    """
+    text = re.sub(r"typing\.Literal\[(.*?)\]", r"\1", kinds)
+    return re.sub(r"<class '(\w+)'>", lambda found: WORDS.get(found[1], found[1]), text)
+
+
+FREE_NAMES = ("heads.", "trainer.", "backbone.quantization.", "data.train.roles.", "data.eval.roles.")
+MAX_VALUES = 100_000  # of a YAML file, aliases written out
+
 
 class Parser(ArgumentParser):
     """An argument parser whose errors are one sentence that names the nearest real key."""
@@ -25,9 +48,9 @@ class Parser(ArgumentParser):
         text = re.sub(r"\s+", " ", str(message)).strip()
         unknown = re.search(r"(?:[Uu]nrecognized arguments:|Key)\s*'?-*([\w.]+)", text)
         hint = nearest(unknown.group(1), known_keys(TrainConfig)) if unknown else ""
-        if choice := re.search(r'Parser key "([\w.]+)": Expected a typing\.Literal\[(.*)\]\. Got value: (.*)', text):
-            name, allowed, value = choice.groups()
-            text = f"{name}={value!r} was given; allowed are {allowed}."
+        if (refused := REFUSED_VALUE.search(text)) or (refused := REFUSED_BY_ALL.search(text)):
+            name, kinds, value = refused.groups()
+            text = f"{name}={value!r} was given; allowed are {kinds_in_words(kinds)}."
         sys.stderr.write(f"{self.prog}: error: {text}{hint}\n")
         sys.exit(2)
 
@@ -49,7 +72,7 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
     check_config_files(arguments)
     parser = Parser(prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file.")
     add_run_flags(parser)
-    return build_config_of(parser.parse_args(arguments))
+    return build_config_of(parser.parse_args(empty_lists_first(arguments)))
 
 
 def build_config_of(namespace: Namespace) -> TrainConfig:
@@ -70,6 +93,41 @@ def check_config_files(arguments: Sequence[str]) -> None:
     """Raise ValueError on a YAML file that does not exist, or that has an unknown key."""
     for path in config_files(arguments):
         check_yaml_keys(path)
+
+
+def empty_lists_first(arguments: Sequence[str]) -> list[str]:
+    """The command line on which a list of sources replaces an earlier one whole.
+
+    The parser merges the entries of two lists of one length, so that a new source would inherit the old one's fraction
+    or format; an empty list between them prevents that. `--data.train+` and `--data.train.path` still change a list.
+
+    >>> empty_lists_first(["--data.train", '[{"path": "a"}]', "--seed", "1"])
+    ['--data.train=[]', '--data.train', '[{"path": "a"}]', '--seed', '1']
+    """
+    found: list[str] = []
+    for argument, after in pairwise([*arguments, ""]):
+        flag, given, value = argument.partition("=")
+        if flag == "--config":
+            content = yaml.safe_load(Path(value if given else after).read_text(encoding="utf-8"))
+            keys = set(yaml_keys(content)) & set(known_lists(TrainConfig))
+        else:
+            keys = {flag.removeprefix("--")} & set(known_lists(TrainConfig))
+        found += [*(f"--{key}=[]" for key in sorted(keys)), argument]
+    return found
+
+
+def known_lists(config_class: Any, prefix: str = "") -> list[str]:
+    """
+    >>> known_lists(TrainConfig)
+    ['data.train', 'data.eval']
+    """
+    keys: list[str] = []
+    for name, hint in get_type_hints(config_class).items():
+        if get_origin(hint) is list and any(map(dataclasses.is_dataclass, get_args(hint))):
+            keys.append(prefix + name)
+        elif dataclasses.is_dataclass(hint):
+            keys += known_lists(hint, f"{prefix}{name}.")
+    return keys
 
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
@@ -93,22 +151,45 @@ def check_yaml_keys(path: Path) -> None:
         ValueError: an unknown key, or a file that is no YAML mapping.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        text = path.read_text(encoding="utf-8")
+        check_aliases(yaml.compose(text, Loader=yaml.SafeLoader), {})
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date that is none
         raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold keys and values at its top, such as `family: grounded`.")
     known = known_keys(TrainConfig)
     for key in yaml_keys(content):
-        if key not in known and not key.startswith(("heads.", "trainer.", "backbone.quantization.")):
+        if key not in known and not key.startswith(FREE_NAMES):
             raise ValueError(f"{path} has the unknown key {key!r}.{nearest(key, known)}")
 
 
-def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") -> None:
-    """A key that has fields below it holds names and values; null only where it stands for none.
+def check_aliases(node: Any, sizes: dict[int, int]) -> int:
+    """How many values a YAML node stands for once its aliases are written out; `sizes` holds those seen, 0 while open.
+
+    >>> check_aliases(yaml.compose("{a: &a [1, 2], b: [*a, *a]}"), {})
+    13
 
     Raises:
-        ValueError: nothing stands below such a key, or something else than names and values does.
+        ValueError: an alias of what it is in, or far more values than any config has.
+    """
+    if id(node) not in sizes:
+        sizes[id(node)] = 0
+        items = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]  # keys and values
+        sizes[id(node)] = 1 + sum(check_aliases(part, sizes) for part in inner)
+    elif not sizes[id(node)]:
+        raise ValueError("an alias stands inside what it is an alias of")
+    if sizes[id(node)] > MAX_VALUES:
+        raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
+    return sizes[id(node)]
+
+
+def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") -> None:
+    """A key with fields below it takes names and values, or null where its type allows that.
+
+    Raises:
+        ValueError: such a key has no value, or one that is no mapping.
     """
     for name, hint in get_type_hints(config_class).items():
         value, key, kinds = values.get(name), f"{prefix}{name}", (hint, *get_args(hint))

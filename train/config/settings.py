@@ -1,8 +1,9 @@
-"""One run as keyword-only dataclasses. Ranges stand beside the fields; what does not go together is in `check`.
+"""One run as keyword-only dataclasses. Ranges are beside the fields; `check` refuses combinations that cannot train.
 
-Fields stand where what they build stands: `backbone` in heads/backbone/loading.py, `data` in heads/data/documents.py,
-`heads` in the family's file, `loss`, `warm_in` and `self_distillation` in train/objective/weights.py. `trainer` takes
-any field of transformers' TrainingArguments under its own name.
+Each part has its fields in the module that builds it: `backbone` in heads/backbone/loading.py, `data` in
+heads/data/documents.py, `heads` in the family's file, `loss`, `warm_in` and `self_distillation` in
+train/objective/weights.py. `trainer` takes fields of transformers' TrainingArguments under their own names; those that
+would have no effect here are refused (train/config/trainer_fields.py).
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class TrainConfig:
             A run that gets SIGTERM or SIGUSR1 is saved in any case (docs/engines.md).
         save_dtype: of the saved heads.
         resume: continue from the last whole checkpoint in output_dir; from the start if the run was killed before one.
+        overwrite: a new run removes what an earlier one left in output_dir (checkpoints, last/, best/, metrics.jsonl)
+            once its own first step is due; without it such a folder is refused. A resumed run removes nothing.
         max_skipped_steps: steps of the whole run whose loss or gradient is not finite and that are skipped; one more
             ends the run. They count as steps for the data and the schedule.
         seed: of initial weights and the order of blocks; data.seed orders and mixes the documents in them.
@@ -163,8 +166,9 @@ class TrainConfig:
     save_every_steps: int = within(0, default=0, advice="0 saves no checkpoints")
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     resume: bool = False
+    overwrite: bool = False
     max_skipped_steps: int = within(0, default=10)
-    seed: int = 0
+    seed: int = within(0, 2**32 - 1, default=0)
 
     @property
     def num_heads(self) -> int:

@@ -1,14 +1,17 @@
-"""Which fields of transformers' TrainingArguments `trainer` takes, and why it refuses the others."""
+"""Which fields of transformers' TrainingArguments `trainer` takes, with which values, and why it refuses the others."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from types import NoneType
 from typing import Any
 
-from transformers import TrainingArguments
+import torch
+from transformers import TrainingArguments, get_scheduler
+from transformers.trainer_utils import IntervalStrategy, SchedulerType
 
-from heads.validation import nearest
+from heads.validation import InvalidFieldError, Range, describe, members, nearest
 
 SET_BY_HEADWAY = {
     "output_dir",
@@ -20,6 +23,7 @@ SET_BY_HEADWAY = {
     "report_to",
     "resume_from_checkpoint",
     "save_strategy",
+    "save_steps",
     "eval_strategy",
     "eval_steps",
     "seed",
@@ -27,46 +31,123 @@ SET_BY_HEADWAY = {
     "remove_unused_columns",
 }
 """Fields that have a place of their own in a run's config."""
+OWN_EVALUATION = "held-out blocks are measured by Headway itself; see evaluation"
+LAUNCHED = "engines are chosen by the launch file; see docs/engines.md"
+CHECKPOINTING = "set backbone.gradient_checkpointing"
 NOT_HERE = {
-    "optim": "the optimizer is AdamW with the fields of `optimizer`",
-    "optim_args": "the optimizer is AdamW with the fields of `optimizer`",
+    **dict.fromkeys(
+        ("optim", "optim_args", "optim_target_modules"), "the optimizer is AdamW with the fields of `optimizer`"
+    ),
     "label_smoothing_factor": "soft labels are the backbone's own: see loss",
     "label_names": "labels are made from tokens and masks",
-    "gradient_checkpointing": "set backbone.gradient_checkpointing",
-    "gradient_checkpointing_kwargs": "set backbone.gradient_checkpointing",
-    "fsdp": "engines are chosen by the launch file; see docs/engines.md",
-    "fsdp_config": "engines are chosen by the launch file; see docs/engines.md",
-    "deepspeed": "engines are chosen by the launch file; see docs/engines.md",
-    "torch_compile": "set compile",
-    "torch_compile_backend": "set compile",
-    "torch_compile_mode": "set compile",
-    "enable_jit_checkpoint": "a run that gets SIGTERM or SIGUSR1 is saved in any case",
+    **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs"), CHECKPOINTING),
+    **dict.fromkeys(("activation_checkpointing", "activation_checkpointing_kwargs"), CHECKPOINTING),
+    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config", "local_rank"), LAUNCHED),
+    **dict.fromkeys(("torch_compile", "torch_compile_backend", "torch_compile_mode"), "set compile"),
+    "enable_jit_checkpoint": "a run that gets SIGTERM, SIGUSR1 or Ctrl-C is saved in any case",
     "logging_nan_inf_filter": "a step whose loss is not finite is skipped; see max_skipped_steps",
-    "ignore_data_skip": "a resumed run goes on at its place in the data",
+    "ignore_data_skip": "a resumed run continues at its place in the data",
     "save_only_model": "checkpoints are there to resume from",
-    "load_best_model_at_end": "the best heads are kept in best/ beside the last",
-    "metric_for_best_model": "heads are judged by tokens per pass",
+    "load_best_model_at_end": "the best heads are saved in best/, beside the last",
+    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), "heads are judged by tokens per pass"),
+    **dict.fromkeys(("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"), OWN_EVALUATION),
+    **dict.fromkeys(("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), OWN_EVALUATION),
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run trains, and evaluates where data is held out"),
+    "average_tokens_across_devices": "losses always count the labels of all processes",
+    "auto_find_batch_size": "a run takes the batch that its config names; `python -m train plan` says what fits",
+    "use_liger_kernel": "the loss has chunks of its own",
+    "liger_kernel_config": "the loss has chunks of its own",
+    "neftune_noise_alpha": "noise on inputs was measured and brought nothing (docs/decisions.md)",
+    "push_to_hub": "upload last/ or best/ when the run has ended",
 }
 """Fields that would have no effect, or another one than their name says; the value says what to do."""
+RANGES = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), Range(1)),
+    **dict.fromkeys(("gradient_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout"), Range(1)),
+    **dict.fromkeys(("dataloader_prefetch_factor", "ddp_bucket_cap_mb"), Range(1)),
+    **dict.fromkeys(("warmup_steps", "max_grad_norm", "eval_delay", "dataloader_num_workers"), Range(0)),
+    "save_total_limit": Range(0),
+    **dict.fromkeys(("num_train_epochs", "logging_steps"), Range(above=0)),
+    "max_steps": Range(-1),
+}
+"""The numbers that a run can train with."""
+CHOICES = {
+    "lr_scheduler_type": [kind.value for kind in SchedulerType if kind.value not in ("reduce_lr_on_plateau", "greedy")],
+    "logging_strategy": [kind.value for kind in IntervalStrategy],
+    "train_sampling_strategy": ["random", "sequential"],
+}
+"""The names that a run can train with. Schedules that follow a metric are left out: the Trainer asks for its own
+`eval_loss`, which heads do not have; so are orders by length, since blocks are of one length."""
 
 
 def check_trainer_fields(fields: dict[str, Any]) -> None:
-    defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
-    known = list(defaults)
-    for name in fields:
+    """Raise ValueError on a field that is not taken, or on a value that no run could train with."""
+    known = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+    for name, value in fields.items():
         if name in SET_BY_HEADWAY:
             raise ValueError(f"trainer.{name} has a field of its own in the run's config; remove it from `trainer`.")
         if name not in known:
             raise ValueError(f"trainer.{name} is no field of transformers.TrainingArguments.{nearest(name, known)}")
         if name in NOT_HERE:
             raise ValueError(f"trainer.{name} has no effect here and is refused: {NOT_HERE[name]}.")
-        check_type(name, fields[name], defaults[name])
+        check_value(known[name], value)
+    if fields.get("max_steps") == 0:
+        raise ValueError("trainer.max_steps=0 was given; give 1 and more, or -1 for all of num_train_epochs.")
+    for half in ("", "_full_eval"):
+        if fields.get(f"bf16{half}") and fields.get(f"fp16{half}"):
+            raise ValueError(f"trainer.bf16{half} and trainer.fp16{half} were both given; give one of them.")
+    check_schedule(fields)
 
 
-def check_type(name: str, value: Any, default: Any) -> None:
-    """A field whose default is a number or a switch takes the same kind."""
-    wanted = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, int | float) else None
-    is_number = isinstance(value, int | float) and not math.isnan(value)
-    right = isinstance(value, bool) if wanted == "true or false" else is_number
-    if wanted is not None and not right:
-        raise ValueError(f"trainer.{name} takes {wanted}; {value!r} was given.")
+def check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    """A field of numbers or switches takes the same kind, in its range; a field of names one of them.
+
+    Raises:
+        InvalidFieldError: the value is of another kind, out of its range, or an unknown name.
+    """
+    name, kinds = f"trainer.{field.name}", set(members(field.type))
+    if choices := CHOICES.get(field.name):
+        if value not in choices:
+            raise ValueError(f"{name}={value!r} was given; allowed are {', '.join(choices)}.{nearest(value, choices)}")
+        return
+    if not kinds <= {int, float, bool, NoneType}:
+        return  # texts, mappings: the library's own to check
+    limits = RANGES.get(field.name, Range())
+    of_kind = type(value) in kinds or (type(value) is int and float in kinds)
+    if not of_kind or not in_range(value, limits):
+        allowed = describe(field.type, dataclasses.field(metadata={"validator": [limits]}))
+        raise InvalidFieldError(name, value, allowed)
+
+
+def in_range(value: float | None, limits: Range) -> bool:
+    """
+    >>> in_range(0.5, Range(0)), in_range(-1, Range(0)), in_range(float("nan"), Range())
+    (True, False, False)
+    """
+    try:
+        limits(value)
+    except ValueError:
+        return False
+    return value is None or math.isfinite(value)
+
+
+def check_schedule(fields: dict[str, Any]) -> None:
+    """Build the schedule once for an optimizer of nothing: the library knows which arguments each one needs.
+
+    Raises:
+        ValueError: arguments that the schedule does not take, one that it lacks, or settings that it ignores.
+    """
+    name, arguments = fields.get("lr_scheduler_type", "cosine"), fields.get("lr_scheduler_kwargs")
+    if name == "constant" and fields.get("warmup_steps"):
+        raise ValueError("trainer.warmup_steps was given with the schedule constant; use constant_with_warmup.")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise InvalidFieldError("trainer.lr_scheduler_kwargs", arguments, "names and values")
+    if arguments and name.startswith("constant"):
+        raise ValueError(f"trainer.lr_scheduler_kwargs was given with the schedule {name}, which takes none.")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    try:
+        get_scheduler(name, optimizer, 1, 10, arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"trainer.lr_scheduler_type {name} was given with lr_scheduler_kwargs {arguments}: {error}"
+        ) from None

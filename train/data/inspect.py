@@ -1,7 +1,7 @@
-"""Show a config's data before training: counts per source, and sample documents with the loss mask in colour.
+"""Show a config's data before training: counts per source, and sample documents with their loss mask.
 
-Green tokens are targets of the heads, dim ones are context only. Data that training would refuse is shown as well, so
-that the reason can be seen; the error comes last.
+Green tokens are targets of the heads, dim ones are context only; without colour, targets stand in ⟦ ⟧. Data that
+training would refuse is shown as well, so that the reason can be seen; the error comes last.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ from train.data.report import CountedSource, DataReport, PackReport, SourceRepor
 
 SHOWN_TOKENS = 400  # of a sample; the rest is counted
 GREEN, DIM = "green", "dim"
-COUNTS = ("rows", "bad", "empty", "too short", "documents", "longer than a block", "tokens", "supervised")
+COUNTS = [*("rows", "bad", "empty", "too short", "documents", "longer than a block", "tokens")]
+COUNTS += ["leading replies dropped", "turns joined", "supervised"]
+MARKS = ("⟦", "⟧")  # around targets, where there is no colour
 
 
 @dataclass(kw_only=True)
@@ -62,8 +64,8 @@ def show_data(
     train, evaluated = read_sources(data_config, tokenizer, num_heads=num_heads)
     console.print(source_table(train, evaluated, streamed=data_config.streaming))
     for source in train + evaluated:
-        for problem in source.report.problems:
-            console.print(f"bad row: {problem}", style="yellow", markup=False, highlight=False)
+        for line in [f"bad row: {problem}" for problem in source.report.problems] + tell_roles(source.report):
+            console.print(line, style="yellow", markup=False, highlight=False)
     show_samples(train, tokenizer, samples, console)
     packed = build_datasets(data_config, tokenizer, num_heads=num_heads, vocab_size=vocab_size)
     show_packing(packed.report, data_config, console)
@@ -83,8 +85,18 @@ def source_table(train: list[CountedSource], evaluated: list[CountedSource], *, 
 
 
 def count_cells(report: SourceReport) -> list[str]:
-    counts = (report.rows, report.bad, report.empty, report.too_short, report.documents, report.split, report.tokens)
+    counts = [report.rows, report.bad, report.empty, report.too_short, report.documents, report.split, report.tokens]
+    counts += [report.leading, report.joined]
     return [f"{count:,}" for count in counts] + [f"{report.supervised_share:.1%}"]
+
+
+def tell_roles(report: SourceReport) -> list[str]:
+    """One line on the roles that nobody named, if there are any."""
+    if not report.unknown_roles:
+        return []
+    found = ", ".join(f"{role!r} in {count:,} rows" for role, count in report.unknown_roles.items())
+    example = f"roles: {{{next(iter(report.unknown_roles))}: user}}"
+    return [f"unknown roles of {report.name}: {found}; say what they stand for in the source's roles, as {example}"]
 
 
 def show_samples(
@@ -93,10 +105,13 @@ def show_samples(
     """Print usable documents, taken from the sources in turn, each under a line with its number and source."""
     streams = [sample_documents(source, samples) for source in sources]
     in_turn = [stream[index] for index in range(samples) for stream in streams if index < len(stream)]
+    marks = ("", "") if console.color_system and not console.no_color else MARKS
+    if in_turn and all(marks):
+        console.print(f"tokens in {' '.join(marks)} are targets of the heads, the others are context", highlight=False)
     for number, (name, document) in enumerate(in_turn[:samples], start=1):
         title = f"sample {number} of {name}: {document['num_supervised']} of {document['num_tokens']} tokens supervised"
         console.rule(Text(title), align="left")
-        console.print(colour(tokenizer, document["input_ids"], document["loss_mask"]))
+        console.print(colour(tokenizer, document["input_ids"], document["loss_mask"], marks))
     if in_turn:
         console.rule()
 
@@ -110,8 +125,10 @@ def sample_documents(source: CountedSource, samples: int) -> list[tuple[str, dic
     return [(source.report.name, row) for row in islice((row for row in rows if row["status"] == "ok"), samples)]
 
 
-def colour(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequence[bool]) -> Text:
-    """The decoded tokens, supervised ones green and the others dim.
+def colour(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequence[bool], marks: tuple[str, str] = ("", "")
+) -> Text:
+    """The decoded tokens, supervised ones green and between marks, the others dim.
 
     ids of "USER: Hi ASSISTANT: Yes.</s>", mask True on the last three  ->  a dim and a green stretch of text
     """
@@ -120,6 +137,7 @@ def colour(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequenc
     edges = [0, *(np.flatnonzero(shown[1:] != shown[:-1]) + 1).tolist(), len(shown)]
     for start, end in pairwise(edges):
         words = tokenizer.decode(ids[start:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        words = words.join(marks) if shown[start] else words
         text.append(words, style=GREEN if shown[start] else DIM)
     if len(ids) > SHOWN_TOKENS:
         text.append(f" ... {len(ids) - SHOWN_TOKENS:,} more tokens", style="italic")

@@ -17,10 +17,17 @@ from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
-from heads.data.documents import CACHE_VERSION, DataConfig, SourceConfig, cache_file, load_documents
+from heads.data.documents import (
+    CACHE_VERSION,
+    DataConfig,
+    SourceConfig,
+    cache_file,
+    load_documents,
+    split_held_out,
+)
 from heads.data.rows import DOCUMENT_FEATURES
 from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, pack, to_table
-from train.data.refusals import check_config, refuse, refuse_no_block, warn
+from train.data.refusals import check_config, refuse, refuse_no_block, refuse_unlabelled, warn
 from train.data.report import CHECKED_ROWS, CountedSource, DataReport, PackReport, SourceReport, count_rows
 from train.data.streaming import pack_streamed
 
@@ -37,16 +44,21 @@ def build_datasets(
     With `config.streaming`, `train` is an IterableDataset of one shard, and every pass over it has the same order.
 
     Raises:
-        ValueError: training would be pointless: over 1 % of the rows are bad, nothing is supervised, every token of a
+        ValueError: training would be pointless: too many rows are bad, a head has no label, every token of a
             chat source is supervised, the backbone lacks a token id, or the data fills no block.
     """
     train, evaluated = read_sources(config, tokenizer, num_heads=num_heads)
     for source in train + evaluated:
-        refuse(source.report, num_heads=num_heads, vocab_size=vocab_size)
+        allowed = config.max_bad_fraction
+        refuse(source.report, num_heads=num_heads, vocab_size=vocab_size, max_bad_fraction=allowed)
         warn(source.report, num_heads=num_heads)
     if config.streaming:
         return pack_streamed(train, evaluated, config, num_heads=num_heads, vocab_size=vocab_size)
-    return pack_stored(train, evaluated, config)
+    packed = pack_stored(train, evaluated, config)
+    for split, blocks in (("training", packed.train), ("evaluation", packed.eval)):
+        if blocks is not None:
+            refuse_unlabelled(blocks.with_format("numpy"), num_heads=num_heads, split=split)
+    return packed
 
 
 def read_sources(
@@ -74,16 +86,15 @@ def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], conf
     """Split off evaluation documents, mix the sources and pack them; the next run reuses what is on disk."""
     parts, eval_parts = [], []
     for source in train:
-        rows, kept = shuffled(source, config.seed)
-        num_eval = max(1, round(len(kept) * config.eval_fraction)) if config.eval_fraction else 0
-        if num_eval >= len(kept):
+        held_out, part = split_off(source, config.eval_fraction, config.seed)
+        if not len(part):
             raise ValueError(
-                f"{source.report.name!r} has {len(kept)} documents, and eval_fraction "
+                f"{source.report.name!r} has {len(held_out)} documents, and eval_fraction "
                 f"{config.eval_fraction} leaves none to train on; give more documents or eval sources."
             )
-        parts.append(rows.select(kept[num_eval:]))
-        eval_parts += [rows.select(kept[:num_eval])] if num_eval else []
-    eval_parts += [rows.select(kept) for rows, kept in (shuffled(source, config.seed) for source in evaluated)]
+        parts.append(part)
+        eval_parts += [held_out] if len(held_out) else []
+    eval_parts += [split_off(source, 0.0, config.seed)[1] for source in evaluated]
 
     mixed = mix(parts, [source.report for source in train], [source.documents.weight for source in train], config.seed)
     report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
@@ -96,10 +107,11 @@ def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], conf
     return PackedData(train=blocks, eval=eval_blocks, report=report)
 
 
-def shuffled(source: CountedSource, seed: int) -> tuple[Dataset, np.ndarray]:
-    """A source's rows, and the numbers of the usable ones in the order that the seed gives."""
+def split_off(source: CountedSource, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """A source's usable rows in the order that the seed gives: the share that is held out, and the others."""
     assert source.kept is not None
-    return source.documents.rows, np.random.default_rng(seed).permutation(source.kept)
+    held_out, others = split_held_out(source.kept, share, seed)
+    return source.documents.rows.select(held_out), source.documents.rows.select(others)
 
 
 def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float], seed: int) -> Dataset:

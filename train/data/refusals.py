@@ -5,14 +5,23 @@ only skipped or dropped are warned of.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from heads.data.documents import DataConfig
 from train.data.report import SourceReport
 
 logger = logging.getLogger(__name__)
 
-BAD_SHARE = 0.01  # of a source's rows; more bad ones stop the run
+ADVICE = {
+    "not JSON": "repair or remove those lines",
+    "has the role": "say what the role stands for in the source's roles, such as roles: {moderator: user}",
+    "the chat template": "set data.chat_template to one that takes such conversations",
+    "loss_mask": "give a loss_mask of 0 and 1 for each token id",
+    "token ids": "give lists of token ids from 0 on, or set the source's format and column",
+}
+"""What to do about the first bad row, by words of its problem."""
 
 
 def check_config(config: DataConfig, num_heads: int) -> None:
@@ -23,20 +32,18 @@ def check_config(config: DataConfig, num_heads: int) -> None:
             f"{num_heads} heads need blocks of at least {num_heads + 2} tokens and block_size is {config.block_size}; "
             "raise block_size or train fewer heads."
         )
-    if not 0 <= config.eval_fraction < 1 or (config.eval and config.eval_fraction):
+    if config.eval and config.eval_fraction:
         raise ValueError(
             f"eval_fraction is {config.eval_fraction} beside {len(config.eval)} eval sources; "
-            "give a share from 0 up to 1 (1 excluded), and either eval sources or a share."
+            "give either eval sources or a share."
         )
     if config.streaming and config.eval_fraction and config.max_eval_blocks is None:
         raise ValueError("eval_fraction of a stream needs max_eval_blocks, for a stream may have no end; set it.")
-    if config.max_eval_blocks is not None and config.max_eval_blocks < 1:
-        raise ValueError(f"max_eval_blocks is {config.max_eval_blocks}; give at least 1, or null for all blocks.")
 
 
-def refuse(report: SourceReport, *, num_heads: int, vocab_size: int) -> None:
+def refuse(report: SourceReport, *, num_heads: int, vocab_size: int, max_bad_fraction: float) -> None:
     """Raise ValueError for a source that must not be trained on."""
-    refuse_bad_rows(report.name, report.rows, report.bad, report.problems)
+    refuse_bad_rows(report.name, report.rows, report.bad, report.problems, max_bad_fraction)
     if not report.documents:
         raise ValueError(
             f"{report.name!r} has no document of at least {num_heads + 2} tokens (heads + 2): of {report.rows} rows, "
@@ -48,6 +55,12 @@ def refuse(report: SourceReport, *, num_heads: int, vocab_size: int) -> None:
             f"Nothing is supervised in the {report.tokens:,} tokens of {report.name!r}; check the chat template's "
             "generation markers with inspect-data, or set chat_template."
         )
+    if report.furthest_label < num_heads + 1:
+        raise ValueError(
+            f"No document of {report.name!r} has a label for head {num_heads}, which predicts the token at place "
+            f"{num_heads + 1} and behind it (from 0): its loss masks are 1 up to place {report.furthest_label} at "
+            f"most; give longer answers, other masks or fewer heads."
+        )
     if report.is_chat and report.supervised_tokens == report.tokens:
         raise ValueError(
             f"Everything is supervised in the chats of {report.name!r}, the users' words too; check the template's "
@@ -55,12 +68,23 @@ def refuse(report: SourceReport, *, num_heads: int, vocab_size: int) -> None:
         )
 
 
-def refuse_bad_rows(name: str, rows: int, bad: int, problems: Sequence[str]) -> None:
-    if bad > BAD_SHARE * rows:
+def refuse_bad_rows(name: str, rows: int, bad: int, problems: Sequence[str], max_bad_fraction: float) -> None:
+    if bad > max_bad_fraction * rows:
         raise ValueError(
-            f"{bad} of {rows} rows of {name!r} are bad, more than {BAD_SHARE:.0%}: {'; '.join(problems)}; "
-            "repair them or set format and column."
+            f"{bad} of {rows} rows of {name!r} are bad, more than {100 * max_bad_fraction:g}%: {'; '.join(problems)}; "
+            f"{advice(problems)}, or raise data.max_bad_fraction to leave them out."
         )
+
+
+def advice(problems: Sequence[str]) -> str:
+    """
+    >>> advice(["a.jsonl line 3: not JSON (Expecting value)"])
+    'repair or remove those lines'
+    >>> advice(["a.jsonl line 3: the text is missing"])
+    "repair them, or set the source's format and column"
+    """
+    fitting = (what for words, what in ADVICE.items() if problems and words in problems[0])
+    return next(fitting, "repair them, or set the source's format and column")
 
 
 def refuse_foreign_ids(name: str, max_id: int, vocab_size: int) -> None:
@@ -76,6 +100,41 @@ def refuse_no_block(split: str, num_tokens: int, block_size: int) -> None:
         raise ValueError(
             f"The {split} data holds {num_tokens} tokens and one block takes block_size {block_size}; "
             "give more data or a smaller block_size."
+        )
+
+
+def labelled_heads(block: Mapping[str, np.ndarray], heads: Iterable[int]) -> set[int]:
+    """The heads for which a block has a label: head k at t learns x_{t+1+k}, supervised and of the same document.
+
+    >>> block = {"loss_mask": np.array([1, 1, 1, 0, 1]), "document_ids": np.array([0, 0, 0, 0, 1])}
+    >>> labelled_heads(block, [0, 1, 2, 3])
+    {0, 1}
+    """
+    mask_T, document_ids_T = block["loss_mask"].astype(bool), block["document_ids"]
+    return {k for k in heads if (mask_T[k + 1 :] & (document_ids_T[k + 1 :] == document_ids_T[: -k - 1])).any()}
+
+
+def refuse_unlabelled(blocks: Iterable[Mapping[str, np.ndarray]], *, num_heads: int, split: str) -> None:
+    """Blocks are looked at until every head has a label.
+
+    Raises:
+        ValueError: a head has none in any block: it would be saved as it began, and its loss would be 0.
+    """
+    missing = set(range(1, num_heads + 1)) or {0}
+    for block in blocks:
+        missing -= labelled_heads(block, missing)
+        if not missing:
+            return
+    refuse_missing_labels(missing, split)
+
+
+def refuse_missing_labels(missing: Collection[int], split: str) -> None:
+    if missing:
+        who = "the backbone" if 0 in missing else f"head {', '.join(map(str, sorted(missing)))}"
+        raise ValueError(
+            f"The {split} data has no label for {who} in any block: head k learns the supervised tokens that lie k + 1 "
+            f"places and more behind the beginning of their document or block; give longer documents, other masks, a "
+            f"larger block_size or fewer heads."
         )
 
 

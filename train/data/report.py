@@ -3,12 +3,13 @@
 They come from columns of the cached documents, so that a second run, which tokenises nothing, reports the same numbers.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 from datasets import Dataset
 
-from heads.data.documents import Documents
+from heads.data.documents import Documents, find_usable
 
 CHECKED_ROWS = 256  # rows of each streamed source that are counted and checked before training starts
 SHOWN_PROBLEMS = 5
@@ -27,7 +28,12 @@ class SourceReport:
         split: Used documents that are longer than a block and continue in the next one.
         tokens: Tokens of the used documents.
         supervised_tokens: Tokens of the used documents that are targets of the heads.
+        furthest_label: Place in its document, from 0, of the furthest supervised token, counted up to heads + 1, where
+            every head has a label; -1 without one.
         max_id: Largest token id; -1 without tokens.
+        leading: Replies before the first user's turn, which are dropped.
+        joined: Turns that are joined to the one of the same role before them.
+        unknown_roles: How many rows are bad for a role that nobody named, by role.
         repeats: About how often each document is used in one pass over the mixture.
     """
 
@@ -42,7 +48,11 @@ class SourceReport:
     split: int
     tokens: int
     supervised_tokens: int
+    furthest_label: int
     max_id: int
+    leading: int
+    joined: int
+    unknown_roles: dict[str, int]
     repeats: float = 1.0
 
     @property
@@ -84,10 +94,11 @@ def count_rows(
     documents: Documents, rows: Dataset, *, num_heads: int, block_size: int
 ) -> tuple[SourceReport, np.ndarray]:
     """The counts of one source, and the numbers of the rows that are good and long enough."""
-    columns = rows.select_columns(["status", "num_tokens", "num_supervised", "max_id"]).with_format("numpy")[:]
+    counted = ["status", "num_tokens", "num_supervised", "max_id", "leading", "joined"]
+    columns = rows.select_columns(counted).with_format("numpy")[:]
     status, num_tokens = np.asarray(columns["status"]), columns["num_tokens"]
-    bad, good, long_enough = np.flatnonzero(status == "bad"), status == "ok", num_tokens >= num_heads + 2
-    kept = np.flatnonzero(good & long_enough)
+    good, usable = find_usable(status, num_tokens, num_heads)
+    bad, kept = np.flatnonzero(status == "bad"), np.flatnonzero(usable)
     report = SourceReport(
         name=documents.name,
         is_chat=documents.is_chat,
@@ -95,11 +106,27 @@ def count_rows(
         bad=len(bad),
         problems=list(rows.select(bad[:SHOWN_PROBLEMS])["problem"]),
         empty=int((status == "empty").sum()),
-        too_short=int((good & ~long_enough).sum()),
+        too_short=int((good & ~usable).sum()),
         documents=len(kept),
         split=int((num_tokens[kept] > block_size).sum()),
         tokens=int(num_tokens[kept].sum()),
         supervised_tokens=int(columns["num_supervised"][kept].sum()),
+        furthest_label=find_furthest_label(rows, kept, enough=num_heads + 1),
         max_id=int(columns["max_id"][kept].max(initial=-1)),
+        leading=int(columns["leading"].sum()),
+        joined=int(columns["joined"].sum()),
+        unknown_roles=dict(Counter(role for role in rows.select(bad)["unknown_role"] if role).most_common()),
     )
     return report, kept
+
+
+def find_furthest_label(rows: Dataset, kept: np.ndarray, *, enough: int) -> int:
+    """The furthest place, from 0, of a supervised token in its document; reading ends at the first that is `enough`."""
+    furthest = -1
+    for table in rows.select(kept).select_columns(["loss_mask"]).with_format("arrow").iter(batch_size=64):
+        for mask in table["loss_mask"]:
+            places = np.flatnonzero(mask.values.to_numpy(zero_copy_only=False))
+            furthest = max(furthest, int(places.max(initial=-1)))
+            if furthest >= enough:
+                return furthest
+    return furthest

@@ -18,13 +18,20 @@ from datasets import Dataset, IterableDataset
 from heads.data.documents import FOR_EVAL, DataConfig, is_sampled
 from heads.data.rows import DOCUMENT_FEATURES
 from train.data.blocks import BLOCK_FEATURES, Document, PackedData, pack, to_table
-from train.data.refusals import refuse_bad_rows, refuse_foreign_ids, refuse_no_block
+from train.data.refusals import (
+    labelled_heads,
+    refuse_bad_rows,
+    refuse_foreign_ids,
+    refuse_missing_labels,
+    refuse_no_block,
+)
 from train.data.report import CHECKED_ROWS, SHOWN_PROBLEMS, CountedSource, DataReport
 
 logger = logging.getLogger(__name__)
 
 STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
 SHUFFLE_BUFFER = 1000  # documents
+CHECKED_BLOCKS = 256  # of a stream; one of them has a label, or training would learn nothing
 
 
 def pack_streamed(
@@ -37,7 +44,13 @@ def pack_streamed(
         if config.eval_fraction:
             keep = partial(is_in_split, of_eval=of_eval, share=config.eval_fraction, seed=config.seed)
             rows = rows.filter(keep, input_columns=["row_number"])
-        options = {"name": source.documents.name, "rows": rows, "min_tokens": num_heads + 2, "vocab_size": vocab_size}
+        options = {
+            "name": source.documents.name,
+            "rows": rows,
+            "min_tokens": num_heads + 2,
+            "vocab_size": vocab_size,
+            "max_bad_fraction": config.max_bad_fraction,
+        }
         return IterableDataset.from_generator(stream_documents, features=STREAM_FEATURES, gen_kwargs=options)
 
     parts = [stream(source, False).shuffle(seed=config.seed, buffer_size=SHUFFLE_BUFFER) for source in train]
@@ -50,13 +63,14 @@ def pack_streamed(
             seed=config.seed,
             stopping_strategy="all_exhausted",
         )
-    options = {"documents": mixed, "block_size": config.block_size}
+    options = {"documents": mixed, "block_size": config.block_size, "num_heads": num_heads}
     blocks = IterableDataset.from_generator(stream_blocks, features=BLOCK_FEATURES, gen_kwargs=options)
     eval_parts = [stream(source, True) for source in (evaluated or (train if config.eval_fraction else []))]
     eval_blocks = None
     if eval_parts:
         joined = datasets.interleave_datasets(eval_parts, stopping_strategy="all_exhausted_without_replacement")
-        found = list(islice(stream_blocks(joined, config.block_size, "evaluation"), config.max_eval_blocks))
+        limit = config.max_eval_blocks
+        found = list(islice(stream_blocks(joined, config.block_size, num_heads, "evaluation"), limit))
         eval_blocks = Dataset(to_table(found))
     report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
     return PackedData(train=blocks, eval=eval_blocks, report=report)
@@ -66,11 +80,13 @@ def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> b
     return is_sampled(row_number, share=share, purpose=FOR_EVAL, seed=seed) == of_eval
 
 
-def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_size: int) -> Iterator[dict[str, Any]]:
+def stream_documents(
+    name: str, rows: IterableDataset, min_tokens: int, vocab_size: int, max_bad_fraction: float
+) -> Iterator[dict[str, Any]]:
     """The usable documents of a stream.
 
     Raises:
-        ValueError: over 1 % of the rows are bad (tested after CHECKED_ROWS rows, and at the end), or a token id that
+        ValueError: too many rows are bad (tested after CHECKED_ROWS rows, and at the end), or a token id that
             the backbone does not have.
     """
     num_rows, problems = 0, []
@@ -79,11 +95,11 @@ def stream_documents(name: str, rows: IterableDataset, min_tokens: int, vocab_si
             problems.append(row["problem"])
             logger.warning("%s: bad row skipped: %s", name, row["problem"])
             if num_rows > CHECKED_ROWS:
-                refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
+                refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS], max_bad_fraction)
         elif row["status"] == "ok" and row["num_tokens"] >= min_tokens:
             refuse_foreign_ids(name, row["max_id"], vocab_size)
             yield {"input_ids": row["input_ids"], "loss_mask": row["loss_mask"]}
-    refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS])
+    refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS], max_bad_fraction)
 
 
 def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
@@ -94,10 +110,16 @@ def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
 
 
 def stream_blocks(
-    documents: IterableDataset, block_size: int, split: str = "training"
+    documents: IterableDataset, block_size: int, num_heads: int, split: str = "training"
 ) -> Iterator[dict[str, list[int]]]:
-    """Blocks of documents, packed as the documents arrive."""
+    """Blocks of documents, packed as the documents arrive.
+
+    Raises:
+        ValueError: there is none, no head has a label in CHECKED_BLOCKS of them, or one has none in any.
+    """
     num_blocks = num_tokens = 0
+    heads = set(range(1, num_heads + 1)) or {0}
+    missing = set(heads)
 
     def arrays() -> Iterator[Document]:
         nonlocal num_tokens
@@ -105,7 +127,11 @@ def stream_blocks(
             num_tokens += len(row["input_ids"])
             yield np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
 
-    for num_blocks, block in enumerate(pack(arrays(), block_size), start=1):  # noqa: B007 - counted to the end
+    for num_blocks, block in enumerate(pack(arrays(), block_size), start=1):
+        missing -= labelled_heads(block, missing)
+        if num_blocks >= CHECKED_BLOCKS and missing == heads:
+            break
         yield {name: column.tolist() for name, column in block.items()}
     if not num_blocks:
         refuse_no_block(split, num_tokens, block_size)
+    refuse_missing_labels(missing, split)

@@ -7,14 +7,19 @@ laptop run the same code as a cluster.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from torch.utils.cpp_extension import get_default_build_root
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Enum):
@@ -94,6 +99,24 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
             "launch/ddp.yaml or launch/fsdp2.yaml."
         )
     return {"use_cpu": False, "ddp_backend": "gloo"}
+
+
+def announce_compiling(trainer_fields: Mapping[str, Any]) -> None:
+    """Call before TrainingArguments: DeepSpeed compiles operators at its first start, a silent minute or more."""
+    engine = requested_engine()
+    if engine is None or not engine.is_deepspeed or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    operators = {"deepspeed_shm_comm": on_cpu(trainer_fields), "cpu_adam": offloads_optimizer()}
+    built = {path.stem for path in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).rglob("*.so")}
+    if missing := [name for name, needed in operators.items() if needed and name not in built]:
+        logger.info(
+            "DeepSpeed compiles %s now, which takes a minute or more; later starts take what was built.",
+            " and ".join(missing),
+        )
+
+
+def offloads_optimizer() -> bool:
+    return os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE") == "cpu"
 
 
 def start_engine() -> Engine:

@@ -27,7 +27,7 @@ def exit_interrupted(trainer: HeadsTrainer) -> None:
     if trainer.args.should_save:
         folder = Path(trainer.args.output_dir)
         last, _ = newest_whole(folder)
-        saved = f"{last} is whole: the same command with --resume true goes on from it" if last else "nothing was saved"
+        saved = f"{last} is whole: the same command with --resume true resumes from it" if last else "nothing was saved"
         set_marker(folder, f"step {trainer.state.global_step}")
         logger.info(f"ended by {trainer.interruption.received or 'a signal to another process'}; {saved}.")
     end_together()
@@ -59,7 +59,8 @@ def finish(trainer: HeadsTrainer) -> None:
     save_last(trainer, measured)
     folder = Path(trainer.args.output_dir)
     best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"
-    logger.info(f"saved in {folder / 'last'}{best if trainer.best_tokens_per_pass else ''}")
+    is_there = trainer.best_tokens_per_pass and (folder / "best").is_dir()  # the folder may have been removed since
+    logger.info(f"saved in {folder / 'last'}{best if is_there else ''}")
 
 
 def tell_quality(trainer: HeadsTrainer, found: dict[str, Any] | None) -> None:
@@ -83,4 +84,4 @@ def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
         except (OSError, RuntimeError) as error:  # an accelerator may be out of memory
             elsewhere = tempfile.mkdtemp(prefix="headway-")
             trainer.write_heads(elsewhere, measured)  # an absolute path replaces the run's folder
-            raise OSError(f"{error} What was trained lies in {elsewhere}.") from error
+            raise OSError(f"{error} The trained weights are in {elsewhere}.") from error

@@ -78,5 +78,5 @@ def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
         if isinstance(error, RuntimeError):
             problem += WORKERS_DIE
         last, _ = newest_whole(run_folder)
-        advice = f"{last} is whole: go on from it with --resume true" if last else "no checkpoint was saved yet"
+        advice = f"{last} is whole: resume from it with --resume true" if last else "no checkpoint was saved yet"
         raise OSError(f"{problem}; {advice}.") from error

@@ -3,7 +3,7 @@
 A resumed run drops the lines after its checkpoint, so that its file is that of a run that never stopped. A line that
 cannot be written (a full disk) is written with the next one, and training continues.
 """
-# K trained head, the backbone's own first where it is trained
+# K trained head, the backbone's own first where it is trained; P process
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class JsonLines(TrainerCallback):
     def write(self) -> None:
         """Append the waiting lines, all of them or none."""
         if not self.path.parent.is_dir():
-            logger.warning("%s was removed while the run goes on; it is made again.", self.path.parent)
+            logger.warning("%s was removed during the run and is made again.", self.path.parent)
         before = self.length
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,27 +101,32 @@ class RunningLosses:
     def drop_step(self) -> None:
         self.step = None
 
-    def over_processes(self, accelerator: Any) -> tuple[Tensor, Tensor] | None:
-        if self.taken is None:
-            return None
-        sums_K, counts_K = self.taken
-        return accelerator.reduce(sums_K.clone(), reduction="sum"), counts_K
-
     def take_means(self, accelerator: Any) -> list[float] | None:
         """Return each head's mean and reset the sums; None where no step was taken."""
-        found, self.taken = self.over_processes(accelerator), None
-        return None if found is None else (found[0] / found[1].clamp(min=1)).tolist()
+        if self.taken is None:
+            return None
+        (sums_K, counts_K), self.taken = self.taken, None
+        summed_K = accelerator.reduce(sums_K.clone(), reduction="sum")
+        return (summed_K / counts_K.clamp(min=1)).tolist()
 
-    def state(self, accelerator: Any) -> list[list[float]] | None:
-        """The sums for a checkpoint; JSON preserves float32 exactly."""
-        found = self.over_processes(accelerator)
-        return None if found is None else [part.tolist() for part in found]
+    def state(self) -> list[list[float]] | None:
+        """The sums and labels of this process for a checkpoint; JSON preserves float32 exactly."""
+        return None if self.taken is None else [part.tolist() for part in self.taken]
 
-    def restore(self, state: list[list[float]] | None, accelerator: Any) -> None:
-        """Only the main process takes the restored sum, which was reduced already and will be reduced again."""
-        if state is not None:
-            sums_K, counts_K = (torch.tensor(part, device=accelerator.device) for part in state)
-            self.taken = (sums_K * accelerator.is_main_process, counts_K)
+    def restore(self, states: list[list[list[float]]], process: int, processes: int, device: Any = None) -> None:
+        """Take this process's own sums, so that further ones are added in the order of a run that never stopped.
+
+        Where the number of processes has changed, the first one takes all.
+
+        Args:
+            states: `state` of every process; empty where nothing was summed since the last log.
+        """
+        if not states:
+            return
+        sums_PK = torch.tensor([sums for sums, _ in states], device=device)
+        counts_K = torch.tensor(states[0][1], device=device)  # of all processes, in each
+        own_K = sums_PK[process] if len(states) == processes else sums_PK.sum(dim=0) * (process == 0)
+        self.taken = (own_K, counts_K)
 
 
 def joined(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:

@@ -53,5 +53,5 @@ def check_groups(model: nn.Module, groups: list[dict[str, Any]]) -> None:
         raise ValueError(
             "Nothing is trained: no parameter asks for a gradient; give a family, or family: null for the backbone."
         )
-    assert sorted(listed) == sorted(wanted), "every trained parameter stands in exactly one group"
+    assert sorted(listed) == sorted(wanted), "every trained parameter is in exactly one group"
     assert all(group["lr"] is not None for group in groups), "a trained group has no rate"

@@ -1,4 +1,7 @@
-"""The share that the heads add to a training step of their backbone (DynaMo, table 6: 2.67 % at 6.9B).
+"""The share that the heads add to a training step of their backbone.
+
+It is not the quantity of DynaMo's table 6 (2.67 % at 6.9B), which is all of the modified-CLM training, on 5 % of the
+Pile, over the reported hours of Pythia's whole pre-training: there the backbone's own steps count too.
 
 Forward and backward of one micro-batch are timed with and without the heads, interleaved; medians are compared.
 Optimizer and data are the same for both and not timed. Gradients are discarded.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
@@ -288,8 +289,8 @@ class HeadsTrainer(Trainer):
         """The counters that a checkpoint stores; every process must call it."""
         metrics = Path(self.args.output_dir) / "metrics.jsonl"
         return Progress(
-            losses=self.running_losses.state(self.accelerator),
-            logged_loss=self.accelerator.reduce(self._tr_loss.clone(), reduction="mean").item(),
+            losses=[state for state in gather_object([self.running_losses.state()]) if state is not None],
+            logged_loss=gather_object([self._tr_loss.item()]),
             all_losses=self._total_loss_scalar,
             skipped=self.guard.skipped,
             skipped_since_log=self.guard.skipped_since_log,
@@ -305,8 +306,10 @@ class HeadsTrainer(Trainer):
 
     def restore(self, progress: Progress) -> None:
         """Restore the logging of the checkpoint's run; then run an evaluation that it put off."""
-        self.running_losses.restore(progress.losses, self.accelerator)
-        self._tr_loss.fill_(progress.logged_loss)
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.running_losses.restore(progress.losses, process, processes, self.accelerator.device)
+        losses = progress.logged_loss
+        self._tr_loss.fill_(losses[process] if len(losses) == processes else sum(losses) / len(losses))
         self._total_loss_scalar = progress.all_losses
         self._globalstep_last_logged = self.state.global_step - progress.steps_since_log
         self.guard.skipped = progress.skipped
@@ -329,7 +332,7 @@ class HeadsTrainer(Trainer):
                 try:
                     self.write_heads("best", measured)
                 except OSError as error:
-                    logger.warning("The best heads so far were not saved: %s Training goes on.", error)
+                    logger.warning("The best heads so far were not saved: %s Training continues.", error)
 
     def _write(self, folder: Path, measured: dict[str, Any], dtype: torch.dtype) -> None:
         made_by = self.recipe | {"measured": measured}
@@ -361,6 +364,10 @@ class HeadsTrainer(Trainer):
             changed = load_schedule(self.lr_scheduler, self.optimizer, schedule)
         for before, now in dict.fromkeys(changed):
             logger.warning("A peak rate was %g and is %g from here on, as the config says now.", before, now)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with explained_damage(Path(checkpoint or "")):
+            super()._load_rng_state(checkpoint)
 
 
 class Continuation(TrainerCallback):

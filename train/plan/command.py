@@ -9,6 +9,7 @@ from rich.console import Console
 from train.config import TrainConfig
 from train.plan.costs import Machine, trainer_field
 from train.plan.fit import warnings
+from train.plan.hub import without_waiting
 from train.plan.memory import read_launches
 from train.plan.plan import make_plan
 from train.plan.report import disk_table, memory_table, parameter_table, run_table
@@ -29,7 +30,8 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
     launches = read_launches()
     logging.disable(logging.WARNING)  # what a run warns of is a run's
     try:
-        found = make_plan(config, gpus=machine.gpus, device_type=device_type, tokens=machine.tokens)
+        with without_waiting(config.backbone.name_or_path):
+            found = make_plan(config, gpus=machine.gpus, device_type=device_type, tokens=machine.tokens)
     finally:
         logging.disable(logging.NOTSET)
     console.print(parameter_table(found), memory_table(found, launches, memory))

@@ -27,11 +27,11 @@ UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**1
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is stated about the machine and the data of a run: the flags of `python -m train plan`.
+    """What the user states about the machine and the data of a run: the flags of `python -m train plan`.
 
     Attributes:
         gpus: processes that the run is shared over, one a GPU
-        memory: memory of one GPU, such as 80GB or 24GiB; with it, what will not fit is said
+        memory: memory of one GPU, such as 80GB or 24GiB; with it, the plan warns of what will not fit
         device: where it is to run; cuda, or cpu with trainer.use_cpu: true
         tokens: tokens of training data; else data on this machine is counted
         tflops: peak of one GPU in 10^12 FLOP/s, such as 989; for the hours
@@ -141,14 +141,14 @@ def bytes_in_output_dir(config: TrainConfig, model: TrainedModel, steps: int | N
 
 
 def checkpoints(config: TrainConfig, steps: int | None) -> tuple[str, int]:
-    """How many lie in output_dir at the most; without a limit all that are written, one at the last step among them."""
+    """The largest number in output_dir; without a limit all that are written, that of the last step included."""
     limit = trainer_field(config, "save_total_limit") or 0
     if limit > 0:
         return f"{limit} checkpoint-*/ and one on its way", limit + 1
     if steps is None:
-        return "each checkpoint-*/: all are kept, and how many is unknown", 1
+        return "each checkpoint-*/: none is removed, and their number is unknown", 1
     count = max(1, math.ceil(steps / config.save_every_steps))
-    return f"{count:,} checkpoint-*/: all are kept, no trainer.save_total_limit", count
+    return f"{count:,} checkpoint-*/: none is removed without trainer.save_total_limit", count
 
 
 def saved_bytes(model: TrainedModel, dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""Bytes per process under each engine, by purpose: arithmetic on sizes, no model in sight.
+"""Bytes per process under each engine, by purpose: arithmetic on sizes, without a model.
 
 An engine cuts weights, gradients and optimizer states into one share for each process or keeps them whole. What it
 gathers for the moment of use and keeps for communication is counted at its upper bound:
@@ -43,7 +43,7 @@ class Sizes:
     Attributes:
         all: parameters of everything that a process keeps without an engine; gradients are of the trained ones' size.
         unit: the largest unit (a decoder layer, or a head's own module), and the most of one that is trained.
-        root: what lies in no unit: embeddings, norms, unembeddings.
+        root: weights outside all units: embeddings, norms, unembeddings.
         step: the moments that could be a peak.
         half: training is in mixed precision, so weights are gathered in 2 bytes.
     """
@@ -92,7 +92,7 @@ class Launch:
     Attributes:
         shards: which of FROZEN, TRAINED, GRADIENTS and OPTIMIZER every process holds only a share of.
         deepspeed: it keeps master weights and trains in 2 bytes in mixed precision.
-        offloads: shares lie in the host's memory.
+        offloads: shares are stored in the host's memory.
         reshards: gathered weights are given up after forward, and gathered again for backward.
     """
 

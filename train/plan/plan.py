@@ -93,10 +93,14 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
 
 
 def count_blocks(config: TrainConfig, model: TrainedModel) -> int | None:
-    """Blocks of the training data, packed as a run packs them; None for streams and for data that is not here."""
+    """Blocks of the training data, packed as a run does; None for streams, and where data or tokenizer are not here."""
     if config.data.streaming or not all(is_here(source.path) for source in [*config.data.train, *config.data.eval]):
         return None
-    tokenizer, vocab_size = load_tokenizer(config.backbone), model.backbone.vocab_size
+    try:
+        tokenizer = load_tokenizer(config.backbone)
+    except ValueError:  # a folder with a config.json alone
+        return None
+    vocab_size = model.backbone.vocab_size
     packed: Any = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=vocab_size)
     return len(packed.train)
 

@@ -14,7 +14,7 @@ from train.plan.plan import Plan
 
 ALWAYS_SHOWN = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER)
 PURPOSES = (*ALWAYS_SHOWN, GATHERED, COMMUNICATION, *TRANSIENT)
-UNKNOWN = "unknown: the data is not on this machine, or streamed; state its size with --tokens"
+UNKNOWN = "unknown: data or tokenizer are not on this machine, or data are streamed; state their size with --tokens"
 
 
 def new_table(title: str, *columns: str) -> Table:
@@ -82,8 +82,8 @@ def run_table(plan: Plan, machine: Machine) -> Table:
         return table
     assumed = f", {machine.mfu:.0%} of the peak reached{' (assumed)' * (machine.mfu == ASSUMED_MFU)}"
     for name, found in hours(plan.run_flops or 0, plan.steps * plan.step_tokens, machine).items():
-        told = "" if machine.tokens_per_second else assumed
-        table.add_row(f"hours on {plan.gpus} x {name}", f"{found:.3g}{told}")
+        share = "" if machine.tokens_per_second else assumed
+        table.add_row(f"hours on {plan.gpus} x {name}", f"{found:.3g}{share}")
     return table
 
 

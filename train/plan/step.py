@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
-from torch.overrides import TorchFunctionMode
 
 from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
 from train.config import TrainConfig
@@ -62,7 +61,7 @@ def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cud
     mode, batch = FakeTensorMode(), trainer_field(config, "per_device_train_batch_size")
     make_fake(model, mode)
     model.chunk_elements = chunk_elements_on(device_type)
-    with mode, CudaAttention() if device_type == "cuda" else contextlib.nullcontext():
+    with mode, cuda_attention() if device_type == "cuda" else contextlib.nullcontext():
         storing = trace_storing(model, config, batch) if config.cache_hidden_states else LiveTensors()
         training = trace_training(model, config, batch)
         model.zero_grad()
@@ -77,7 +76,7 @@ def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cud
 
 
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Let parameters and buffers say that they lie on a CPU: kernels, autocast and masks are chosen by that."""
+    """Give parameters and buffers the device "cpu", by which kernels, autocast and masks are chosen."""
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     for module in model.modules():
         kinds: list[Any] = [module._parameters, module._buffers]
@@ -85,7 +84,7 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in seen:  # tied tensors stay tied; both are kept, so that no id is used twice
+                if id(tensor) not in seen:  # tied tensors stay tied; the old one lives, so that no id is reused
                     fake = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
                     is_weight = isinstance(tensor, nn.Parameter)
                     seen[id(tensor)] = (tensor, nn.Parameter(fake, tensor.requires_grad) if is_weight else fake)
@@ -181,12 +180,18 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
             hook.remove()
 
 
-class CudaAttention(TorchFunctionMode):
-    """Attention as CUDA's memory-efficient kernel, where a CPU would choose another."""
+@contextlib.contextmanager
+def cuda_attention() -> Iterator[None]:
+    """Attention as CUDA's memory-efficient kernel, where a CPU would choose another.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        chosen = efficient_attention if func is F.scaled_dot_product_attention else func
-        return chosen(*args, **(kwargs or {}))
+    The function itself is replaced: a TorchFunctionMode is off during backward, in which layers are recomputed.
+    """
+    before = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = efficient_attention  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = before
 
 
 def efficient_attention(

@@ -54,8 +54,9 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
         try:
             tally = write_lines(rows, writer, output, flags)
         except KeyboardInterrupt:
-            told = f"interrupted: {output.lines:,} lines are whole in {output.path}; the same command goes on.\n"
-            sys.stderr.write(told)
+            sys.stderr.write(
+                f"interrupted: {output.path} has {output.lines:,} whole lines; the same command resumes.\n"
+            )
             sys.exit(130)
         if output.lines == rows.lines:
             output.finish()
@@ -176,7 +177,7 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
 
 
 def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: int) -> None:
-    told = [
+    sentences = [
         f"{output.path}: {output.lines:,} of {total:,} lines, {tally.lines:,} of them written now with "
         f"{tally.tokens:,} tokens",
         f"{tally.cut_texts:,} texts were ended by --max-new-tokens" if tally.cut_texts else "",
@@ -187,4 +188,4 @@ def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: 
         f"{tally.shortened:,} conversations end before an answer that was empty or too long" if tally.shortened else "",
         f"{tally.bad:,} bad rows have empty lines; the first: {tally.first_problem}" if tally.bad else "",
     ]
-    sys.stdout.write("\n".join(filter(None, told)) + "\n")
+    sys.stdout.write("\n".join(filter(None, sentences)) + "\n")

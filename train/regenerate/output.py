@@ -72,9 +72,9 @@ class OutputFile:
         begun = read_settings(self.path)["settings"]
         other = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
         if other:
-            told = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in other)
+            changed = ", ".join(f"{name} {begun.get(name)!r} (now {settings.get(name)!r})" for name in other)
             raise ValueError(
-                f"{self.path} was begun with other settings: {told}; give those again to resume, or another --out."
+                f"{self.path} was begun with other settings: {changed}; give those again to resume, or another --out."
             )
 
     def drop_partial_line(self) -> int:

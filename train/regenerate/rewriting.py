@@ -15,9 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import jinja2
-
-from heads.data.chat import TURN_STAND_IN, ChatEncoder, Message, encode_chat
+from heads.data.chat import TURN_STAND_IN, BadRowError, ChatEncoder, Message, encode_chat
 
 Rewriting: TypeAlias = Generator[list[int], list[int], dict[str, Any]]
 
@@ -61,13 +59,13 @@ def rewrite_chat(
     Raises:
         BadRowError: the template rejects the conversation.
     """
-    told: list[Message] = []
+    rewritten: list[Message] = []
     written = 0
     for message in messages:
         if message["role"] != "assistant" or "tool_calls" in message:
-            told.append(message)
+            rewritten.append(message)
             continue
-        prompt = encode_chat(tokenizer, template, told)
+        prompt = encode_chat(tokenizer, template, rewritten)
         answer = (yield prompt) if fits(prompt) else []
         if answer and answer[-1] not in ends:
             tally.cut_answers += 1
@@ -76,9 +74,9 @@ def rewrite_chat(
         if not content:
             tally.shortened += 1
             break
-        told.append({"role": "assistant", "content": content})
-        written = len(told)
-    return {"messages": told[:written]}
+        rewritten.append({"role": "assistant", "content": content})
+        written = len(rewritten)
+    return {"messages": rewritten[:written]}
 
 
 def continue_text(
@@ -92,15 +90,15 @@ def continue_text(
         frame: tokens that training puts after every text; they replace the end token that the backbone generated.
     """
     answer = yield prompt
-    said = [1] * len(answer)
+    mask = [1] * len(answer)
     if answer and answer[-1] in ends:
-        said = [*said[:-1], *[int(answer[-1:] == list(frame))] * len(frame)]
+        mask = [*mask[:-1], *[int(answer[-1:] == list(frame))] * len(frame)]
         answer = [*answer[:-1], *frame]
     else:
         tally.cut_texts += 1
     tokens = [*prompt, *answer]
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    return {"input_ids": tokens, "loss_mask": [0] * len(prompt) + said, "text": text}
+    return {"input_ids": tokens, "loss_mask": [0] * len(prompt) + mask, "text": text}
 
 
 def end_of_turn(tokenizer: Any, template: str) -> list[int]:
@@ -111,7 +109,7 @@ def end_of_turn(tokenizer: Any, template: str) -> list[int]:
     encoder = ChatEncoder(tokenizer, template)
     try:
         text, _ = encoder.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": TURN_STAND_IN}])
-    except jinja2.TemplateError:  # the template may reject this conversation and accept others
+    except BadRowError:  # the template may reject this conversation and accept others
         return []
     after = text.partition(TURN_STAND_IN)[2].lstrip()
     found = sorted((special for special in encoder.special_texts if after.startswith(special)), key=len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,6 +26,7 @@ class OpenedSource:
     rows: Dataset
     format: Format
     column: str
+    roles: Mapping[str, str]
 
 
 class SourceRows:
@@ -96,7 +97,7 @@ class SourceRows:
         tally: Tally,
     ) -> Rewriting:
         if self.template is not None:
-            messages = read_messages(fields, source.format, source.column)
+            messages = read_messages(fields, source.format, source.column, source.roles)
             return rewrite_chat(
                 messages, tokenizer=self.tokenizer, template=self.template, ends=self.ends, fits=fits, tally=tally
             )
@@ -132,7 +133,7 @@ def read_source(source: Any, data: DataConfig) -> OpenedSource:
     rows, format, column = open_source(source, data, streaming=False)
     assert isinstance(rows, Dataset), "streaming is refused"
     rows, _ = sample_rows(rows, source.fraction, data.seed)
-    return OpenedSource(name=source.path, rows=rows, format=format, column=column)
+    return OpenedSource(name=source.path, rows=rows, format=format, column=column, roles=source.roles)
 
 
 def refuse_mixture(sources: Sequence[OpenedSource]) -> bool:
@@ -143,9 +144,9 @@ def refuse_mixture(sources: Sequence[OpenedSource]) -> bool:
     """
     kinds = {source.format in CHAT_FORMATS for source in sources}
     if len(kinds) > 1:
-        told = ", ".join(f"{source.name} ({source.format})" for source in sources)
+        given = ", ".join(f"{source.name} ({source.format})" for source in sources)
         raise ValueError(
-            f"data.train has {told}; a file holds either conversations or texts: regenerate each kind by itself with "
+            f"data.train has {given}; a file holds either conversations or texts: regenerate each kind by itself with "
             f"--data.train."
         )
     return kinds == {True}

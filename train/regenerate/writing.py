@@ -164,7 +164,7 @@ def refuse_nan(seen: Tensor) -> None:
 
 
 def sample(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
-    """(B,): the token in whose share of [0, 1) each number lies, likeliest tokens first.
+    """(B,) tokens: each number chooses the token whose share of [0, 1) contains it, likeliest tokens first.
 
     >>> probs = torch.tensor([[0.125, 0.5, 0.375]], dtype=torch.float64)   # shares: 1 to 0.5, 2 to 0.875, 0 to 1
     >>> [int(sample(probs, torch.tensor([u]), 1.0)) for u in (0.0, 0.49, 0.5, 0.9)]
@@ -178,10 +178,10 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     refuse_nan(probs_BV[:, :1].isnan().any())  # a softmax with one NaN has nothing else
     ranked_BV, order_BV = probs_BV.sort(dim=1, descending=True, stable=True)
     before_BV = ranked_BV.cumsum(dim=1) - ranked_BV
-    kept_BV = ranked_BV.masked_fill((before_BV >= top_p) & (before_BV > 0), 0.0)
-    sums_BV = kept_BV.cumsum(dim=1)
+    allowed_BV = ranked_BV.masked_fill((before_BV >= top_p) & (before_BV > 0), 0.0)
+    sums_BV = allowed_BV.cumsum(dim=1)
     ranks_B = (sums_BV <= uniforms_B[:, None] * sums_BV[:, -1:]).sum(dim=1)
-    ranks_B = ranks_B.minimum((kept_BV > 0).sum(dim=1) - 1)
+    ranks_B = ranks_B.minimum((allowed_BV > 0).sum(dim=1) - 1)
     return order_BV.gather(1, ranks_B[:, None]).squeeze(1)
 
 

@@ -7,12 +7,15 @@ import resource
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny_run import assert_same_run, logged, prepare, slow_script, start, train, wait_until, write_config
 
 from train.checkpoint import whole as whole_checkpoint
 from train.checkpoint.whole import LIST, checkpoints, newest_whole, step_of, what_is_wrong
+from train.loop import ending
 from train.loop.trainer import HeadsTrainer
 from train.run import main
 
@@ -96,9 +99,25 @@ def test_lines_that_cannot_be_written_wait(folder, monkeypatch, caplog):
 def test_a_removed_folder_is_made_again(folder, monkeypatch, caplog):
     in_step(monkeypatch, 7, lambda: shutil.rmtree(folder / "removed"))
     where = train(write_config(folder, "removed"))
-    assert f"{where} was removed while the run goes on; it is made again" in caplog.text
+    assert f"{where} was removed during the run and is made again" in caplog.text
     assert [step_of(path) for path in checkpoints(where)] == [12, 13]
     assert (where / "last/heads.safetensors").is_file()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_last_line_names_only_what_is_there(tmp_path, there, monkeypatch, caplog):
+    """best/ may have been removed with the folder, and no later evaluation was better."""
+    monkeypatch.setattr(ending, "save_last", lambda trainer, measured: None)
+    best = tmp_path / "best"
+    if there:
+        best.mkdir()
+    state = SimpleNamespace(global_step=7, log_history=[])
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    trainer = SimpleNamespace(args=args, state=state, eval_dataset=None, best_tokens_per_pass=1.5)
+    trainer.weights_are_finite = lambda: True
+    with caplog.at_level("INFO"):
+        ending.finish(trainer)
+    assert (str(best) in caplog.records[-1].message) == there
 
 
 def test_a_folder_that_cannot_be_made_again_leaves_the_result_elsewhere(folder, monkeypatch, capsys, caplog):
@@ -108,9 +127,9 @@ def test_a_folder_that_cannot_be_made_again_leaves_the_result_elsewhere(folder, 
 
     in_step(monkeypatch, 7, replace_by_file)
     said = said_by(capsys, write_config(folder, "gone", evaluation={"every_steps": 0}))
-    assert "What was trained lies in" in said, said
+    assert "The trained weights are in" in said, said
     assert "No checkpoint at step 9" in caplog.text
-    assert (Path(said.split(" lies in ")[1].rstrip(".")) / "heads.safetensors").is_file()
+    assert (Path(said.split(" weights are in ")[1].rstrip(".")) / "heads.safetensors").is_file()
 
 
 def test_what_is_damaged_is_found_and_passed_over(folder, caplog):
@@ -128,6 +147,11 @@ def test_what_is_damaged_is_found_and_passed_over(folder, caplog):
     assert "checkpoint-13 is passed over and removed, optimizer.safetensors has 100 bytes in place of" in caplog.text
     assert "goes on from checkpoint-12" in caplog.text
     assert logged(where) == lines
+    odd = checkpoints(where)[-1]
+    torch.save({"base_lrs": 7}, odd / "scheduler.pt")
+    whole_checkpoint.mark_whole(odd, {"step": step_of(odd)})
+    with pytest.raises(ValueError, match=r"checkpoint-13 cannot be resumed from.* holds something else \("):
+        train(write_config(folder, "damaged"), "--resume", "true")
 
 
 DAMAGES = {
@@ -172,7 +196,7 @@ def test_a_worker_that_is_killed_ends_in_a_sentence(folder):
     assert re.search("error: (A )?DataLoader worker", said)
     assert "Traceback" not in said
     found, passed_over = newest_whole(folder / "worker")
-    assert f"{found} is whole: go on from it with --resume true" in said
+    assert f"{found} is whole: resume from it with --resume true" in said
     assert not passed_over
     train(config, "--resume", "true", "--trainer.max_steps", str(step_of(found) + 1))
 

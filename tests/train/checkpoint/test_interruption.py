@@ -1,4 +1,4 @@
-"""Signals to real processes: SIGKILL at any moment, SIGTERM and SIGUSR1 with a save and a code to requeue on."""
+"""Signals to real processes: SIGKILL at any moment, SIGTERM, SIGUSR1 and Ctrl-C with a save and a code."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tiny_run import (
     write_config,
 )
 
-from train.checkpoint.interruption import EXIT_CODE, MARKER, SAME_SIGNAL, Interruption
+from train.checkpoint.interruption import EXIT_CODE, MARKER, SAME_KEY, SAME_SIGNAL, Interruption
 from train.checkpoint.progress import read_progress
 from train.checkpoint.whole import LIST, checkpoints, newest_whole, step_of
 from train.loop.trainer import HeadsTrainer
@@ -68,34 +68,42 @@ def test_sigterm_saves_and_leaves_with_a_code(folder):
     assert process.returncode == EXIT_CODE, said[-3000:]
     found, _ = newest_whole(folder / "parts")
     assert 0 < step_of(found) < 13
-    assert f"ended by SIGTERM; {found} is whole: the same command with --resume true goes on" in said.splitlines()[-1]
+    assert (
+        f"ended by SIGTERM; {found} is whole: the same command with --resume true resumes from it"
+        in said.splitlines()[-1]
+    )
     assert (folder / "parts" / MARKER).is_file()
     train(parts, "--resume", "true")
     assert_same_run(whole, folder / "parts")
     assert not (folder / "parts" / MARKER).exists()
 
 
-@pytest.mark.parametrize("step", [4, 6, 13])  # an evaluation is due, nothing is, it was the last
-def test_sigusr1_saves_though_no_checkpoint_was_asked_for(folder, monkeypatch, step):
+@pytest.mark.parametrize(
+    ("step", "number", "name"),  # an evaluation is due, nothing is, it was the last
+    [(4, signal.SIGUSR1, "SIGUSR1"), (6, signal.SIGINT, "Ctrl-C"), (13, signal.SIGUSR1, "SIGUSR1")],
+)
+def test_signals_save_though_no_checkpoint_was_asked_for(folder, monkeypatch, caplog, step, number, name):
+    caplog.set_level("INFO")
     whole = train(write_config(folder, "whole", save_every_steps=0))
     parts = write_config(folder, "parts", save_every_steps=0)
     with monkeypatch.context() as patch:
-        signal_in_step(patch, step)
+        signal_in_step(patch, step, number)
         with pytest.raises(SystemExit) as stop:
             train(parts)
     assert stop.value.code == EXIT_CODE
     assert newest_whole(folder / "parts")[0] == folder / f"parts/checkpoint-{step}"
+    assert f"ended by {name}; {folder}/parts/checkpoint-{step} is whole" in caplog.text
     train(parts, "--resume", "true")
     assert_same_run(whole, folder / "parts")
 
 
-def signal_in_step(monkeypatch, step):
+def signal_in_step(monkeypatch, step, number):
     """Before it begins, so that this step is the last."""
     get_batch_samples = HeadsTrainer.get_batch_samples
 
     def interrupted(self, *args, **kwargs):
         if self.state.global_step == step - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), number)
         return get_batch_samples(self, *args, **kwargs)
 
     monkeypatch.setattr(HeadsTrainer, "get_batch_samples", interrupted)
@@ -141,17 +149,22 @@ def test_a_signal_before_anything_is_trained_ends_at_once():
     assert stop.value.code == EXIT_CODE
 
 
-def test_only_a_second_signal_some_seconds_later_ends_at_once(monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "second", "seconds"),
+    [(signal.SIGTERM, signal.SIGUSR1, SAME_SIGNAL), (signal.SIGINT, signal.SIGINT, SAME_KEY)],
+)
+def test_only_a_second_signal_some_time_later_ends_at_once(monkeypatch, first, second, seconds):
     """A scheduler signals every process, and a launcher hands the signal on once more."""
     killed = []
     monkeypatch.setattr(os, "kill", lambda process, number: killed.append(number))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     interruption = Interruption()
     interruption.training = True
-    interruption.receive(signal.SIGTERM, None)
-    interruption.receive(signal.SIGTERM, None)
+    interruption.receive(first, None)
+    interruption.receive(first, None)
     assert not killed
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + SAME_SIGNAL + 1)
-    interruption.receive(signal.SIGUSR1, None)
-    assert killed == [signal.SIGUSR1]
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1.1 * seconds)
+    interruption.receive(second, None)
+    assert killed == [second]

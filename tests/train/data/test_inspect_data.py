@@ -68,7 +68,7 @@ def test_counts_samples_and_blocks_are_shown(tokenizer, tmp_path, streaming):
     cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in shown.splitlines() if line.startswith("│")]
     for heading, count in (("rows", "200"), ("bad", "1"), ("documents", "199")):
         assert [heading, count] in cells
-    assert shown.count("ASSISTANT: Hello [bold]there[/bold].<|endoftext|>") == 2  # text is never read as markup
+    assert shown.count("ASSISTANT:⟦ Hello [bold]there[/bold].<|endoftext|>⟧") == 2  # text is never read as markup
     assert "sample 1 of" in shown
     assert "sample 3 of" not in shown
     if not streaming:
@@ -97,3 +97,38 @@ def test_refused_data_is_shown_before_it_is_refused(tokenizer, tmp_path):
     shown = printed(tokenizer, chat_config(tmp_path, [json.dumps({"conversations": []})] * 3))
     assert "REFUSED" in shown
     assert "no document of at least 5 tokens" in shown
+
+
+def test_a_mask_is_readable_without_colour(tokenizer, tmp_path):
+    lines = [json.dumps({"conversations": CHAT})] * 20
+    shown = printed(tokenizer, chat_config(tmp_path, lines))
+    assert "tokens in ⟦ ⟧ are targets of the heads" in shown
+    assert "USER: Hi ASSISTANT:⟦ Hello [bold]there[/bold].<|endoftext|>⟧" in shown
+    assert "⟦" not in printed(tokenizer, chat_config(tmp_path, lines), colours=True)
+
+
+def test_what_is_done_to_conversations_is_counted(tokenizer, tmp_path):
+    """Leading replies, turns of one role in a row, and roles that nobody named until the source says what they are."""
+    greeting, further = {"from": "gpt", "value": "Welcome."}, {"from": "human", "value": "Are you there?"}
+    odd = [{"from": "visitor", "value": "Hi"}, CHAT[1]]
+    rows = [
+        [greeting, *CHAT],
+        [CHAT[0], further, CHAT[1]],
+        *[odd] * 3,
+        [{"from": "narrator", "value": "x"}],
+        *[CHAT] * 20,
+    ]
+    config = chat_config(tmp_path, [json.dumps({"conversations": turns}) for turns in rows])
+    shown = printed(tokenizer, config)
+    cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in shown.splitlines() if line.startswith("│")]
+    for heading, count in (("leading replies dropped", "1"), ("turns joined", "1"), ("bad", "4"), ("documents", "22")):
+        assert [heading, count] in cells
+    joined = " ".join(shown.split())  # the line names a file, whose path decides where it breaks
+    assert "'visitor' in 3 rows, 'narrator' in 1 rows; say what they stand for" in joined
+    assert "REFUSED 4 of 26 rows" in shown
+    config.train[0].roles = {"visitor": "user", "narrator": "system"}
+    shown = printed(tokenizer, config)
+    assert "unknown roles" not in shown
+    assert "REFUSED" not in shown
+    with pytest.raises(ValueError, match=r"roles={'visitor': 'guest'} was given; allowed are mappings"):
+        config.train[0].roles = {"visitor": "guest"}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from repository import DEMO
 from torch.utils.data import DataLoader
@@ -252,9 +254,30 @@ def test_a_few_bad_rows_are_named_and_skipped(tokenizer, tmp_path, caplog):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_more_than_one_bad_row_in_a_hundred_stops(tokenizer, tmp_path, streaming):
     rows = [{"text": f"text number {n}"} for n in range(98)]
-    path = write_lines(tmp_path / "a.jsonl", [*rows, "{broken\n", "\n"])
-    with pytest.raises(ValueError, match=r"2 of 100 rows .*more than 1%.*line 99: not JSON.*line 100: an empty line"):
+    path = write_lines(tmp_path / "a.jsonl", [*rows, "{broken\n", "[]\n"])
+    with pytest.raises(
+        ValueError, match=r"2 of 100 rows .*more than 1%.*line 99: not JSON.*line 100: a list.*raise data"
+    ):
         build(tokenizer, path, streaming=streaming)
+    list(build(tokenizer, path, streaming=streaming, max_bad_fraction=0.02).train)
+    blank = write_lines(tmp_path / "b.jsonl", [*rows, *["\n"] * 30])
+    report = build(tokenizer, blank, streaming=streaming, max_bad_fraction=0).report.train[0]
+    assert (report.rows, report.bad, report.empty) == (128, 0, 30)
+
+
+@pytest.mark.parametrize(
+    ("row", "advice"),
+    [
+        ("{broken\n", "repair or remove those lines, or raise data.max_bad_fraction"),
+        ({"conversations": [{"from": "moderator", "value": "x"}]}, r"in the source's roles, such as roles: {moderator"),
+        ({"conversations": [*CHAT, {"from": "tool", "value": "x"}, *CHAT]}, "set data.chat_template to one that takes"),
+        ({"conversations": 5}, "repair them, or set the source's format and column"),
+    ],
+)
+def test_the_advice_fits_the_fault(tokenizer, tmp_path, row, advice):
+    path = write_lines(tmp_path / "a.jsonl", [{"conversations": CHAT}] * 3 + [row] * 3)
+    with pytest.raises(ValueError, match=advice):
+        build(tokenizer, path, chat_template="vicuna")
 
 
 def test_bad_rows_far_into_a_stream_stop_it(tokenizer, tmp_path):
@@ -310,7 +333,7 @@ def test_configs_that_contradict_themselves(tokenizer, tmp_path):
         build(tokenizer, path, eval_fraction=0.99)
     with pytest.raises(ValueError, match="needs max_eval_blocks"):
         build(tokenizer, path, eval_fraction=0.1, streaming=True)
-    with pytest.raises(ValueError, match="max_eval_blocks is 0"):
+    with pytest.raises(ValueError, match="max_eval_blocks=0 was given; allowed are integers of at least 1"):
         build(tokenizer, path, max_eval_blocks=0)
     with pytest.raises(ValueError, match="lists no source"):
         build(tokenizer)
@@ -323,3 +346,43 @@ def test_counts_do_not_depend_on_the_cache(tokenizer, tmp_path):
     assert reports[0] == reports[1]
     assert (reports[0].rows, reports[0].empty, reports[0].too_short, reports[0].documents) == (120, 40, 40, 40)
     assert reports[0].split == 40
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "match"),
+    [
+        ([1, 1] + [0] * 8, r"no document of .* has a label for head 3.*place 4 and behind it.*up to place 1 at most"),
+        ([1, 1, 1, 1] + [0] * 6, r"no document of .* up to place 3 at most"),
+        ([0] * 10, "Nothing is supervised"),
+    ],
+)
+def test_masks_with_labels_that_a_head_never_reaches_are_refused(tokenizer, tmp_path, mask, match, streaming):
+    path = write_lines(tmp_path / "a.jsonl", [{"input_ids": [5] * 10, "loss_mask": mask}] * 20)
+    with pytest.raises(ValueError, match=f"(?i){match}"):
+        build(tokenizer, path, streaming=streaming)
+    if any(mask):
+        build(tokenizer, path, num_heads=0 if sum(mask) == 2 else 2, streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_that_every_block_cuts_off_are_refused(tokenizer, tmp_path, streaming, monkeypatch):
+    """Each document fills two blocks and is supervised at the beginning of the second: heads see nothing before it."""
+    monkeypatch.setattr("train.data.streaming.CHECKED_BLOCKS", 8)
+    rows = [{"input_ids": [5] * 32, "loss_mask": [0] * 16 + [1] * 2 + [0] * 14}] * 20
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match=r"training data has no label for head 1, 2, 3 in any block"):
+        list(build(tokenizer, path, streaming=streaming).train)
+    rows = [{"input_ids": [5] * 32, "loss_mask": [0] * 16 + [1] * 4 + [0] * 12}] * 20
+    path = write_lines(tmp_path / "b.jsonl", rows)
+    with pytest.raises(ValueError, match=r"training data has no label for head 3 in any block"):
+        list(build(tokenizer, path, streaming=streaming).train)
+    list(build(tokenizer, path, streaming=streaming, num_heads=2).train)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_table_without_columns_ends_in_a_sentence(tokenizer, tmp_path, streaming):
+    path = tmp_path / "none.parquet"
+    pq.write_table(pa.table({}), path)
+    with pytest.raises(ValueError, match=r"none.parquet' could not be read.*check the files"):
+        build(tokenizer, str(path), streaming=streaming)

@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType
 from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison
 from train.engine.engine import (
     Engine,
+    announce_compiling,
     check_active,
     device_fields,
     refuse_lost_processes,
@@ -34,12 +35,16 @@ with_deepspeed = pytest.mark.skipif(
 )
 
 
+in_ten_minutes = pytest.mark.timeout(600)  # up to three runs of up to two processes, on cores that others use too
+
+
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
     return Comparison(tmp_path_factory.mktemp("engines"))
 
 
 @with_gloo
+@in_ten_minutes
 @pytest.mark.parametrize(
     ("engine", "case", "named"),
     [
@@ -61,6 +66,7 @@ def test_two_processes_train_what_one_trains(comparison, engine, case, named):
 
 
 @with_gloo
+@in_ten_minutes
 @pytest.mark.parametrize(
     ("case", "before", "after"),
     [
@@ -137,3 +143,20 @@ def test_every_block_is_measured_once_in_equally_many_batches(total, batch, proc
     mine = [list(shares(total, batch, process, processes)) for process in range(processes)]
     assert len({len(batches) for batches in mine}) == 1
     assert sorted(i for batches in mine for share in batches for i in share) == list(range(total))
+
+
+def test_the_first_start_of_zero_says_that_it_compiles(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    announce_compiling({"use_cpu": True})
+    assert not caplog.text
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu")
+    (tmp_path / "cpu_adam").mkdir()
+    (tmp_path / "cpu_adam/cpu_adam.so").touch()
+    announce_compiling({"use_cpu": True})
+    assert "DeepSpeed compiles deepspeed_shm_comm now, which takes a minute or more" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    announce_compiling({"use_cpu": True})
+    assert not caplog.text

@@ -2,15 +2,21 @@
 
 import io
 import re
+import socket
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from planned_runs import config, write_backbone
 from rich.console import Console
 
+from heads.data.documents import DataConfig, SourceConfig
 from train.__main__ import main
 from train.config import read_config
 from train.plan.command import plan
 from train.plan.costs import Machine
+from train.plan.hub import without_waiting
+from train.plan.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -75,6 +81,45 @@ def test_errors_are_one_sentence(flags, words, capsys, monkeypatch):
     assert shown.startswith("error: ")
     assert words in shown
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--device", "tpu"], "device='tpu' was given; allowed are 'cuda', 'cpu', or null."),
+        (["--tokens", "1e9"], "tokens='1e9' was given; allowed are integers, or null."),
+        (["--gpus", "1.5"], "gpus='1.5' was given; allowed are integers."),
+    ],
+)
+def test_values_of_a_wrong_type_end_in_a_short_sentence(flags, sentence, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(["plan", "--config", "configs/demo/grounded.yaml", *flags])
+    assert capsys.readouterr().err == f"python -m train plan: error: {sentence}\n"
+
+
+def test_a_config_json_alone_is_planned_though_no_tokenizer_can_count_the_data(tmp_path, monkeypatch):
+    write_backbone(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("def f(x): return x\n" * 9)
+    run = config(tmp_path, data=DataConfig(train=[SourceConfig(path=str(text))], block_size=16))
+    monkeypatch.setattr(socket, "create_connection", lambda *address: pytest.fail("the hub was asked"))
+    assert make_plan(run).blocks is None
+    with without_waiting(run.backbone.name_or_path):
+        assert not constants.HF_HUB_OFFLINE
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
+    def unreachable(address, timeout):
+        raise OSError(address)
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    with without_waiting("EleutherAI/pythia-70m-deduped"):
+        assert constants.HF_HUB_OFFLINE
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_help_explains_the_flags(capsys):

@@ -44,8 +44,10 @@ def test_without_a_limit_all_checkpoints_stay(folder, limit):
     one = (4 + 8) * 2 * HEAD_NUMEL
     for steps, count in ((50, 10), (52, 11), (3, 1)):  # the last step is saved too
         written = bytes_in_output_dir(run, model, steps)
-        assert written[f"{count} checkpoint-*/: all are kept, no trainer.save_total_limit"] == count * one
-    assert bytes_in_output_dir(run, model, None)["each checkpoint-*/: all are kept, and how many is unknown"] == one
+        assert written[f"{count} checkpoint-*/: none is removed without trainer.save_total_limit"] == count * one
+    assert (
+        bytes_in_output_dir(run, model, None)["each checkpoint-*/: none is removed, and their number is unknown"] == one
+    )
     assert make_plan(run, tokens=1000).written == bytes_in_output_dir(run, model, 50)
 
 

@@ -49,6 +49,13 @@ def test_any_backbone_and_any_family_can_be_traced(folder, architecture, device_
         assert max(moment.get(GRADIENTS, 0) for moment in step.training) > 0
 
 
+def test_layers_that_are_recomputed_attend_as_they_did(folder):
+    """Backward runs them again; on CUDA with another kernel than on the CPU that they stand on here."""
+    run = config(folder, family="dynamo", rates=TRAINED)
+    run.backbone.gradient_checkpointing = True
+    assert make_plan(run, tokens=160, device_type="cuda").step_flops > 0
+
+
 def test_no_family_is_named_in_the_plan():
     source = " ".join(path.read_text() for path in (ROOT / "train/plan").glob("*.py"))
     code = re.sub(r"configs/demo/\w+\.yaml", "", source)
