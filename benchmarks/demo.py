@@ -1,8 +1,9 @@
 """`make demo`: train grounded heads on the demo backbone, decode held-out prompts with heads, compare, print one table.
 
 Nothing is downloaded. Training runs the command that a user types. Decoding is measured in this process, with all
-methods taking turns, first greedily and then with a repetition penalty. The heads alone come first: a small model's
-greedy text repeats itself, so a copy of earlier text, which needs no heads, is often the best draft.
+methods taking turns: greedily, with a repetition penalty, and by sampling at temperature 1. The heads alone come first,
+and lookup without heads stands beside heads with lookup: a small model's greedy text repeats itself, so a copy of
+earlier text is often the best draft, while sampled text does not loop. `--readme` measures more prompts and repeats.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.shared import describe_cpu, held_out, parser_of, run_benchmark, say
+from benchmarks.shared import describe_cpu, held_out, parse_with_defaults_of, parser_of, run_benchmark, say
 from heads.backbone.compiled import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_heads
 from heads.checkpoint.schema import read_description
-from heads.decoding.trees.static import Tree
-from heads.evaluation.methods import GreedySettings, Method, plain, plain_compiled, prompt_lookup, tree
+from heads.evaluation.methods import (
+    GreedySettings,
+    Method,
+    SampledSettings,
+    Settings,
+    lookup_alone,
+    plain,
+    plain_compiled,
+    prompt_lookup,
+    tree,
+)
 from heads.evaluation.pictures import draw_report
 from heads.evaluation.tables import measure, speed_table, write_json
 from heads.evaluation.throughput import MethodResult
@@ -32,11 +42,11 @@ README, PICTURE = Path("README.md"), Path("docs/pictures/demo_report.png")
 MARKERS = ("<!-- demo: written by `python -m benchmarks.demo --readme`, never by hand -->", "<!-- /demo -->")
 SHIPPED = {"medusa": "checkpoints/demo/medusa", "grounded": "checkpoints/demo/grounded"}
 TRAINED = "grounded, just trained"
-BLOCKS = {"greedy": 1.0, "repetition penalty 1.1": 1.1}
+FOR_README = {"prompts": 20, "new_tokens": 32, "repeats": 3}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = build_parser().parse_args(arguments)
+    options = read_options(arguments)
     console = Console()
     began = time.perf_counter()
     run = Path(read_config(["--config", options.config]).output_dir)
@@ -46,13 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train(options.config, console)
     trained = time.perf_counter()
     blocks = compare(console, run, options)
-    seconds = f"training {trained - began:.0f} s, decoding {time.perf_counter() - trained:.0f} s, compiling included"
+    training = "heads of an earlier run" if options.no_training else f"training {trained - began:.0f} s"
+    seconds = f"{training}, decoding {time.perf_counter() - trained:.0f} s"
     draw_report(run / "metrics.jsonl", next(iter(blocks.values())), run / "report.png")
-    asked = f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, medians of {options.repeats} repeats"
+    asked = (
+        f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, medians of {options.repeats} "
+        f"interleaved repeats, in brackets the ratio's 95 % interval over prompts"
+    )
     if options.readme:
         shutil.copyfile(run / "report.png", PICTURE)
         write_readme(f"{markdown(blocks)}\n{asked}; {describe_cpu()}; {seconds}.\n")
     say(console, f"{asked}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
+
+
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    return parse_with_defaults_of("readme", FOR_README, build_parser(), arguments)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,7 +78,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run to train")
     parser.add_argument("--no-training", action="store_true", help="measure the heads of the last run again")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md, the picture into docs/")
+    changed = f"{FOR_README['prompts']} prompts, {FOR_README['new_tokens']} tokens, {FOR_README['repeats']} repeats"
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help=f"write the table into README.md and the picture into docs/: {changed}",
+    )
     parser.add_argument("--prompts", type=int, default=4, help="held-out prompts")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each")
     parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats")
@@ -92,22 +115,32 @@ def compare(console: Console, run: Path, options: argparse.Namespace) -> dict[st
     if obstacle:
         say(console, f"compiled rows are left out: {obstacle}")
     blocks = {}
-    for name, penalty in BLOCKS.items():
-        request = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=penalty)
-        methods = methods_of(opened, request, compiles=not obstacle)
-        for method in methods:  # what a first call does alone, compiling above all, is in no figure
-            for prompt_1T in prompts:
-                method.run(prompt_1T)
-        blocks[name] = measure(console, opened.model, methods, request, prompts, options.repeats, f"decoding, {name}")
+    for name, settings in settings_of(options.new_tokens).items():
+        methods = methods_of(opened, settings, compiles=not obstacle)
+        if not obstacle:
+            for method in methods:  # compiling is in no figure
+                for prompt_1T in prompts:
+                    method.run(prompt_1T)
+        blocks[name] = measure(console, opened.model, methods, settings, prompts, options.repeats, f"decoding, {name}")
         console.print(speed_table(blocks[name], f"\n{name}"))
-    same = all(row.same_text.startswith("yes") for rows in blocks.values() for row in rows)
+    compared = [row for rows in blocks.values() for row in rows if row.same_text != "same distribution"]
+    same = all(row.same_text.startswith("yes") for row in compared)
     say(console, f"same text: {'yes' if same else 'no'}")
     write_json(run / "decoding.json", blocks, opened.model.device)
     return blocks
 
 
-def methods_of(opened: Opened, request: GreedySettings, *, compiles: bool) -> list[Method]:
-    """Plain, heads alone, copied text alone and heads with copied text, each followed by its compiled form if any."""
+def settings_of(new_tokens: int) -> dict[str, Settings]:
+    """By the name of a block: how its methods choose tokens."""
+    return {
+        "greedy": GreedySettings(new_tokens=new_tokens),
+        "repetition penalty 1.1": GreedySettings(new_tokens=new_tokens, repetition_penalty=1.1),
+        "sampled, temperature 1": SampledSettings(new_tokens=new_tokens),
+    }
+
+
+def methods_of(opened: Opened, request: Settings, *, compiles: bool) -> list[Method]:
+    """Plain, heads alone, lookup without heads, and heads with lookup, each followed by its compiled form if any."""
     model = opened.model
     all_heads = dict(zip([TRAINED, *SHIPPED], opened.token_heads.values(), strict=True))
     best = all_heads["grounded"]
@@ -119,25 +152,31 @@ def methods_of(opened: Opened, request: GreedySettings, *, compiles: bool) -> li
         if compiles and name in SHIPPED:
             label = f"{name}, heads alone, compiled"
             methods.append(tree(model, token_heads, request, label, lookup=0, compile=True))
-    methods.append(tree(model, best, request, "copied text alone", Tree.root_only()))
-    methods.append(prompt_lookup(model, request))
-    methods += [tree(model, all_heads[name], request, f"{name}, heads and copied text") for name in SHIPPED]
+    methods += [lookup_alone(model, best, request), prompt_lookup(model, request)]
+    methods += [tree(model, all_heads[name], request, f"{name}, heads with lookup") for name in SHIPPED]
     if compiles:
-        methods.append(tree(model, best, request, "grounded, heads and copied text, compiled", compile=True))
+        methods.append(tree(model, best, request, "grounded, heads with lookup, compiled", compile=True))
     return methods
 
 
 def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
     """One line for each method, with the blocks side by side."""
-    head = "".join(f" {name}: tokens per pass | tokens/s | × plain |" for name in blocks)
-    lines = [f"| |{head} same text |", "|---" * (3 * len(blocks) + 2) + "|"]
+    head = "".join(f" {name}: tokens per pass | × plain |" for name in blocks)
+    lines = [f"| |{head} same text |", "|---" * (2 * len(blocks) + 2) + "|"]
     for rows in zip(*blocks.values(), strict=True):
-        figures = "|".join(f"{r.tokens_per_pass:.2f}|{r.tokens_per_second:.0f}|{r.ratio:.2f}" for r in rows)
+        figures = "|".join(f"{r.tokens_per_pass:.2f}|{ratio_cell(r)}" for r in rows)
         verdicts = dict.fromkeys(row.same_text for row in rows)
         lines.append(f"|{rows[0].name}|{figures}|{'; '.join(verdicts)}|")
-    shares = "".join(f"{rows[0].repeated_4grams:.0%}| | |" for rows in blocks.values())
+    shares = "".join(f"{rows[0].repeated_4grams:.0%}| |" for rows in blocks.values())
     lines.append(f"|*4-grams that were in the text before*|{shares} |")
     return "\n".join(lines) + "\n"
+
+
+def ratio_cell(row: MethodResult) -> str:
+    """Plain's own speed; else the ratio to it, with its interval."""
+    if row.name == "plain":
+        return f"{row.tokens_per_second:.0f} tokens/s"
+    return f"{row.ratio:.2f} ({row.interval[0]:.2f}–{row.interval[1]:.2f})"
 
 
 def write_readme(block: str) -> None:

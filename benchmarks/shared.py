@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,21 @@ def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
     lines = (text or "").splitlines()
     formatter = argparse.ArgumentDefaultsHelpFormatter
     return argparse.ArgumentParser(prog=f"python -m {module}", description=lines[0], formatter_class=formatter)
+
+
+def parse_with_defaults_of(
+    flag: str, defaults: Mapping[str, Any], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """A flag changes the defaults of other options; what is given beside it still counts.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> _ = parser.add_argument("--quick", action="store_true"), parser.add_argument("--tokens", type=int, default=128)
+    >>> [parse_with_defaults_of("quick", {"tokens": 32}, parser, given.split()).tokens for given in ("", "--quick")]
+    [128, 32]
+    """
+    if getattr(parser.parse_args(arguments), flag):
+        parser.set_defaults(**defaults)
+    return parser.parse_args(arguments)
 
 
 def run_benchmark(main: Callable[[], Any]) -> None:
@@ -68,6 +84,16 @@ def figures_table(title: str | None, *columns: str, left: int = 1, look: box.Box
 def or_dash(value: float | None, form: str = ".3f") -> str:
     """A figure, or a dash where there is none."""
     return "–" if value is None else format(value, form)
+
+
+def with_spread(values: Sequence[float], form: str) -> str:
+    """The mean, with the standard deviation where there are several values.
+
+    >>> with_spread([1.5], "{:.2f}"), with_spread([1.0, 3.0], "{:.1f}")
+    ('1.50', '2.0±1.4')
+    """
+    mean = form.format(statistics.mean(values))
+    return mean if len(values) == 1 else f"{mean}±{form.format(statistics.stdev(values))}"
 
 
 def write_figures(path: str | Path | None, content: Any) -> None:

@@ -1,14 +1,19 @@
 """The slow checks: run each, print what it prints, and write it with machine and command to a file of its own.
 
     make verify        or        python -m benchmarks.verify [CHECK …]
+    python -m benchmarks.verify --quick decoding     # the share of a check that fits a short time
     python -m benchmarks.verify --list        # what there is, and when each was last measured
+    python -m benchmarks.verify --stale       # which results are older than what they measure, and why
 
+transformers_tests needs files that are not in the repository: a checkout of github.com/huggingface/transformers at the
+version that is installed, named by HEADWAY_TRANSFORMERS=FOLDER; without it that check is left out.
 Every file in benchmarks/results/ is written here and nowhere else. A later capability adds its command to `CHECKS`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -20,31 +25,47 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.stale import found_in, git, why_stale
 from heads.evaluation.tables import describe_machine, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-PROGRESS = re.compile(r"it/s\]|s/it\]|examples/s\]|━|╸")
+PROGRESS = re.compile(r"it/s\]|s/it\]|examples/s\]|━|╸|real_accelerator\.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One command; `shows` says what to look for in its tables."""
+    """One command and what to look for in its tables.
+
+    Attributes:
+        quick: what is added to the command for a share that fits a short time.
+        measures: files and folders beside the benchmark's own module; a result is stale once one of them has changed.
+        needs: the environment variable that names what is not in the repository; without it the check is left out.
+    """
 
     command: str
     shows: str
+    quick: str = ""
+    measures: tuple[str, ...] = ("checkpoints/demo",)
+    needs: str = ""
+
+    def asked(self, *, quick: bool) -> str:
+        """The command as it is typed."""
+        return f"{self.command} {self.quick}" if quick and self.quick else self.command
 
 
 CHECKS = {
     "decoding": Check(
-        command="python -m benchmarks.speed.decoding --prompts 6 --picture docs/pictures/decoding_speed.png",
-        shows="shipped heads beside plain generate and prompt lookup, eager and compiled, with and without "
-        "repetition penalty, where each millisecond goes, and the targets",
+        command="python -m benchmarks.speed.decoding --picture docs/pictures/decoding_speed.png",
+        shows="shipped heads alone, lookup without heads, and both, beside plain generate: greedy, with a repetition "
+        "penalty and sampled; what lossy decoding costs; where each millisecond goes, headlines and targets",
+        quick="--quick",
     ),
     "pass_costs": Check(
         command="python -m benchmarks.speed.pass_costs --compile",
         shows="a pass of 1 to 64 nodes behind 512 to 8k tokens in plain steps, and what tokens per pass are worth",
+        measures=(),
     ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
@@ -54,101 +75,132 @@ CHECKS = {
     ),
     "acceptance_rules": Check(
         command="python -m benchmarks.speed.acceptance_rules",
+        quick="--seeds 1",
         shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, "
-        "by tree and temperature (docs/sampling.md)",
+        "by tree and temperature, and the texts' quality (docs/sampling.md)",
     ),
     "batches": Check(
         command="python -m benchmarks.speed.batches --picture docs/pictures/batches.png",
-        shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, tree decoding, "
-        "heads alone with several node budgets",
+        quick="--batches 1 4 16 --new-tokens 48",
+        shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, "
+        "heads alone with several node budgets, lookup without heads, and heads with lookup",
     ),
     "training": Check(
         command="python -m benchmarks.training speed memory step",
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead",
+        measures=(),
     ),
     "training_options": Check(
         command="python -m benchmarks.training stored scaling chunks",
         shows="stored hidden states, two processes, chunk sizes of the loss",
+        measures=(),
     ),
     "training_compile": Check(
         command="python -m benchmarks.training compile",
         shows="decoder layers as they are and compiled, at two widths",
+        measures=(),
     ),
     "loss_costs": Check(
         command="python -m benchmarks.training.loss_costs",
         shows="the loss with a teacher's distribution in its kinds, beside hard labels (docs/train.md)",
+        measures=(),
     ),
     "draft_vocabulary": Check(
         command="python -m benchmarks.speed.draft_vocabulary",
         shows="heads that score 8k to 32k of 128k tokens: parameters, drafting and loss beside their limits; "
         "and tokens per pass of the shipped demo heads cut to 1,024, 512 and 256 of 2,048 tokens",
+        measures=("checkpoints/demo/grounded",),
     ),
     "engines": Check(
         command="python -m benchmarks.training.engines",
         shows="the same losses, weights and bytes under DDP, FSDP2 and ZeRO-1/2/3 as in one process, on two and "
         "four processes, and runs that one engine begins and another ends",
+        measures=(),
     ),
     "plan": Check(
         command="python -m benchmarks.training.plan",
         shows="tensor memory as `python -m train plan` predicts it beside the measured peak of real training steps",
+        measures=(),
     ),
     "dynamo_counts": Check(
         command="python -m benchmarks.paper.dynamo_counts",
         shows="parameters of all sizes and variants of the paper beside the paper's own figures",
+        measures=(),
     ),
     "dynamo_ablation": Check(
         command="python -m benchmarks.paper.dynamo_ablation",
         shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
+        measures=("checkpoints/demo/base",),
     ),
     "grounded_ablation": Check(
-        command="python -m benchmarks.paper.grounded_ablation --steps 100 --prompts 16 --rounds 3 --picture "
+        command="python -m benchmarks.paper.grounded_ablation --prompts 16 --rounds 3 --picture "
         "docs/pictures/grounded_ablation.png",
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo "
         "backbone, and the target; rows that an earlier call finished are kept",
+        measures=("checkpoints/demo/base",),
     ),
     "grounded_ablation_seeds": Check(
-        command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru --steps 100 --prompts 16 "
-        "--rounds 0 --seeds 3",
+        command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru --prompts 16 --rounds 0 "
+        "--seeds 3",
         shows="gru beside grounded and medusa over three trainings: means and deviations; finished rows are kept",
+        measures=("checkpoints/demo/base",),
     ),
     "dynamo_decoding": Check(
         command="python -m benchmarks.paper.dynamo_decoding",
-        shows="the parts of dynamic decoding by likelihood at equal tokens per pass (table 8)",
+        shows="the parts of dynamic decoding and the readings of its thresholds by likelihood at equal tokens per pass "
+        "(table 8), and its speed at the paper's settings; texts that an earlier call scored are kept",
+        measures=("checkpoints/demo/dynamo",),
     ),
     "dynamo_perplexity": Check(
         command="headway evaluate checkpoints/demo/dynamo --metrics perplexity,accuracy --blocks 32 "
         "--cooccurrence checkpoints/runs/demo-ngrams --thresholds 0,0.25,0.5,0.75,1 --picture "
         "docs/pictures/dynamo_perplexity.png",
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; dynamo_speed counts its table of n-grams",
+        measures=("checkpoints/demo/dynamo",),
     ),
     "dynamo_speed": Check(
         command="python -m benchmarks.speed.dynamo",
+        quick="--new-tokens 32",
         shows="DynaMo on the backbone that was trained with its heads: plain, lossless trees, lossy dynamic decoding",
+        measures=("checkpoints/demo/dynamo",),
     ),
     "dynamo_first_token": Check(
         command="python -m benchmarks.paper.dynamo_first_token",
         shows="PPL₁ of the demo backbone trained with heads, and as long without",
+        measures=("checkpoints/demo/dynamo", "checkpoints/demo/base"),
     ),
     "joint_training": Check(
         command="python -m benchmarks.paper.joint_training",
         shows="tokens per pass and the backbone's PPL₁ before and after: heads alone, with an adapter on the "
         "backbone, warm-in, self-distillation (Medusa-2); rows that an earlier call finished are kept",
+        measures=("checkpoints/demo/base",),
     ),
     "sinkhorn": Check(
         command="python -m benchmarks.paper.sinkhorn",
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",
+        measures=("checkpoints/demo/dynamo",),
     ),
     "ngrams": Check(
         command="python -m benchmarks.speed.ngrams",
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
+        measures=(),
     ),
     "resume": Check(
         command="python -m benchmarks.training.resume",
         shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",
+        measures=(),
+    ),
+    "transformers_tests": Check(
+        command="python -m benchmarks.outside.transformers_tests",
+        shows="the generation tests of transformers, over all its architectures, decoded by each family and by a draft "
+        "model: passed, refused in a sentence, failed",
+        measures=("heads/backbone", "heads/decoding", "heads/interface"),
+        needs="HEADWAY_TRANSFORMERS",
     ),
     "base_recipe": Check(
-        command="accelerate launch train.py --config configs/demo/base.yaml",
+        command="accelerate launch train.py --config configs/demo/base.yaml --overwrite true",
         shows="the demo backbone's recipe learns from random weights: eval_backbone_loss falls",
+        measures=("configs/demo/base.yaml",),
     ),
 }
 
@@ -157,25 +209,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"what to run, by default all: {', '.join(CHECKS)}")
     parser.add_argument("--list", action="store_true", help="print each check with the day it was last measured")
+    parser.add_argument("--quick", action="store_true", help="a share of each check, where it has one")
+    parser.add_argument("--stale", action="store_true", help="print which results are older than what they measure")
     options = parser.parse_args()
     if unknown := set(options.checks) - set(CHECKS):
         parser.error(f"unknown check {', '.join(sorted(unknown))}; allowed are {', '.join(CHECKS)}")
     if options.list:
-        print("\n".join(f"{name:25} {last_measured(name):12} {check.shows}" for name, check in CHECKS.items()))
+        for name, check in CHECKS.items():
+            print(f"{name:25} {last_measured(name):12} {check.command}\n{'':38} {check.shows}")
+        return
+    if options.stale:
+        for name in options.checks or CHECKS:
+            if reason := stale(name):
+                print(f"{name:25} {last_measured(name):12} {reason}")
         return
     for name in options.checks or CHECKS:
-        write(name, run(name))  # immediately: a later check may fail
+        if (needed := CHECKS[name].needs) and not os.environ.get(needed):
+            print(f"{name} is left out: it needs {needed} (see --help)")
+            continue
+        write(name, run(name, quick=options.quick))  # immediately: a later check may fail
 
 
-def run(name: str) -> str:
+def run(name: str, *, quick: bool = False) -> str:
     """The text of one check's file; its output goes to the screen as well.
 
     Raises:
         SystemExit: the command failed.
     """
-    check = CHECKS[name]
-    print(f"== {name}: {check.command}", flush=True)
-    program, *arguments = shlex.split(check.command)
+    asked = CHECKS[name].asked(quick=quick)
+    print(f"== {name}: {asked}", flush=True)
+    program, *arguments = shlex.split(asked)
     started = time.perf_counter()
     # Programs of this very environment, whatever the shell would find.
     command = [str(Path(sys.executable).parent / program), *arguments]
@@ -185,7 +248,7 @@ def run(name: str) -> str:
         sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
     minutes = (time.perf_counter() - started) / 60
     day = datetime.now(tz=UTC).date().isoformat()
-    return as_markdown(name, check.command, f"{day}, {minutes:.1f} minutes, {machine()}", done.stdout)
+    return as_markdown(name, asked, f"{day}, {minutes:.1f} minutes, {machine()}, commit {head()}", done.stdout)
 
 
 def as_markdown(name: str, command: str, measured: str, output: str) -> str:
@@ -193,7 +256,7 @@ def as_markdown(name: str, command: str, measured: str, output: str) -> str:
 
     Args:
         command: as it was typed when this was measured.
-        measured: the day first, then minutes, machine and versions.
+        measured: the day first, then minutes, machine, versions and, last, the commit.
         output: what the command printed; colours and progress bars are left out.
     """
     kept = [line.rstrip() for line in ANSI.sub("", output).splitlines() if not PROGRESS.search(line)]
@@ -214,19 +277,33 @@ def machine() -> str:
     return f"{found['cpu']}, {found['threads']} threads, Python {packages['python']}, {named}"
 
 
+def head() -> str:
+    """The commit that is checked out, abbreviated; "unknown" outside of a repository."""
+    return git("rev-parse", "--short", "HEAD") or "unknown"
+
+
 def write(name: str, text: str) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     print(f"written to {(RESULTS / f'{name}.md').relative_to(ROOT)}")
 
 
+def stale(name: str) -> str:
+    """Why a check's file is older than what it measures; empty where it is not."""
+    path, check = RESULTS / f"{name}.md", CHECKS[name]
+    if not path.is_file():
+        return "not yet measured"
+    commands = [check.asked(quick=quick) for quick in (False, True)]
+    module = re.search(r"-m ([\w.]+)", check.command)
+    own = [f"{module[1].replace('.', '/')}*"] if module else []
+    return why_stale(path.read_text(encoding="utf-8"), commands, [*own, *check.measures])
+
+
 def last_measured(name: str) -> str:
     """The day in a check's file."""
     path = RESULTS / f"{name}.md"
-    found = (
-        re.search(r"^- measured: (\S+?),", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
-    )
-    return found[1] if found else "not yet"
+    day = found_in(path.read_text(encoding="utf-8"), r"^- measured: (\S+?),") if path.is_file() else None
+    return day or "not yet"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,11 @@
 
 Each variant is its config in configs/pile/ablation/ (the paper's setting on Pythia-70M) with the demo's backbone, data
 and steps in place of the paper's, and the demo's three rates in place of LR_B, LR_M and LR_MB. PPL_n is exp of the mean
-loss on held-out blocks; PPL_{1:n} is their geometric mean. Finished rows are stored in --out and not trained again.
+loss on held-out blocks; PPL_{1:n} is their geometric mean. All variants with three seeds take some five hours on two
+cores. Each finished row is stored in --out at once and not trained again, so a call that was stopped goes on, and
+--rows and --seeds train a share; the table has every row that is there.
+
+The row CTC is not reproduced: the paper defines neither its blank nor which alignments of two tokens count.
 """
 
 from __future__ import annotations
@@ -10,15 +14,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from benchmarks.paper.trained_rows import StoredRow, load_or_measure, short_run, train_row
-from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
+from benchmarks.paper.orderings import compare, orderings
+from benchmarks.paper.trained_rows import (
+    StoredRow,
+    load_or_measure,
+    named_rows,
+    short_run,
+    train_row,
+    what_trains,
+)
+from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, with_spread
 from train.config import RatesConfig, TrainConfig, read_config
 from train.loop.batches import collate
 from train.objective.losses import chunked_cross_entropy
@@ -26,6 +38,8 @@ from train.objective.model import TrainedModel
 
 CONFIGS = Path("configs/pile/ablation")
 PAPER_RATES = {"base": 1e-5, "heads": 1e-3, "heads_to_base": 1e-6}
+BEST = "74M-T2"
+"""What the paper compares with: one decoder layer for the second token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,22 +47,24 @@ class AblationVariant:
     """A row of table 9.
 
     Attributes:
-        config: file in configs/pile/ablation; None is the untrained backbone.
+        config: file in configs/pile/ablation; None is the backbone as it is, or a row that is not reproduced.
         paper: the paper's PPL_1, PPL_2, PPL_3; None where it has none.
-        trains: measured after training; False measures the variant before its first step.
+        reproduced: False for a row that the paper leaves undefined.
     """
 
     name: str
+    what: str = ""
     config: str | None
     paper: tuple[float | None, float | None, float | None]
-    trains: bool = True
+    reproduced: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """Measurements of one variant; `ppl` has PPL_1, PPL_2, PPL_3, None where a variant has no such head."""
+    """Measurements of one variant with one seed; `ppl` has PPL_1, PPL_2, PPL_3, None where it has no such head."""
 
     name: str
+    seed: int
     trained: int
     steps: int
     seconds: float
@@ -56,21 +72,23 @@ class AblationRow:
 
 
 VARIANTS = (
-    AblationVariant(name="backbone", config=None, paper=(20.2, None, None)),
-    AblationVariant(name="backbone+", config="dynamo_70m_plus", paper=(20.1, None, None)),
+    AblationVariant(name="backbone", what="as it is", config=None, paper=(20.2, None, None)),
+    AblationVariant(name="backbone+", what="trained as long", config="dynamo_70m_plus", paper=(20.1, None, None)),
     AblationVariant(name="T1-L2", config="dynamo_70m_t1_l2", paper=(21.4, 1455.8, None)),
     AblationVariant(name="T1-L2-M(-1)R", config="dynamo_70m_t1_l2_m1r", paper=(20.3, 645.3, None)),
-    AblationVariant(name="96M-T2: own unembedding", config="dynamo_96m_t2", paper=(19.9, 252.4, None)),
-    AblationVariant(name="74M-T2 (C): copied layer at LR_B", config="dynamo_74m_t2_c", paper=(18.3, 296.4, None)),
-    AblationVariant(name="copied layer, not trained", config="dynamo_74m_t2_c", paper=(None, None, None), trains=False),
-    AblationVariant(name="70M-T2 (LoRA)", config="dynamo_70m_t2_lora", paper=(20.2, 1368.1, None)),
-    AblationVariant(name="99M-T2: own layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
-    AblationVariant(name="74M-T2 (NP): last tap", config="dynamo_74m_t2_np", paper=(18.8, 131.1, None)),
-    AblationVariant(name="74M-T2-H: heads only", config="dynamo_74m_t2_h", paper=(20.2, 119.1, None)),
+    AblationVariant(name="96M-T2", what="own unembedding", config="dynamo_96m_t2", paper=(19.9, 252.4, None)),
+    AblationVariant(name="74M-T2-C", what="copied layer at LR_B", config="dynamo_74m_t2_c", paper=(18.3, 296.4, None)),
+    AblationVariant(name="70M-T2-LoRA", config="dynamo_70m_t2_lora", paper=(20.2, 1368.1, None)),
+    AblationVariant(name="74M-T2-CTC", config=None, paper=(18.5, 115.4, None), reproduced=False),
+    AblationVariant(name="99M-T2", what="own layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
+    AblationVariant(name="74M-T2-NP", what="last tap", config="dynamo_74m_t2_np", paper=(18.8, 131.1, None)),
+    AblationVariant(name="74M-T2-H", what="heads only", config="dynamo_74m_t2_h", paper=(20.2, 119.1, None)),
     AblationVariant(name="74M-T2", config="dynamo_74m_t2", paper=(18.3, 112.4, None)),
-    AblationVariant(name="77M-T2: two layers a head", config="dynamo_77m_t2", paper=(18.3, 86.7, None)),
+    AblationVariant(name="77M-T2", what="two layers a head", config="dynamo_77m_t2", paper=(18.3, 86.7, None)),
     AblationVariant(name="77M-T3", config="dynamo_77m_t3", paper=(18.3, 111.4, 262.0)),
 )
+Found = Mapping[str, Sequence[AblationRow]]
+"""Finished rows by variant, one for each seed; empty where none is there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,17 +96,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = wide_console()
     demo = read_config(["--config", options.config])
     demo.data.block_size = options.block_size
-    rows = [row_of(variant, demo, options) for variant in VARIANTS]
+    for seed in range(options.seeds):  # every variant once before any twice: a call that is stopped compares most
+        for variant in [] if options.report else chosen(options.rows):
+            row_of(variant, seed, demo, options)
+    found = {variant.name: finished(variant, demo, options) for variant in VARIANTS}
     say(console, describe_cpu())
-    console.print(table(rows, f"{options.steps} steps of {options.batch} × {options.block_size} tokens"))
-    for text, holds in claims({row.name: row for row in rows}):
-        say(console, f"  {text}: {'yes' if holds else 'no'}")
+    console.print(table(found, f"up to {options.steps} steps of {options.batch} × {options.block_size} tokens"))
+    for line in statements(found):
+        say(console, f"  {line}")
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_ablation", __doc__)
+    names = [variant.name for variant in VARIANTS if variant.reproduced]
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"train these alone, of {', '.join(names)}")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each row")
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps of each row")
+    parser.add_argument("--report", action="store_true", help="print the rows that are there and train none")
     parser.add_argument("--config", default="configs/demo/dynamo.yaml", help="whose backbone, data and rates")
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each variant")
     parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
     parser.add_argument("--eval-blocks", type=int, default=64, help="held-out blocks")
@@ -96,15 +121,26 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def row_of(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> AblationRow:
+def chosen(names: Sequence[str] | None) -> list[AblationVariant]:
+    """The named rows in the order of `VARIANTS`, by default all that can be made.
+
+    Raises:
+        ValueError: an unknown name, or the row that is not reproduced.
+    """
+    return named_rows([variant for variant in VARIANTS if variant.reproduced], names)
+
+
+def row_of(variant: AblationVariant, seed: int, demo: TrainConfig, options: argparse.Namespace) -> AblationRow:
     """The stored row of a variant, or a new one, which is trained and measured without saving its weights."""
-    trains = variant.trains and variant.config is not None
-    config = on_the_demo(variant, demo, options)
+    trains = variant.config is not None
+    seed = seed if trains else 0  # nothing of the backbone as it is depends on it
+    config = on_the_demo(variant, seed, demo, options)
 
     def measure(folder: Path) -> AblationRow:
         found = train_row(dataclasses.replace(config, output_dir=str(folder)), steps=trains)
         return AblationRow(
             name=variant.name,
+            seed=seed,
             trained=found.parameters if trains else 0,
             steps=options.steps if trains else 0,
             seconds=found.seconds,
@@ -114,13 +150,22 @@ def row_of(variant: AblationVariant, demo: TrainConfig, options: argparse.Namesp
     return load_or_measure(stored_row(variant, config, options), AblationRow, measure)
 
 
-def on_the_demo(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
+def finished(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> list[AblationRow]:
+    """The rows of a variant that are there, of the seeds and steps of this call."""
+    if not variant.reproduced:
+        return []
+    seeds = range(options.seeds if variant.config is not None else 1)
+    stored = [stored_row(variant, on_the_demo(variant, seed, demo, options), options) for seed in seeds]
+    return [AblationRow(**row) for row in (place.read() for place in stored) if row is not None]
+
+
+def on_the_demo(variant: AblationVariant, seed: int, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     """The variant's config with the demo's backbone, data, steps and rates."""
     path = CONFIGS / f"{variant.config or 'dynamo_70m_plus'}.yaml"
     config = read_config(["--config", str(path)])
     lora = {"lora_targets": None} if config.heads.get("lora_rank") else {}  # the demo's layers have other names
     rates = translate(config.rates, demo.rates, with_heads=config.family is not None)
-    config = dataclasses.replace(config, backbone=demo.backbone, data=demo.data, rates=rates)
+    config = dataclasses.replace(config, backbone=demo.backbone, data=demo.data, rates=rates, seed=seed)
     config = dataclasses.replace(config, evaluation=demo.evaluation, trainer=demo.trainer, heads=config.heads | lora)
     return short_run(config, steps=options.steps, batch=options.batch)
 
@@ -177,46 +222,70 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
     return math.exp(sum(map(math.log, known)) / len(known)) if len(known) == len(values) else None
 
 
-def table(rows: Sequence[AblationRow], title: str) -> Table:
-    perplexities = ("PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃", "paper's PPL₁, PPL₂, PPL₃")
-    made = figures_table(title, "variant", "trained", "seconds", *perplexities)
-    papers = {variant.name: variant.paper for variant in VARIANTS}
-    for row in sorted(rows, key=lambda row: list(papers).index(row.name)):
-        measured = [*row.ppl, geometric_mean(row.ppl[:2]), geometric_mean(row.ppl)]
-        paper = ", ".join("–" if value is None else f"{value:.1f}" for value in papers[row.name])
-        cells = ["–" if value is None else f"{value:.2f}" for value in measured]
-        made.add_row(row.name, f"{row.trained:,}", f"{row.seconds:.0f}", *cells, paper)
+def table(found: Found, title: str) -> Table:
+    """A line for each row of the paper: means over seeds, with deviations, or why there are none."""
+    columns = (
+        "what",
+        "steps × seeds",
+        "trained",
+        "PPL₁",
+        "PPL₂",
+        "PPL₃",
+        "PPL₁₂",
+        "PPL₁₂₃",
+        "paper's PPL₁, PPL₂, PPL₃",
+    )
+    made = figures_table(title, "variant", *columns, left=2)
+    for variant in VARIANTS:
+        paper = ", ".join("–" if value is None else f"{value:.1f}" for value in variant.paper)
+        made.add_row(variant.name, variant.what, *cells_of(variant, found[variant.name]), paper)
     return made
 
 
-def claims(rows: dict[str, AblationRow]) -> list[tuple[str, bool]]:
-    """The statements of table 9, compared with these rows."""
+def cells_of(variant: AblationVariant, rows: Sequence[AblationRow]) -> list[str]:
+    if not rows:
+        return ["not run" if variant.reproduced else "not reproduced", *[""] * 6]
+    by_seed = [[*row.ppl, geometric_mean(row.ppl[:2]), geometric_mean(row.ppl)] for row in rows]
+    columns = [[value for value in values if value is not None] for values in zip(*by_seed, strict=True)]
+    done = f"{rows[0].steps} × {len(rows)}" if rows[0].steps else "–"
+    return [done, f"{rows[0].trained:,}", *(with_spread(values, "{:.2f}") if values else "–" for values in columns)]
 
-    def ppl(name: str, n: int) -> float:
-        return rows[name].ppl[n - 1] or math.nan
 
-    best, alone, untrained = "74M-T2", "74M-T2-H: heads only", "copied layer, not trained"
-    return [
-        (
-            "PPL₁ of 74M-T2 is no worse than the backbone's after the same training, to half a percent",
-            ppl(best, 1) <= 1.005 * ppl("backbone+", 1),
-        ),
-        (
-            "heads only leaves PPL₁ as it was",
-            math.isclose(ppl(alone, 1), ppl("backbone", 1), rel_tol=1e-4),
-        ),
-        *(
-            (f"PPL₂ of 74M-T2 is below {name}", ppl(best, 2) < ppl(name, 2))
-            for name in ("T1-L2", "T1-L2-M(-1)R", "96M-T2: own unembedding", "70M-T2 (LoRA)", "74M-T2 (NP): last tap")
-        ),
-        ("PPL₂ of 74M-T2 is far below a copied layer's without training", 2 * ppl(best, 2) < ppl(untrained, 2)),
-        ("two layers a head beat one", ppl("77M-T2: two layers a head", 2) < ppl(best, 2)),
-    ]
+def statements(found: Found) -> list[str]:
+    """The orderings of table 9 as these rows have them, in PPL₁ and PPL₂."""
+    lines, seeds = [], {row.seed for rows in found.values() for row in rows}
+    for n in (1, 2):
+        paper = {variant.name: value for variant in chosen(None) if (value := variant.paper[n - 1])}
+        if n == 1:
+            del paper["T1-L2"]  # its one distribution is of x_{t+2}
+        logs = {name: log_perplexities(found[name], n, seeds) for name in paper}
+        lines += [f"PPL{'₁₂'[n - 1]} of {compare(ordering, logs)}" for ordering in orderings(paper, BEST)]
+    return [*lines, heads_only(found)]
+
+
+def log_perplexities(rows: Sequence[AblationRow], n: int, seeds: Iterable[int]) -> dict[int, float]:
+    """log PPL_n by seed; the backbone as it is has one for all of them."""
+    logs = {row.seed: math.log(value) for row in rows if (value := row.ppl[n - 1]) is not None}
+    return dict.fromkeys(seeds, logs[0]) if logs and not rows[0].steps else logs
+
+
+def heads_only(found: Found) -> str:
+    """Heads that are trained alone leave the backbone as it is, which is no matter of seeds."""
+    statement = "PPL₁ of 74M-T2-H is the backbone's"
+    ours = [row.ppl[0] for row in found["74M-T2-H"]]
+    if not ours or not found["backbone"]:
+        return f"{statement}: not run"
+    backbone = found["backbone"][0].ppl[0]
+    holds = all(math.isclose(value, backbone, rel_tol=1e-6) for value in ours)  # type: ignore[arg-type]
+    return (
+        f"{statement}: {'holds' if holds else 'does not hold'} ({', '.join(f'{v:.4f}' for v in ours)}, {backbone:.4f})"
+    )
 
 
 def stored_row(variant: AblationVariant, config: TrainConfig, options: argparse.Namespace) -> StoredRow:
-    content = dataclasses.asdict(config) | {"output_dir": None, "trains": variant.trains, "blocks": options.eval_blocks}
-    return StoredRow(folder=Path(options.out), name=variant.name.split(":")[0].replace(" ", "_"), settings=content)
+    trains = variant.config is not None
+    content = what_trains(config) | {"trains": trains, "blocks": options.eval_blocks}
+    return StoredRow(folder=Path(options.out), name=f"{variant.name}-{config.seed}", settings=content)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,62 @@
 """Table 8 of DynaMo by likelihood: `python -m benchmarks.paper.dynamo_decoding`. Which parts of dynamic decoding pay.
 
 The paper lets a strong model judge texts at ε_b = 0.5, where its variants also differ in speed. Here each variant is
-swept over ε_b, every text is scored by the backbone that wrote it (mean -log p of the new tokens, plain and
-unprocessed), and the scores are compared at equal tokens per pass, by linear interpolation. Lower is likelier text.
+swept over ε_b at the paper's settings of `generate`, texts are scored as benchmarks/paper/dynamo_texts.py says, and the
+scores are compared at equal tokens per pass, by linear interpolation between thresholds. Lower is likelier text. At
+ε_b = 1 every variant is plain sampling. In the end plain generation and dynamic decoding are timed prompt by prompt in
+one interleaved run. Scored texts are kept in --out, so that a call that was stopped goes on. The readings of adaptive
+thresholding are those of heads/decoding/dynamo/threshold.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from benchmarks.paper.dynamo_texts import (
+    JUDGES,
+    PAPER_REQUEST,
+    Figures,
+    Texts,
+    losses_at_speed,
+    resamples,
+    with_interval,
+    write_texts,
+)
+from benchmarks.paper.trained_rows import StoredRow, load_or_measure
 from benchmarks.shared import (
     NGRAMS,
     describe_cpu,
     figures_table,
     held_out,
-    interpolate,
     open_ngrams,
-    or_dash,
     parser_of,
     run_benchmark,
     say,
+    wide_console,
 )
-from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.decoding import DynamicDecoding
-from heads.evaluation.methods import end_tokens
-from heads.evaluation.tables import progress_bar
+from heads.decoding.dynamo.threshold import Adaptive
+from heads.evaluation.methods import Method, Outcome, Promise, SampledSettings, plain, stated
+from heads.evaluation.tables import measure, progress_bar, speed_table
 from heads.ngrams.table import NgramTable
+from train.data.hidden_states import checksum
 
-THRESHOLDS = (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
+THRESHOLDS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8)
+TIMED_THRESHOLDS = (0.65, 0.5, 0.35)
+PLAIN = "plain sampling (ε_b = 1)"
+"""Always at one token a pass, whatever the others' is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,58 +64,62 @@ class DecoderVariant:
     """A row: which parts of dynamic decoding are switched on."""
 
     name: str
-    transparency: float
-    adaptive: bool
-    blur: int
+    transparency: float = 1.0
+    adaptive: Adaptive | None = "otsu_first"
+    blur: int = 1
 
 
 VARIANTS = (
-    DecoderVariant(name="CO + AT + G-3", transparency=1.0, adaptive=True, blur=3),
-    DecoderVariant(name="CO + AT", transparency=1.0, adaptive=True, blur=1),
-    DecoderVariant(name="CO", transparency=1.0, adaptive=False, blur=1),
-    DecoderVariant(name="CO-0.5 + AT + G-3", transparency=0.5, adaptive=True, blur=3),
-    DecoderVariant(name="AT + G-3", transparency=0.0, adaptive=True, blur=3),
-    DecoderVariant(name="none", transparency=0.0, adaptive=False, blur=1),
+    DecoderVariant(name="CO", adaptive=None),
+    DecoderVariant(name="CO + AT, Otsu first"),
+    DecoderVariant(name="CO + AT + G-3, Otsu first", blur=3),
+    DecoderVariant(name="CO + AT + G-3, static first", adaptive="static_first", blur=3),
+    DecoderVariant(name="CO + AT + G-3, at ε_b", adaptive="at_epsilon", blur=3),
+    DecoderVariant(name="CO + AT + G-3, blurred", adaptive="blurred", blur=3),
+    DecoderVariant(name="CO-0.5 + AT + G-3, Otsu first", transparency=0.5, blur=3),
+    DecoderVariant(name="AT + G-3, Otsu first", transparency=0.0, blur=3),
+    DecoderVariant(name="none", transparency=0.0, adaptive=None),
 )
+REFERENCE = VARIANTS[0].name
+"""Without adaptive thresholding."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
-    """One variant at one ε_b."""
-
-    name: str
-    threshold: float
-    tokens_per_pass: float
-    loss: float
+Sweep = Mapping[str, Mapping[float, Texts]]
+"""By variant and ε_b."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
-    console = Console()
+    console = wide_console()
     opened = open_heads([options.heads])
     table = open_ngrams(opened, options.ngrams)
+    judge = AutoModelForCausalLM.from_pretrained(options.judge, dtype=opened.model.dtype).eval()
     prompts_BT = torch.cat(held_out(opened, options.prompts))
-    points = sweep(console, opened, table, prompts_BT, options)
+    texts = sweep(console, opened, table, judge, prompts_BT, options)
     say(
         console,
-        f"{options.heads}, {options.prompts} held-out prompts, {options.new_tokens} new tokens, {options.draws} draws; "
-        f"top-k 50, temperature 0.7, repetition penalty 1.1; {describe_cpu()}",
+        f"{options.heads}, {options.prompts} held-out prompts, {options.new_tokens} new tokens, {options.draws} "
+        f"draw(s); top-k 50, temperature 0.7, repetition penalty 1.1; the other model is {options.judge}; [] is 95 % "
+        f"of a paired bootstrap over prompts; {describe_cpu()}",
     )
-    console.print(at_equal_speed(points, options.tokens_per_pass))
-    console.print(at_equal_threshold(points, 0.5))
+    for judge_name in JUDGES:
+        for printed in at_equal_speed(texts, options.tokens_per_pass, judge_name):
+            console.print(printed)
+    console.print(at_equal_threshold(texts, 0.5))
+    if options.timed_prompts:
+        console.print(timed(console, opened, table, judge, list(prompts_BT[: options.timed_prompts].split(1)), options))
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_decoding", __doc__)
     parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads")
-    parser.add_argument(
-        "--ngrams",
-        default=NGRAMS,
-        help="table of n-grams; counted from the demo corpus where it does not exist",
-    )
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts")
+    parser.add_argument("--judge", default="checkpoints/demo/draft", help="another model of the same tokenizer")
+    parser.add_argument("--ngrams", default=NGRAMS, help="table of n-grams; counted where it does not exist")
+    parser.add_argument("--out", default="checkpoints/runs/dynamo_decoding", help="scored texts are stored here")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts")
     parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
-    parser.add_argument("--draws", type=int, default=2, help="texts for each prompt")
+    parser.add_argument("--draws", type=int, default=1, help="texts for each prompt")
+    parser.add_argument("--timed-prompts", type=int, default=12, help="of the prompts, those that are timed; 0: none")
+    parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats of the timed prompts")
     parser.add_argument(
         "--tokens-per-pass", type=float, nargs="+", default=[1.25, 1.5, 1.75, 2.0], help="where variants are compared"
     )
@@ -102,86 +127,127 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def sweep(
-    console: Console, opened: Opened, table: NgramTable, prompts_BT: Tensor, options: argparse.Namespace
-) -> list[Point]:
-    """Every variant at every threshold, the same seeds for all."""
-    points = []
-    with progress_bar(console, "decoding", len(VARIANTS) * len(THRESHOLDS)) as advance:
-        for variant in VARIANTS:
-            for threshold in THRESHOLDS:
-                points.append(measure(opened, table, variant, threshold, prompts_BT, options))
-                advance()
-    return points
-
-
-def measure(
-    opened: Opened,
-    table: NgramTable,
-    variant: DecoderVariant,
-    threshold: float,
-    prompts_BT: Tensor,
-    options: argparse.Namespace,
-) -> Point:
-    """Tokens per pass and the mean -log p of the new tokens, over all prompts and seeds."""
+    console: Console, opened: Opened, table: NgramTable, judge: Any, prompts_BT: Tensor, options: argparse.Namespace
+) -> Sweep:
+    """Every variant at every threshold, the same seeds for all; at ε_b = 1 they are one. What is stored is read."""
     (token_heads,) = opened.token_heads.values()
-    tokens = passes = 0
-    losses: list[Tensor] = []
-    for seed in range(options.draws):
-        decoding = DynamicDecoding(
-            token_heads,
-            threshold=threshold,
-            cooccurrence=table if variant.transparency else None,
-            generator=torch.Generator(prompts_BT.device).manual_seed(seed),
-            transparency=variant.transparency,
-            adaptive=variant.adaptive,
-            blur=variant.blur,
-        )
-        output = opened.model.generate(
-            prompts_BT,
-            attention_mask=torch.ones_like(prompts_BT),
-            max_new_tokens=options.new_tokens,
-            do_sample=True,
-            top_k=50,
-            temperature=0.7,
-            repetition_penalty=1.1,
-            return_dict_in_generate=True,
-            custom_generate=decoding,
-        )
-        tokens += output.stats.tokens
-        passes += output.stats.row_passes
-        losses.append(new_token_losses(token_heads.backbone, output.sequences, prompts_BT.shape[1]))
-    loss = float(torch.cat(losses).mean())
-    return Point(name=variant.name, threshold=threshold, tokens_per_pass=tokens / passes, loss=loss)
+
+    def texts_of(variant: DecoderVariant, threshold: float) -> Texts:
+        def decoding(seed: int) -> DynamicDecoding:
+            return DynamicDecoding(
+                token_heads,
+                threshold=threshold,
+                cooccurrence=table if variant.transparency else None,
+                generator=torch.Generator(prompts_BT.device).manual_seed(seed),
+                transparency=variant.transparency,
+                adaptive=variant.adaptive,
+                blur=variant.blur,
+            )
+
+        def measure_here(_: Path) -> Texts:
+            return write_texts(opened.model, decoding, judge, prompts_BT, options.new_tokens, options.draws)
+
+        return load_or_measure(stored_texts(variant, threshold, options), Texts, measure_here)
+
+    found: dict[str, dict[float, Texts]] = {}
+    with progress_bar(console, "decoding", 1 + len(VARIANTS) * len(THRESHOLDS)) as advance:
+        plain_texts = texts_of(VARIANTS[0], 1.0)
+        for variant in VARIANTS:
+            found[variant.name] = {1.0: plain_texts}
+            for threshold in THRESHOLDS:
+                found[variant.name][threshold] = texts_of(variant, threshold)
+                advance()
+    return found
 
 
-@torch.no_grad()
-def new_token_losses(backbone: Backbone, tokens_BL: Tensor, prompt_length: int) -> Tensor:
-    """-log p of each new token under the backbone, up to each row's end of text."""
-    final_BLD, _ = backbone.forward(tokens_BL, use_cache=False)
-    logits_BNV = backbone.logits(final_BLD[:, prompt_length - 1 : -1]).float()
-    labels_BN = tokens_BL[:, prompt_length:]
-    losses_BN = torch.nn.functional.cross_entropy(logits_BNV.transpose(1, 2), labels_BN, reduction="none")
-    ends_BN = torch.isin(labels_BN, labels_BN.new_tensor(end_tokens(backbone.model)))
-    is_text_BN = ends_BN.cumsum(dim=1) - ends_BN.long() == 0
-    return losses_BN[is_text_BN]
+def stored_texts(variant: DecoderVariant, threshold: float, options: argparse.Namespace) -> StoredRow:
+    """Where the texts of a variant and a threshold are kept, under all that they depend on."""
+    folders = (options.heads, options.judge)
+    files = [file for folder in folders for file in sorted(Path(folder).rglob("*.safetensors"))]
+    files.append(Path(options.ngrams) / "ngrams.json")  # has the checksums of the table's files
+    settings = {
+        "decoding": dataclasses.asdict(variant) | {"name": None, "threshold": threshold},
+        "request": PAPER_REQUEST,
+        **{name: getattr(options, name) for name in ("prompts", "new_tokens", "draws")},
+        "files": {str(file): checksum(file) for file in files},
+    }
+    name = re.sub(r"[^\w.-]+", "_", f"{variant.name}-{threshold:g}")
+    return StoredRow(folder=Path(options.out), name=name, settings=settings)
 
 
-def at_equal_speed(points: Sequence[Point], speeds: Sequence[float]) -> Table:
-    title = "\nmean -log p of the text under the backbone at equal tokens per pass (lower is likelier)"
-    table = figures_table(title, "method", *(f"{speed:g}" for speed in speeds))
-    for variant in VARIANTS:
-        own = [(point.tokens_per_pass, point.loss) for point in points if point.name == variant.name]
-        table.add_row(variant.name, *(or_dash(interpolate(own, speed)) for speed in speeds))
-    return table
+def at_equal_speed(texts: Sweep, speeds: Sequence[float], judge: str) -> Iterator[Table]:
+    """The losses, and their differences from the row without adaptive thresholding; plain sampling's has one speed."""
+    weights_SB = weights_of(texts)
+    plain_S = texts[REFERENCE][1.0].loss(weights_SB, judge)
+    losses = {PLAIN: [plain_S] * len(speeds)} | {
+        name: [losses_at_speed(list(own.values()), weights_SB, judge, speed) for speed in speeds]
+        for name, own in texts.items()
+    }
+    columns = ("method", *(f"{speed:g}" for speed in speeds))
+    table = figures_table(f"\nmean -log p under the {judge} at equal tokens per pass (lower is likelier)", *columns)
+    beside = figures_table(f"\nthe same, beside {REFERENCE}", *columns)
+    for name, found in losses.items():
+        table.add_row(name, *map(with_interval, found))
+        pairs = zip(found, losses[REFERENCE], strict=True)
+        if name != REFERENCE:
+            beside.add_row(name, *(with_interval(values_S - reference_S, "+.3f") for values_S, reference_S in pairs))
+    yield table
+    yield beside
 
 
-def at_equal_threshold(points: Sequence[Point], threshold: float) -> Table:
+def at_equal_threshold(texts: Sweep, threshold: float) -> Table:
     title = f"\nat ε_b = {threshold}, as the paper's table 8"
-    table = figures_table(title, "method", "tokens per pass", "mean -log p")
-    for point in points:
-        if point.threshold == threshold:
-            table.add_row(point.name, f"{point.tokens_per_pass:.2f}", f"{point.loss:.3f}")
+    columns = ("tokens per pass", *(f"-log p, {judge}" for judge in JUDGES), "repeated 4-grams")
+    table = figures_table(title, "method", *columns)
+    weights_SB = weights_of(texts)
+    rows = {name: own[threshold] for name, own in texts.items()}
+    for name, row in ({PLAIN: texts[REFERENCE][1.0]} | rows).items():
+        table.add_row(
+            name,
+            with_interval(row.tokens_per_pass(weights_SB), ".2f"),
+            *(with_interval(row.loss(weights_SB, judge)) for judge in JUDGES),
+            with_interval(row.repeated(weights_SB), ".3f"),
+        )
     return table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperSettings(SampledSettings):
+    """Appendix A.1, for one prompt after another."""
+
+    def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
+        return super().generate(model, prompt_1T, **PAPER_REQUEST, **more)
+
+
+def timed(
+    console: Console, opened: Opened, table: NgramTable, judge: Any, prompts: list[Tensor], options: argparse.Namespace
+) -> Table:
+    """Whole calls of plain generation and of dynamic decoding, in turn, at the paper's request."""
+    (token_heads,) = opened.token_heads.values()
+    settings = PaperSettings(new_tokens=options.new_tokens)
+
+    def method(name: str, promises: Promise = "lossy", **given: Any) -> Method:
+        decoding = DynamicDecoding(token_heads, cooccurrence=table, **given)
+
+        def run(prompt_1T: Tensor) -> Outcome:
+            output = settings.generate(opened.model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
+            return stated(output, prompt_1T)
+
+        return Method(name=name, run=run, promises=promises)
+
+    methods = [
+        plain(opened.model, settings),
+        method("CO + AT, ε_b 1", "same text", threshold=1.0),
+        *(method(f"CO + AT, ε_b {value:g}", threshold=value) for value in TIMED_THRESHOLDS),
+        method("CO + AT + G-3, static first, ε_b 0.5", threshold=0.5, adaptive="static_first", blur=3),
+    ]
+    rows = measure(console, opened.model, methods, settings, prompts, options.repeats, "timing", other_model=judge)
+    title = f"\n{len(prompts)} of the prompts one by one, {options.repeats} interleaved repeats"
+    return speed_table(rows, title)
+
+
+def weights_of(texts: Sweep) -> Figures:
+    return resamples(len(texts[REFERENCE][1.0].tokens_B))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from heads.evaluation.predictions import read_blocks
 LONGER = Path("checkpoints/runs/demo-base-longer")
 COMMAND = (
     *("train.py", "--config", "configs/demo/dynamo.yaml", "--family", "null", "--heads", "{}"),
-    *("--rates.heads_to_base", "null", "--output_dir", str(LONGER)),
+    *("--rates.heads_to_base", "null", "--output_dir", str(LONGER), "--overwrite", "true"),
 )
 
 

@@ -2,12 +2,13 @@
 
 Rows of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), and of later options. Each row is
 configs/demo/grounded.yaml with only its own changes: blocks, their order, steps, batch and seed are the same. No block
-is seen twice (the paper trains for one epoch). Finished rows are stored in --out and not trained again. Rates are the
-better of 5e-3 and 1e-2 for each family: the first for `grounded`, the second for `medusa` and `gru`
-(docs/decisions.md).
+is seen twice (the paper trains for one epoch). Each finished row is stored in --out at once and not trained again, so
+a call that was stopped goes on; --rows and --seeds train a share. Rates are the better of 5e-3 and 1e-2 for each
+family: the first for `grounded`, the second for `medusa` and `gru` (docs/decisions.md).
 
-Tokens per pass are measured greedily with the heads alone (no prompt lookup) over held-out prompts, with the static
-tree of --nodes nodes grown from the heads' accuracy by rank on the held-out blocks.
+Tokens per pass are measured greedily with the heads alone (no prompt lookup) over held-out prompts: with the static
+tree of --nodes nodes grown from each row's own accuracy by rank on the held-out blocks, and with one tree for all rows,
+Medusa's of 63 nodes, as the paper holds its families on "the exact same tree structure" (section 3.2).
 
 Offsets: the paper's 0, 2, 4, 8 and 16 of LLaMA-7B's 32 layers correspond to 0, ½, 1, 2 and 4 of this backbone's 8
 layers; ½ is no layer, so 1, 2 and 4 are trained.
@@ -32,16 +33,26 @@ from benchmarks.paper.trained_rows import (
     StoredRow,
     Trained,
     load_or_measure,
+    named_rows,
     read_overridden,
     short_run,
     step_seconds,
     train_row,
+    what_trains,
 )
-from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, write_figures
+from benchmarks.shared import (
+    describe_cpu,
+    figures_table,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+    with_spread,
+    write_figures,
+)
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
-from heads.validation import nearest
 from train.config import TrainConfig
 from train.data.hidden_states import checksum
 from train.regenerate.output import is_finished
@@ -53,6 +64,8 @@ REGENERATE = (
     "--max-new-tokens 192 --batch-size 64"
 )
 
+
+ONE_TREE = Path("configs/trees/medusa_63.json")
 
 FAST: Mapping[str, Any] = {"rates": {"heads": 1.0e-2}}
 """The better rate of families whose heads are small beside grounded ones."""
@@ -78,6 +91,8 @@ class GroundedRow:
     """Measurements of one variant with one seed.
 
     Attributes:
+        tokens_per_pass: with the row's own tree.
+        on_one_tree: tokens per pass with the tree that all rows share.
         evaluations: metrics on held-out blocks during and after training: `step`, `head1_top1`, ….
     """
 
@@ -86,6 +101,7 @@ class GroundedRow:
     parameters: int
     seconds: float
     tokens_per_pass: float
+    on_one_tree: float
     evaluations: list[dict[str, float]]
 
 
@@ -119,41 +135,46 @@ VARIANTS = (
 def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
-    rows: dict[str, list[GroundedRow]] = {}
-    made: set[str] = set()
-    configs: dict[str, TrainConfig] = {}
-    for variant in chosen(options.rows):
-        if variant.needs is not None and not is_finished(Path(variant.needs)):
-            print(
-                f"{variant.name} is left out: {variant.needs} is not finished; write it with {REGENERATE}", flush=True
-            )
-            continue
-        rows[variant.name] = [row_of(variant, seed, options) for seed in range(options.seeds)]
-        made |= {stored_row(variant, seed, options).made() for seed in range(options.seeds)}
-        configs[variant.name] = config_of(variant, 0, options)
-    if not rows:
-        raise ValueError("No row is left to compare.")
-    costs = step_seconds(configs, options.rounds, options.batch) if options.rounds else {}
-    machine = describe_machine(torch.device("cpu"))
+    variants = [variant for variant in chosen(options.rows) if is_possible(variant)]
+    for seed in range(options.seeds):  # every row once before any twice: a call that is stopped compares most
+        for variant in [] if options.report else variants:
+            row_of(variant, seed, options)
+    rows = {variant.name: found for variant in variants if (found := finished(variant, options))}
+    configs = {variant.name: config_of(variant, 0, options) for variant in variants if variant.name in rows}
+    costs = step_seconds(configs, options.rounds, options.batch) if options.rounds and rows else {}
     say(console, describe_cpu())
-    console.print(table(rows, costs, f"{options.steps} steps of {options.batch} blocks, {options.seeds} seed(s)"))
+    console.print(table(rows, costs, f"{options.steps} steps of {options.batch} blocks"))
+    missing = [variant.name for variant in variants if variant.name not in rows]
+    say(console, f"  not run with these settings: {', '.join(missing) or 'none'}")
     for line in claims(rows):
         say(console, f"  {line}")
-    say(console, f"rows are kept in {options.out}; made by {' and '.join(sorted(made))}")
+    made = {stored_row(variant, row.seed, options).made() for variant in variants for row in rows.get(variant.name, [])}
+    say(console, f"rows are kept in {options.out}; made by {' and '.join(sorted(made)) or 'nobody yet'}")
     if options.json:
         content = {name: [dataclasses.asdict(row) for row in found] for name, found in rows.items()}
+        machine = describe_machine(torch.device("cpu"))
         write_figures(options.json, {"machine": machine, "rows": content, "step_seconds": costs})
-    picture = options.picture or str(Path(options.out) / "ablation.png")
-    draw(rows, picture)
-    say(console, f"picture: {picture}")
+    if rows:
+        picture = options.picture or str(Path(options.out) / "ablation.png")
+        draw(rows, picture)
+        say(console, f"picture: {picture}")
+
+
+def is_possible(variant: Variant) -> bool:
+    """Is the file there that a row needs? Says what writes it where it is not."""
+    if variant.needs is None or is_finished(Path(variant.needs)):
+        return True
+    print(f"{variant.name} is left out: {variant.needs} is not finished; write it with {REGENERATE}", flush=True)
+    return False
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.grounded_ablation", __doc__)
     names = [variant.name for variant in VARIANTS]
     parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"of {', '.join(names)}")
+    parser.add_argument("--report", action="store_true", help="print the rows that are there and train none")
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="what rows change")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each row")
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps of each row")
     parser.add_argument("--batch", type=int, default=16, help="blocks of a step")
     parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each row")
@@ -176,16 +197,18 @@ def chosen(names: Sequence[str] | None) -> list[Variant]:
     Raises:
         ValueError: an unknown name.
     """
-    known = [variant.name for variant in VARIANTS]
-    for name in names or []:
-        if name not in known:
-            raise ValueError(f"--rows has {name!r}; allowed are {', '.join(known)}.{nearest(name, known)}")
-    return [variant for variant in VARIANTS if names is None or variant.name in names]
+    return named_rows(VARIANTS, names)
 
 
 def stored_row(variant: Variant, seed: int, options: argparse.Namespace) -> StoredRow:
     config = config_of(variant, seed, options)
     return StoredRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
+
+
+def finished(variant: Variant, options: argparse.Namespace) -> list[GroundedRow]:
+    """The rows of a variant that are there, of the seeds and settings of this call."""
+    stored = [stored_row(variant, seed, options).read() for seed in range(options.seeds)]
+    return [GroundedRow(**row) for row in stored if row is not None]
 
 
 def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> GroundedRow:
@@ -200,7 +223,8 @@ def row_of(variant: Variant, seed: int, options: argparse.Namespace) -> Grounded
             parameters=trained.parameters,
             seconds=trained.seconds,
             evaluations=evaluations(trained),
-            tokens_per_pass=tokens_per_pass(trained, options),
+            tokens_per_pass=tokens_per_pass(trained, options.nodes, options),
+            on_one_tree=tokens_per_pass(trained, ONE_TREE, options),
         )
         trained.trainer.write_heads("last", {"step": options.steps, "tokens_per_pass": row.tokens_per_pass})
         return row
@@ -223,10 +247,11 @@ def config_of(variant: Variant, seed: int, options: argparse.Namespace) -> Train
 
 def settings(config: TrainConfig, options: argparse.Namespace) -> dict[str, Any]:
     """Everything a row depends on: its config, its decoding, and the content of the files that it reads."""
-    content = dataclasses.asdict(config) | {"output_dir": None}
+    content = what_trains(config)
     decoding = {name: getattr(options, name) for name in ("prompts", "new_tokens", "nodes")}
     files = sorted(Path(config.backbone.name_or_path).glob("*.safetensors"))
     files += [Path(source.path) for source in config.data.train if Path(source.path).is_file()]
+    decoding["one_tree"] = checksum(ONE_TREE)
     return {"config": content, "decoding": decoding, "files": {str(file): checksum(file) for file in files}}
 
 
@@ -243,8 +268,11 @@ def evaluations(trained: Trained) -> list[dict[str, float]]:
 
 
 @torch.no_grad()
-def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
-    """See the head of this file. Prompts have one length, so that a batch needs no padding."""
+def tokens_per_pass(trained: Trained, tree: int | Path, options: argparse.Namespace) -> float:
+    """See the head of this file; `tree` as `TreeDecoding` takes it.
+
+    Prompts have one length, so that a batch needs no padding.
+    """
     model, token_heads = trained.model, trained.model.token_heads
     assert token_heads is not None, "every row has heads"
     model.eval()
@@ -252,7 +280,7 @@ def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
     shipped.measured_accuracy = token_heads.measured_accuracy
     source = trained.trainer.config.backbone.name_or_path
     prompts_NT = torch.cat(default_prompts(source, trained.tokenizer, options.prompts))
-    decoding = TreeDecoding(shipped, tree=options.nodes, lookup=0)
+    decoding = TreeDecoding(shipped, tree=tree, lookup=0)
     tokens = passes = 0
     for prompts_BT in prompts_NT.split(DECODED_TOGETHER):
         output = model.backbone.model.generate(
@@ -269,28 +297,34 @@ def tokens_per_pass(trained: Trained, options: argparse.Namespace) -> float:
 
 def table(rows: Mapping[str, Sequence[GroundedRow]], costs: Mapping[str, float], title: str) -> Table:
     """One line for each row; seconds of a step include the backbone's forward and are measured with rows in turn."""
-    accuracies = ("figure", "top-1 by head, %", "top-5 by head, %")
-    costs_of = ("tokens\na pass", "gain over\nmedusa", "parameters", "a step,\nseconds", "of\nmedusa's")
-    made = figures_table(title, "row", *accuracies, *costs_of)
+    accuracies = ("figure", "seeds", "top-1 by head, %", "top-5 by head, %")
+    per_pass = ("tokens a pass,\nover medusa", "on one tree,\nover medusa")
+    made = figures_table(title, "row", *accuracies, *per_pass, "parameters", "a step,\nseconds", "of\nmedusa's")
     figures = {variant.name: variant.figure for variant in VARIANTS}
-    reference = "medusa" in rows and statistics.mean(row.tokens_per_pass for row in rows["medusa"])
     for name, found in rows.items():
-        per_pass = [row.tokens_per_pass for row in found]
-        gain = f"{statistics.mean(per_pass) - reference:+.2f}" if reference and name != "medusa" else "–"
         made.add_row(
             name,
             figures[name],
+            str(len(found)),
             *(by_head(found, metric) for metric in ("top1", "top5")),
-            with_spread(per_pass, "{:.2f}"),
-            gain,
+            *(beside_medusa(rows, name, field) for field in ("tokens_per_pass", "on_one_tree")),
             f"{found[0].parameters:,}",
             f"{costs[name]:.2f}" if name in costs else "–",
             f"{costs[name] / costs['medusa']:.2f}" if name in costs and "medusa" in costs else "–",
         )
     for found in list(rows.values())[:1]:
         own = [f"{100 * found[0].evaluations[-1][f'backbone_{metric}']:.1f}" for metric in ("top1", "top5")]
-        made.add_row("backbone, next token", "", *own, "1.00", "", "", "", "")
+        made.add_row("backbone, next token", "", "", *own, "1.00", "1.00", "", "", "")
     return made
+
+
+def beside_medusa(rows: Mapping[str, Sequence[GroundedRow]], name: str, field: str) -> str:
+    """A row's figure, and by how much it is above medusa's."""
+    values = [getattr(row, field) for row in rows[name]]
+    if name == "medusa" or "medusa" not in rows:
+        return with_spread(values, "{:.2f}")
+    gain = statistics.mean(values) - statistics.mean(getattr(row, field) for row in rows["medusa"])
+    return f"{with_spread(values, '{:.2f}')} {gain:+.2f}"
 
 
 def by_head(found: Sequence[GroundedRow], metric: str) -> str:
@@ -298,16 +332,6 @@ def by_head(found: Sequence[GroundedRow], metric: str) -> str:
     last = [row.evaluations[-1] for row in found]
     heads = range(1, 1 + sum(name.endswith("_top1") and name.startswith("head") for name in last[0]))
     return "  ".join(with_spread([100 * entry[f"head{k}_{metric}"] for entry in last], "{:.1f}") for k in heads)
-
-
-def with_spread(values: Sequence[float], form: str) -> str:
-    """The mean, with the standard deviation where there are several values.
-
-    >>> with_spread([1.5], "{:.2f}"), with_spread([1.0, 3.0], "{:.1f}")
-    ('1.50', '2.0±1.4')
-    """
-    mean = form.format(statistics.mean(values))
-    return mean if len(values) == 1 else f"{mean}±{form.format(statistics.stdev(values))}"
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.paper.trained_rows import StoredRow, load_or_measure, short_run, train_row
+from benchmarks.paper.trained_rows import StoredRow, load_or_measure, short_run, train_row, what_trains
 from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.adapter import LoraSettings
 from train.config import RatesConfig, TrainConfig, read_config
@@ -88,7 +87,9 @@ def row_of(name: str, options: argparse.Namespace) -> JointRow:
     config = VARIANTS[name](shortened(options))
     config.check()
     stored = StoredRow(
-        folder=Path(options.out), name=name.replace(", ", "-").replace(" ", "_"), settings=asdict(config)
+        folder=Path(options.out),
+        name=name.replace(", ", "-").replace(" ", "_"),
+        settings=what_trains(config) | {"output_dir": ""},
     )
 
     def measure(folder: Path) -> JointRow:

@@ -122,7 +122,7 @@ def sinkhorn(joint_Bkk: Tensor, marginals: Sequence[Tensor], pull: float, iterat
             shape = [-1 if i == axis else 1 for i in range(len(marginals))]
             scaled = scaled * (new / scales[axis]).view(len(scaled), *shape)
             scales[axis] = new
-        mass = total(scaled)
+        mass = total(scaled).clamp(min=1e-30)  # 0 where no pair was ever seen
         scaled = scaled / mass
         scales[-1] = scales[-1] / mass.flatten(1)
     return scaled

@@ -18,10 +18,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import yaml
@@ -29,6 +29,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from heads.backbone.loading import load_tokenizer
 from heads.checkpoint.save_load import write_whole
+from heads.validation import nearest
 from train.config import TrainConfig, read_config
 from train.data.blocks import PackedData
 from train.data.draft_tokens import settle_draft_vocabulary
@@ -40,6 +41,27 @@ from train.loop.trainer import HeadsTrainer
 from train.objective.model import TrainedModel
 
 RowKind = TypeVar("RowKind")
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def named_rows(possible: Sequence[N], names: Sequence[str] | None) -> list[N]:
+    """The rows of these names in their own order, by default all.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    known = [row.name for row in possible]
+    for name in names or []:
+        if name not in known:
+            raise ValueError(f"--rows has {name!r}; allowed are {', '.join(known)}.{nearest(name, known)}")
+    return [row for row in possible if names is None or row.name in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +191,13 @@ def short_run(config: TrainConfig, *, steps: int, batch: int, every_steps: int =
         "save_every_steps": 0,
     }
     return dataclasses.replace(config, **(given | more))
+
+
+def what_trains(config: TrainConfig) -> dict[str, Any]:
+    """The fields of a config on which a trained row depends: all but those that say where a run is stored."""
+    fields = dataclasses.asdict(config)
+    del fields["overwrite"]
+    return fields | {"output_dir": None}
 
 
 @dataclass(frozen=True, kw_only=True)

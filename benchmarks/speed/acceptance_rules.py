@@ -2,7 +2,8 @@
 
 Held-out prompts are decoded by sampling with the heads alone (no prompt lookup), under each rule with each tree. The
 tables show tokens per pass without the prompt's pass, with the standard error over prompts, and the milliseconds (ms)
-of drafting and acceptance for each pass of a row.
+of drafting and acceptance for each pass of a row; then the texts' quality: perplexity under another model and the share
+of repeated 4-grams. Exact and rejection sampling write the backbone's own distribution; typical acceptance does not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +32,10 @@ from benchmarks.shared import (
     wide_console,
     write_figures,
 )
-from heads.checkpoint.opening import Opened, open_heads
+from heads.checkpoint.opening import Opened, open_draft_model, open_heads
+from heads.evaluation.generated_text import repeated_ngrams
+from heads.evaluation.lossy.other_model import log_likelihood
+from heads.evaluation.throughput import perplexity
 from heads.interface.token_heads import TokenHeads
 
 RULES = {"exact": "exact", "rejection": "rejection", "typical (lossy)": "typical"}
@@ -52,6 +57,8 @@ class Accepted:
     tokens_per_pass: float
     standard_error: float
     milliseconds: float
+    perplexity: float
+    repeated_4grams: float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,17 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(
         console,
         f"{opened.source} with {', '.join(opened.token_heads)}; {options.prompts} held-out prompts, "
-        f"{options.new_tokens} new tokens, {options.seeds} seeds; {describe_cpu()}",
+        f"{options.new_tokens} new tokens, {options.seeds} seed(s), texts scored by {options.other_model}; "
+        f"{describe_cpu()}",
     )
-    found = []
+    found, other_model = [], open_draft_model(options.other_model)
     for name, token_heads in opened.token_heads.items():
         kept = [
-            measure(opened, name, token_heads, prompts_BT, options, tree=tree, rule=rule, setting=setting)
+            measure(opened, name, token_heads, prompts_BT, options, other_model, tree=tree, rule=rule, setting=setting)
             for tree in trees(token_heads)
             for rule in RULES
             for setting in SETTINGS
         ]
         console.print(table_of(name, kept))
+        console.print(quality_table(name, kept))
         found += kept
     if options.json:
         write_figures(options.json, [dataclasses.asdict(kept) for kept in found])
@@ -82,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.speed.acceptance_rules", __doc__)
     parser.add_argument("--heads", nargs="+", default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"])
+    parser.add_argument(
+        "--other-model", default="checkpoints/demo/draft", help="a model with the backbone's tokenizer scores the texts"
+    )
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts, decoded as one batch")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each prompt")
@@ -102,6 +114,7 @@ def measure(
     token_heads: TokenHeads,
     prompts_BT: Tensor,
     options: argparse.Namespace,
+    other_model: Any,
     *,
     tree: str,
     rule: str,
@@ -109,10 +122,11 @@ def measure(
 ) -> Accepted:
     """Decode all prompts with each seed; an end token does not end a text, so that all are equally long."""
     per_pass, seconds, passes = [], 0.0, 0
+    texts: list[list[int]] = []
     for seed in range(options.seeds):
         torch.manual_seed(seed)
         decoding = heads.TreeDecoding(token_heads, trees(token_heads)[tree], lookup=0, rule=RULES[rule])
-        stats = opened.model.generate(
+        out = opened.model.generate(
             prompts_BT,
             attention_mask=torch.ones_like(prompts_BT),
             custom_generate=decoding,
@@ -122,7 +136,9 @@ def measure(
             max_new_tokens=options.new_tokens,
             return_dict_in_generate=True,
             **SETTINGS[setting],
-        ).stats
+        )
+        stats = out.stats
+        texts += out.sequences[:, prompts_BT.shape[1] :].tolist()
         # A row's pass gives its drafts and one token more, so tokens that were not drafted count passes; the first is
         # the prompt's. A row's last pass may be cut by the text's end.
         per_pass += [(len(row) - 1) / max(1, len(row) - 1 - sum(row)) for row in stats.drafted]
@@ -136,6 +152,8 @@ def measure(
         tokens_per_pass=statistics.mean(per_pass),
         standard_error=statistics.stdev(per_pass) / math.sqrt(len(per_pass)),
         milliseconds=1000 * seconds / passes,
+        perplexity=perplexity([*prompts_BT[:, None]] * options.seeds, texts, partial(log_likelihood, other_model)),
+        repeated_4grams=statistics.mean(map(repeated_ngrams, texts)),
     )
 
 
@@ -143,13 +161,27 @@ def table_of(name: str, kept: Sequence[Accepted]) -> Table:
     """A table of tokens per pass by tree and rule, with a column for each setting."""
     title = f"\n{name}: tokens per pass"
     table = figures_table(title, "tree", "rule", *SETTINGS, "ms", left=2, look=box.MARKDOWN)
-    by_row: dict[tuple[str, str], list[Accepted]] = {}
-    for one in kept:
-        by_row.setdefault((one.tree, one.rule), []).append(one)
-    for (tree, rule), row in by_row.items():
+    for (tree, rule), row in by_tree_and_rule(kept).items():
         cells = [f"{one.tokens_per_pass:.2f} ± {one.standard_error:.2f}" for one in row]
         table.add_row(tree, rule, *cells, f"{statistics.mean(one.milliseconds for one in row):.2f}")
     return table
+
+
+def quality_table(name: str, kept: Sequence[Accepted]) -> Table:
+    """A table of perplexities and repeated 4-grams by tree and rule, with a column for each setting."""
+    title = f"\n{name}: perplexity under another model, 4-grams that repeat"
+    table = figures_table(title, "tree", "rule", *SETTINGS, left=2, look=box.MARKDOWN)
+    for (tree, rule), row in by_tree_and_rule(kept).items():
+        table.add_row(tree, rule, *(f"{one.perplexity:.1f}, {one.repeated_4grams:.0%}" for one in row))
+    return table
+
+
+def by_tree_and_rule(kept: Sequence[Accepted]) -> dict[tuple[str, str], list[Accepted]]:
+    """The settings of each row."""
+    rows: dict[tuple[str, str], list[Accepted]] = {}
+    for one in kept:
+        rows.setdefault((one.tree, one.rule), []).append(one)
+    return rows
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The same prompts are decoded in batches of one, two and so on, with a repetition
 text loops, and copying a loop shows nothing about speed). Prompt lengths differ, so batches are padded on the left;
 rows accept different numbers of tokens and end at different places. A pass over a batch of trees multiplies batch x
 nodes rows, so the best tree shrinks as the batch grows. Hence the heads alone are measured with several node budgets,
-next to the default decoder with prompt lookup.
+and then heads with lookup beside lookup without heads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from torch import Tensor
 
 from benchmarks.shared import describe_cpu, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.decoding.trees.static import Tree
 from heads.evaluation.judges import SameText
-from heads.evaluation.methods import GreedySettings
+from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings
 from heads.evaluation.pictures import PALETTE, save_figure, tidy
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_json
 from heads.evaluation.throughput import clock_of, describe_verdicts, rotated
@@ -52,7 +54,8 @@ class BatchRow:
 
     Attributes:
         batch: rows that are decoded together; all prompts are decoded, this many at a time.
-        ratio: tokens per second divided by plain generate's at the same batch size.
+        ratio: tokens per second divided by plain generate's at the same batch size, the median over the repeats;
+            `ratio_low` and `ratio_high` are its range over them.
         tokens_per_pass: mean over the rows that have not ended.
     """
 
@@ -60,6 +63,8 @@ class BatchRow:
     batch: int
     tokens_per_second: float
     ratio: float
+    ratio_low: float
+    ratio_high: float
     tokens_per_pass: float
     same_text: str
 
@@ -141,13 +146,16 @@ def measure_size(
     with progress_bar(console, f"batch {size}", len(methods) * (options.repeats + 1)) as advance:
         results, seconds = time_methods(methods, batches, clock_of(opened.model.device), options.repeats, advance)
     plain, verdict = next(iter(methods)), SameText(model=opened.model, settings=request)
-    speeds = {name: count_tokens(results[name]) / seconds[name] for name in methods}
+    speeds = {name: [count_tokens(results[name]) / spent for spent in seconds[name]] for name in methods}
+    ratios = {name: [ours / base for ours, base in zip(speeds[name], speeds[plain], strict=True)] for name in methods}
     return [
         BatchRow(
             name=name,
             batch=size,
-            tokens_per_second=speeds[name],
-            ratio=speeds[name] / speeds[plain],
+            tokens_per_second=statistics.median(speeds[name]),
+            ratio=statistics.median(ratios[name]),
+            ratio_low=min(ratios[name]),
+            ratio_high=max(ratios[name]),
             tokens_per_pass=count_tokens(results[name]) / sum(decoded.row_passes for decoded in results[name]),
             same_text=compare(verdict, batches, results[plain], results[name]),
         )
@@ -161,8 +169,8 @@ def time_methods(
     clock: Callable[[], float],
     repeats: int,
     advance: Callable[[], None],
-) -> tuple[dict[str, list[Decoded]], dict[str, float]]:
-    """Each method's output for all batches, and its median seconds for them; repeats are interleaved."""
+) -> tuple[dict[str, list[Decoded]], dict[str, list[float]]]:
+    """Each method's output for all batches, and its seconds for them in each repeat; repeats are interleaved."""
     results: dict[str, list[Decoded]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for repeat in range(-1, repeats):  # the first round warms up
@@ -172,7 +180,7 @@ def time_methods(
             if repeat >= 0:
                 seconds[name].append(clock() - start)
             advance()
-    return results, {name: statistics.median(times) for name, times in seconds.items()}
+    return results, seconds
 
 
 def count_tokens(found: Sequence[Decoded]) -> int:
@@ -192,8 +200,10 @@ def compare(verdict: SameText, batches: Sequence[Batch], plain: Sequence[Decoded
 
 def build_methods(opened: Opened, request: GreedySettings, trees: Sequence[int]) -> dict[str, Run]:
     (token_heads,) = opened.token_heads.values()
-    decodings: dict[str, Any] = {"plain": None, "default": TreeDecoding(token_heads)}
+    decodings: dict[str, Any] = {"plain": None}
     decodings |= {f"heads alone, {nodes} nodes": TreeDecoding(token_heads, nodes, lookup=0) for nodes in trees}
+    decodings[LOOKUP_ALONE] = TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)
+    decodings["heads with lookup"] = TreeDecoding(token_heads, lookup=DEFAULT_LOOKUP)
     return {name: runner(opened, request, decoding) for name, decoding in decodings.items()}
 
 
@@ -227,11 +237,12 @@ def until_end(tokens: list[int], opened: Opened) -> list[int]:
 
 
 def table(rows: Sequence[BatchRow]) -> Table:
-    columns = ("batch", "tokens\nper s", "ratio\nto plain", "tokens\nper pass")
+    columns = ("batch", "tokens\nper s", "ratio\nto plain", "range of\nthe ratio", "tokens\nper pass")
     shown = figures_table(None, "method", *columns)
     shown.add_column("same text")
     for row in rows:
-        figures = (f"{row.tokens_per_second:.1f}", f"{row.ratio:.2f}", f"{row.tokens_per_pass:.2f}")
+        spread = f"{row.ratio_low:.2f}–{row.ratio_high:.2f}"
+        figures = (f"{row.tokens_per_second:.1f}", f"{row.ratio:.2f}", spread, f"{row.tokens_per_pass:.2f}")
         shown.add_row(row.name, str(row.batch), *figures, row.same_text)
     return shown
 

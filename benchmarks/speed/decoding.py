@@ -1,13 +1,13 @@
 """Decoding speed on the demo backbone: `python -m benchmarks.speed.decoding`. Prints side-by-side tables from one run.
 
-Compared on held-out prompts are plain `generate` (eager, and with a compiled static cache), prompt lookup, a draft
-model (transformers' assisted generation and our own), and tree decoding with each folder of heads, by default (with
-prompt lookup) and with the heads alone, eager and compiled. Prompts are decoded greedily, then with a repetition
-penalty, since a small model's greedy text loops, which favours every drafting method and copying most of all. DynaMo's
-heads have a backbone of their own, so their table, with tree decoding and lossy dynamic decoding, has its own plain
-row. Then follow the parts of each millisecond, and the targets. First of all, each folder's tree is fitted to this
-machine as `headway tune-tree` does it, and graphs are compiled; neither is timed, and the chosen trees and the seconds
-of compiling are printed.
+Compared on held-out prompts are plain `generate`, tree decoding with each folder of heads alone, prompt lookup (ours
+without heads, and transformers'), heads with lookup, and a draft model (our own and transformers' assisted generation);
+then plain `generate` and our trees compiled. Prompts are decoded greedily, with a repetition penalty, and by sampling
+at temperature 1: a small model's greedy text loops, which favours every way to draft and copying most of all, and
+sampled text does not. Another model scores all texts, since typical acceptance and dynamic decoding are lossy. DynaMo's
+heads have a backbone of their own, so their tables have a plain row of their own. Then follow the parts of each
+millisecond, the headlines and the targets. First of all each folder's tree is fitted to this machine as `headway
+tune-tree` does it, and graphs are compiled; neither is timed. `--quick` is a share of all this for a short time.
 """
 
 from __future__ import annotations
@@ -16,26 +16,40 @@ import argparse
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.shared import held_out, parser_of, run_benchmark, say, wide_console
-from benchmarks.speed.decoding_report import draw, parts_table, phase_table, say_targets
+from benchmarks.shared import held_out, parse_with_defaults_of, parser_of, run_benchmark, say, wide_console
+from benchmarks.speed.decoding_report import (
+    ALONE,
+    WITH_LOOKUP,
+    draw,
+    headlines,
+    parts_table,
+    phase_table,
+    say_targets,
+    scaled,
+)
 from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
 from heads.backbone.compiled import compiled, what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.decoding.proposers.compiled import compiled_drafting
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.evaluation.methods import (
     GreedySettings,
     Method,
+    SampledSettings,
+    Settings,
     assistant_model,
     draft_model,
     dynamic,
+    lookup_alone,
     plain,
     plain_compiled,
     prompt_lookup,
@@ -51,30 +65,66 @@ from heads.tuning.tuned_tree import build_tuned_tree
 
 REPETITION_PENALTY = 1.1
 FITTED_ON = 16  # prompts at least: fewer tell more of themselves than of the trees
-KINDS = {"": None, ", heads alone": 0}  # what a row's name ends with -> tokens looked up; None: as tuning says
 COMPILED = ", compiled"
+LOOPS = "greedy"  # the setting whose text loops, so that no target is asked of it
+QUICK: dict[str, Any] = {
+    "new_tokens": 32,
+    "no_compile": True,
+    "no_fit": True,
+    "draft_model": "",
+    "dynamic": "",
+    "parts_prompts": 2,
+}
 Trees = dict[str, Tree | DynamicTree]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is decoded with what: the heads on one backbone, their best trees without lookup, and the prompts."""
+
+    opened: Opened
+    alone: Trees
+    prompts: Sequence[Tensor]
+    repeats: int
+    other_model: Any
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = build_parser().parse_args(arguments)
+    options = read_options(arguments)
     console = wide_console()
     opened = open_heads(options.heads)
+    own = open_heads([options.dynamic]) if options.dynamic else None
     to_fit = max(FITTED_ON, options.prompts)
     found = held_out(opened, 2 * to_fit, options.prompt_tokens)
     say_what_runs(console, opened, options)
-    fitted = TuneConfig(
-        new_tokens=options.new_tokens, repetition_penalty=REPETITION_PENALTY, checked_prompts=FITTED_ON // 2
-    )
     places = [(options.offset + i * to_fit // options.prompts) % to_fit for i in range(options.prompts)]
-    measured, own = [found[0::2][place] for place in places], open_own(options)
-    alone, own_alone = (fit_trees(console, one, found[1::2], fitted) if one else {} for one in (opened, own))
-    compare(console, opened, own, measured, options, alone, own_alone)
+    other_model = open_draft_model(options.other_model) if options.other_model else None
+
+    def measured(one: Opened) -> Measured:
+        alone = {} if options.no_fit else fit_trees(console, one, found[1::2], options.new_tokens)
+        prompts = [found[0::2][place] for place in places]
+        return Measured(opened=one, alone=alone, prompts=prompts, repeats=options.repeats, other_model=other_model)
+
+    compare(console, measured(opened), None if own is None else measured(own), options)
 
 
-def fit_trees(
-    console: Console, opened: Opened, prompts: Sequence[Tensor], config: TuneConfig
-) -> dict[str, Tree | DynamicTree]:
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    return parse_with_defaults_of("quick", QUICK, build_parser(), arguments)
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Settings]:
+    """By the name of a table: how its methods choose tokens."""
+    new_tokens = options.new_tokens
+    return {
+        LOOPS: GreedySettings(new_tokens=new_tokens),
+        f"greedy, repetition penalty {REPETITION_PENALTY}": GreedySettings(
+            new_tokens=new_tokens, repetition_penalty=REPETITION_PENALTY
+        ),
+        "sampled, temperature 1": SampledSettings(new_tokens=new_tokens),
+    }
+
+
+def fit_trees(console: Console, opened: Opened, prompts: Sequence[Tensor], new_tokens: int) -> Trees:
     """Fit a tree to each of the heads, which `TreeDecoding` then uses, and print the choice.
 
     It replaces a tree.json beside shipped heads, which was fitted on another machine.
@@ -82,7 +132,8 @@ def fit_trees(
     Returns:
         By name of the heads, the fastest tree without prompt lookup; no entry where no draft is accepted.
     """
-    alone: dict[str, Tree | DynamicTree] = {}
+    config = TuneConfig(new_tokens=new_tokens, repetition_penalty=REPETITION_PENALTY, checked_prompts=FITTED_ON // 2)
+    alone: Trees = {}
     for name, token_heads in opened.token_heads.items():
         tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
         say(console, f"{name}: {verdict(tuning)}")
@@ -92,45 +143,42 @@ def fit_trees(
     return alone
 
 
-def open_own(options: argparse.Namespace) -> Opened | None:
-    """The heads for dynamic decoding, with the backbone that was trained with them; None if they are left out."""
-    return open_heads([options.dynamic]) if options.dynamic else None
-
-
-def compare(
-    console: Console,
-    opened: Opened,
-    own: Opened | None,
-    prompts: Sequence[Tensor],
-    options: argparse.Namespace,
-    alone: Trees,
-    own_alone: Trees,
-) -> None:
-    """Measure all blocks; print tables and targets, and write JSON and picture."""
-    can_compile = may_compile(console, opened, options)
+def compare(console: Console, ours: Measured, own: Measured | None, options: argparse.Namespace) -> None:
+    """Measure all settings; print tables, headlines and targets, and write JSON and picture."""
+    can_compile = may_compile(console, ours.opened, options)
     draft = open_draft_model(options.draft_model) if options.draft_model else None
     blocks: dict[str, list[MethodResult]] = {}
     parts: dict[str, list[Parts]] = {}
-    for penalty in (1.0, REPETITION_PENALTY):
-        request = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=penalty)
-        name = "greedy" if penalty == 1.0 else f"greedy, repetition penalty {penalty}"
-        blocks[name] = measure_speed(
-            console, opened, request, prompts, options.repeats, name, alone, can_compile, draft
-        )
-        parts[name] = measure_where(console, opened, request, prompts, options.repeats, name, alone)
+    for name, settings in settings_of(options).items():
+        blocks[name] = measure_speed(console, ours, settings, name, can_compile, draft)
+        if options.parts_prompts:
+            parts[name] = measure_where(console, ours, settings, name, options.parts_prompts, blocks[name])
         if own is not None:
-            blocks[f"{name}, dynamo's own backbone"] = measure_dynamic(
-                console, own, options, request, prompts, name, own_alone
-            )
-    for name, found in parts.items():
+            blocks[f"{name}, dynamo's own backbone"] = measure_dynamic(console, own, settings, name, options.threshold)
+    say(console, "\nheadlines, computed from the tables above")
+    for name in settings_of(options):
+        for line in headlines(name, blocks[name]):
+            say(console, f"  {line}")
+    for name in settings_of(options):
         say(console, f"\n{name}:")
-        say_targets(console, blocks[name], found, counts=name != "greedy")
+        say_targets(console, blocks[name], parts.get(name, []), counts=name != LOOPS)
+    save(console, ours.opened, options, blocks, parts)
+
+
+def save(
+    console: Console,
+    opened: Opened,
+    options: argparse.Namespace,
+    blocks: Mapping[str, list[MethodResult]],
+    parts: Mapping[str, list[Parts]],
+) -> None:
+    """Write JSON and picture where they were asked for."""
     if options.json:
         by_name = {name: [dataclasses.asdict(p) for p in found] for name, found in parts.items()}
         write_json(options.json, blocks, opened.model.device, milliseconds_per_token=by_name, options=vars(options))
         console.print(f"rows: {options.json}")
     if options.picture:
-        draw(blocks, parts, options.picture)
+        draw({name: blocks[name] for name in settings_of(options)}, parts, options.picture)
         console.print(f"picture: {options.picture}")
 
 
@@ -153,7 +201,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder of heads for dynamic decoding, with a backbone of their own; '' leaves it out",
     )
     parser.add_argument("--threshold", type=float, default=0.25, help="of dynamic decoding")
+    parser.add_argument(
+        "--other-model",
+        default="checkpoints/demo/draft",
+        help="a model with the backbone's tokenizer that scores all texts; '' leaves it out",
+    )
+    changed = ", ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in QUICK.items())
+    parser.add_argument("--quick", action="store_true", help=f"a share of all this: {changed}")
     parser.add_argument("--no-compile", action="store_true", help="leave out the rows that compile")
+    parser.add_argument("--no-fit", action="store_true", help="decode with the heads' default trees")
+    parser.add_argument(
+        "--parts-prompts", type=int, default=4, help="prompts for the parts of a millisecond; 0 leaves them out"
+    )
     parser.add_argument(
         "--prompts", type=int, default=20, help="held-out prompts; trees are fitted to as many others, two at least"
     )
@@ -177,7 +236,9 @@ def say_what_runs(console: Console, opened: Opened, options: argparse.Namespace)
     say(
         console,
         f"{opened.source} with {', '.join(opened.token_heads)}; {options.prompts} held-out prompts of "
-        f"{options.prompt_tokens} tokens, {options.new_tokens} new tokens, medians of {options.repeats} repeats\n"
+        f"{options.prompt_tokens} tokens, {options.new_tokens} new tokens, medians of {options.repeats} interleaved "
+        f"repeats; {'default trees' if options.no_fit else 'trees fitted below'}"
+        f"{f'; texts scored by {options.other_model}' if options.other_model else ''}\n"
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, device {machine['device']}, "
         f"{str(opened.model.dtype).removeprefix('torch.')}, torch {found['torch']}, "
         f"transformers {found['transformers']}",
@@ -195,41 +256,47 @@ def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -
 
 
 def tree_methods(
-    opened: Opened, request: GreedySettings, alone: Trees, *, compile: bool = False
+    ours: Measured, settings: Settings, kind: str, *, compile: bool = False
 ) -> list[tuple[TokenHeads, Method]]:
-    """Each folder of heads with the default decoder, then each with the heads alone."""
-    end = COMPILED if compile else ""
+    """Each folder of heads, alone or with lookup, with its fitted or its default tree."""
     found = []
-    for kind, lookup in KINDS.items():
-        for name, heads in opened.token_heads.items():
-            shape = alone.get(name) if lookup == 0 else None
-            method = tree(opened.model, heads, request, f"{name}{kind}{end}", shape, lookup, compile)
-            found.append((heads, method))
+    for name, heads in ours.opened.token_heads.items():
+        shape = ours.alone.get(name) if kind == ALONE else None
+        lookup = 0 if kind == ALONE else DEFAULT_LOOKUP
+        label = f"{name}{kind}{COMPILED if compile else ''}"
+        found.append((heads, tree(ours.opened.model, heads, settings, label, shape, lookup, compile)))
     return found
 
 
+def build_methods(ours: Measured, settings: Settings, draft: Any) -> list[Method]:
+    """All methods of a table that do not compile: heads alone first, then what copies, then the draft model."""
+    model, (first, *_) = ours.opened.model, ours.opened.token_heads.values()
+    methods = [plain(model, settings), *(method for _, method in tree_methods(ours, settings, ALONE))]
+    if isinstance(settings, SampledSettings):
+        for name, heads in ours.opened.token_heads.items():
+            label = f"{name}{ALONE}, typical acceptance"
+            methods.append(tree(model, heads, settings, label, ours.alone.get(name), 0, rule="typical"))
+    methods += [lookup_alone(model, first, settings), prompt_lookup(model, settings)]
+    methods += [method for _, method in tree_methods(ours, settings, WITH_LOOKUP)]
+    if draft is not None:
+        methods += [draft_model(model, draft, settings), assistant_model(model, draft, settings)]
+    return methods
+
+
 def measure_speed(
-    console: Console,
-    opened: Opened,
-    request: GreedySettings,
-    prompts: Sequence[Tensor],
-    repeats: int,
-    name: str,
-    alone: Trees,
-    can_compile: bool,
-    draft: Any = None,
+    console: Console, ours: Measured, settings: Settings, name: str, can_compile: bool, draft: Any
 ) -> list[MethodResult]:
     """Compare all methods and print their tables."""
-    model = opened.model
-    methods = [plain(model, request), prompt_lookup(model, request)]
-    if draft is not None:
-        methods += [assistant_model(model, draft, request), draft_model(model, draft, request)]
-    methods += [method for _, method in tree_methods(opened, request, alone)]
+    model = ours.opened.model
+    methods = build_methods(ours, settings, draft)
     if can_compile:
-        graphs = [plain_compiled(model, request), *(m for _, m in tree_methods(opened, request, alone, compile=True))]
-        compile_first(console, opened, graphs, prompts, name)
+        kinds = [tree_methods(ours, settings, kind, compile=True) for kind in (ALONE, WITH_LOOKUP)]
+        graphs = [plain_compiled(model, settings), *(method for kind in kinds for _, method in kind)]
+        compile_first(console, ours.opened, graphs, ours.prompts, name)
         methods += graphs
-    rows = measure(console, model, methods, request, prompts, repeats, f"speed, {name}")
+    rows = measure(
+        console, model, methods, settings, ours.prompts, ours.repeats, f"speed, {name}", other_model=ours.other_model
+    )
     console.print(speed_table(rows, f"\n{name}"))
     console.print(phase_table(rows, f"{name}: shares of the time, and milliseconds of a pass"))
     return rows
@@ -260,44 +327,43 @@ def compile_seconds(opened: Opened) -> tuple[int, float]:
 
 
 def measure_dynamic(
-    console: Console,
-    opened: Opened,
-    options: argparse.Namespace,
-    request: GreedySettings,
-    prompts: Sequence[Tensor],
-    name: str,
-    alone: Trees,
+    console: Console, own: Measured, settings: Settings, name: str, threshold: float
 ) -> list[MethodResult]:
-    """Dynamic decoding, and tuned trees of the same heads, against plain generation of their own backbone."""
-    ((folder, token_heads),) = opened.token_heads.items()
-    own = dataclasses.replace(plain(opened.model, request), name=f"plain, {folder}'s own backbone")
-    label = f"{folder}, dynamic, threshold {options.threshold}"
-    methods = [own, dynamic(opened.model, token_heads, request, label, options.threshold)]
-    methods += [method for _, method in tree_methods(opened, request, alone)]
-    rows = measure(console, opened.model, methods, request, prompts, options.repeats, f"dynamic, {name}")
+    """Dynamic decoding, and trees of the same heads, against plain generation of their own backbone."""
+    model, ((folder, token_heads),) = own.opened.model, own.opened.token_heads.items()
+    methods = [
+        dataclasses.replace(plain(model, settings), name=f"plain, {folder}'s own backbone"),
+        dynamic(model, token_heads, settings, f"{folder}, dynamic, threshold {threshold}", threshold),
+        *(method for _, method in tree_methods(own, settings, ALONE)),
+        lookup_alone(model, token_heads, settings),
+        *(method for _, method in tree_methods(own, settings, WITH_LOOKUP)),
+    ]
+    what = f"dynamic, {name}"
+    rows = measure(console, model, methods, settings, own.prompts, own.repeats, what, other_model=own.other_model)
     console.print(speed_table(rows, f"\n{name}: {folder} beside plain generation of its own backbone"))
     return rows
 
 
 def measure_where(
     console: Console,
-    opened: Opened,
-    request: GreedySettings,
-    prompts: Sequence[Tensor],
-    repeats: int,
+    ours: Measured,
+    settings: Settings,
     name: str,
-    alone: Trees,
+    num_prompts: int,
+    rows: Sequence[MethodResult],
 ) -> list[Parts]:
     """Measure the parts of plain generate and of each of our methods, and print their table."""
-    watched: list[tuple[Method, Watched]] = [
-        (plain(opened.model, request), functools.partial(watch_plain, opened.model))
-    ]
-    for token_heads, method in tree_methods(opened, request, alone):
-        watched.append((method, functools.partial(watch_heads, token_heads)))
-    runs = len(watched) * len(prompts) * repeats
+    model, prompts = ours.opened.model, ours.prompts[:num_prompts]
+    watched: list[tuple[Method, Watched]] = [(plain(model, settings), functools.partial(watch_plain, model))]
+    for kind in (ALONE, WITH_LOOKUP):
+        for token_heads, method in tree_methods(ours, settings, kind):
+            watched.append((method, functools.partial(watch_heads, token_heads)))
+    runs = len(watched) * len(prompts) * ours.repeats
     with progress_bar(console, f"milliseconds, {name}", runs) as advance:
-        found = measure_parts(watched, prompts, repeats, opened.model.device, advance)
-    console.print(parts_table(found, f"\n{name}: milliseconds for each emitted token"))
+        found = measure_parts(watched, prompts, ours.repeats, model.device, advance)
+    found = scaled(found, rows)
+    title = f"\n{name}: milliseconds for each emitted token, as in the table above; shares from {len(prompts)} prompts"
+    console.print(parts_table(found, title))
     return found
 
 

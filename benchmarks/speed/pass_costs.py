@@ -84,10 +84,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.speed.pass_costs", __doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
-    parser.add_argument("--nodes", nargs="+", type=int, default=list(NODES), help="the root counts; 1 is always taken")
-    parser.add_argument("--repeats", type=int, default=15, help="interleaved, of which medians are taken")
+    parser.add_argument("--nodes", nargs="+", type=int, default=list(NODES), help="with the root; 1 is always measured")
+    parser.add_argument("--repeats", type=int, default=15, help="interleaved repeats; medians count")
     parser.add_argument("--compile", action="store_true", help="measure compiled passes as well")
-    parser.add_argument("--tokens-per-pass", nargs="+", type=float, default=[2.0, 3.0, 4.0], help="measured elsewhere")
+    parser.add_argument("--tokens-per-pass", nargs="+", type=float, default=[2.0, 3.0, 4.0], help="from elsewhere")
     parser.add_argument("--draft", type=float, default=0.0, help="cost of drafting in plain steps")
     parser.add_argument("--json", metavar="FILE")
     return parser

@@ -1,16 +1,18 @@
 """Trees fitted to heads and machine: `python -m benchmarks.speed.trees`. Predicted beside measured speed, in one run.
 
 For each folder of heads a tree is tuned on one half of held-out prompts. The other half is decoded with plain
-`generate`, with the default, the best static and the best dynamic tree of the heads alone, and with prompt lookup and
-the tree fitted for it. Then the halves swap and both results are pooled: one half may repeat itself more than the
-other, which a fit to one half cannot know and the swap cancels; the deviations of each half stay in the table.
-Predictions and measurements leave out the prompts' passes. A last line tunes for a large batch, where trees do not pay.
+`generate`, with the default, the best static and the best dynamic tree of the heads alone, with prompt lookup and the
+tree fitted for it, and with prompt lookup without heads, of which nothing is predicted. Then the halves swap and both
+results are pooled: one half may repeat itself more than the other, which a fit to one half cannot know and the swap
+cancels; the deviations of each half stay in the table. Predictions and measurements leave out the prompts' passes. A
+last line tunes for a large batch, where trees do not pay.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +21,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.shared import figures_table, held_out, parser_of, run_benchmark, say, wide_console, write_figures
+from benchmarks.shared import (
+    figures_table,
+    held_out,
+    or_dash,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+    write_figures,
+)
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.defaults import default_nodes
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.decoding.trees.static import TYPICAL_ACCURACY, grow_tree
+from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
+from heads.evaluation.methods import LOOKUP_ALONE
 from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
 from heads.interface.token_heads import TokenHeads
@@ -38,6 +50,7 @@ from heads.tuning.tuned_tree import Tuning
 
 ALLOWED = 0.10
 BESIDE = "tuned beside lookup"
+UNPREDICTED = Speed(tokens_per_pass=math.nan, tokens_per_second=math.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines += pool(*halves)
     console.print(lines_table(lines))
     for what, ours in (
-        ("heads alone", [line for line in lines if line.decoding != BESIDE]),
+        ("heads alone", [line for line in lines if line.decoding not in (BESIDE, LOOKUP_ALONE)]),
         ("with a looked-up chain", [line for line in lines if line.decoding == BESIDE]),
     ):
         if ours:
@@ -187,10 +200,11 @@ def compare(
     for what, choice in trees.items():
         tree, lookup = (choice.choice.tree, DEFAULT_LOOKUP) if isinstance(choice, TreeWithLookup) else (choice.tree, 0)
         decodings[what] = TreeDecoding(token_heads, tree, lookup=lookup)
+    decodings[LOOKUP_ALONE] = TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)
     clock = clock_of(opened.model.device)
     found = [measure_speeds(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
     measured = {what: median_speed([one[what] for one in found]) for what in decodings}
-    return [
+    lines = [
         Line(
             heads=name,
             decoding=what,
@@ -202,6 +216,10 @@ def compare(
         )
         for what, choice in trees.items()
     ]
+    copied = dataclasses.replace(
+        lines[0], decoding=LOOKUP_ALONE, tree="none", predicted=UNPREDICTED, measured=measured[LOOKUP_ALONE]
+    )
+    return [*lines, copied]
 
 
 def default_choice(token_heads: TokenHeads, tuning: Tuning) -> Choice:
@@ -236,17 +254,21 @@ def lines_table(lines: Sequence[Line]) -> Table:
         table.add_row(
             line.heads,
             line.decoding,
-            f"{predicted.tokens_per_pass:.2f}",
+            known(predicted.tokens_per_pass, ".2f"),
             f"{measured.tokens_per_pass:.2f}",
-            f"{predicted.tokens_per_second:.1f}",
+            known(predicted.tokens_per_second, ".1f"),
             f"{measured.tokens_per_second:.1f}",
-            f"{line.deviation:+.1%}",
-            f"{predicted.tokens_per_second / line.plain_predicted:.2f}",
+            known(line.deviation, "+.1%"),
+            known(predicted.tokens_per_second / line.plain_predicted, ".2f"),
             f"{measured.tokens_per_second / line.plain_measured:.2f}",
-            f"{line.ratio_deviation:+.1%}",
-            *(f"{half.ratio_deviation:+.1%}" for half in line.halves),
+            known(line.ratio_deviation, "+.1%"),
+            *(known(half.ratio_deviation, "+.1%") for half in line.halves),
         )
     return table
+
+
+def known(value: float, form: str) -> str:
+    return or_dash(None if math.isnan(value) else value, form)
 
 
 def say_large_batch(console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ Parts, all where none is named:
     speed     tokens per second and peak memory of (a) a plain loop, (b) ours, (c) the floor (training_speed.py)
     memory    peak of one loss forward and backward against the vocabulary; (batch, time, K, vocabulary) must not appear
     chunks    seconds of the loss against the size of its chunks
-    step      steps of the demo config through the real Trainer: what lies outside forward, backward and optimizer
+    step      steps of the demo config through the real Trainer: what is outside forward, backward and optimizer
     compile   decoder layers as they are and compiled (training_options.py, as the next ones)
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
@@ -72,15 +72,15 @@ def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, fl
         losses.CHUNK_ELEMENTS = {"cpu": elements}
         chunked_cross_entropy(Projection(weight=weight), hidden, labels).backward()
 
-    kept = losses.CHUNK_ELEMENTS
+    usual = losses.CHUNK_ELEMENTS
     found = take_turns({str(elements): functools.partial(step, elements) for elements in CHUNKS}, rounds)
-    losses.CHUNK_ELEMENTS = kept
+    losses.CHUNK_ELEMENTS = usual
     title = f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32"
     table = figures_table(title, "logits in a chunk", "rows", "ms", "in use", left=0)
     medians = {int(elements): statistics.median(seconds) for elements, seconds in found.items()}
     for elements, seconds in medians.items():
         size = f"{4 * elements / MIB:,.0f} MiB"
-        table.add_row(size, str(elements // vocab), f"{1000 * seconds:,.0f}", "yes" if elements == kept["cpu"] else "")
+        table.add_row(size, str(elements // vocab), f"{1000 * seconds:,.0f}", "yes" if elements == usual["cpu"] else "")
     console.print(table)
     return medians
 

@@ -202,8 +202,8 @@ def free_port() -> str:
 def read_logged(run: Path, kind: str) -> dict[tuple[int, str], float]:
     """(step, name) -> what was logged, of names that end in `kind`: at every step and in the last evaluation."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if "train_runtime" not in line]
-    return {(line["step"], name): line[name] for line in kept for name in line if name.endswith(kind)}
+    untimed = [line for line in lines if "train_runtime" not in line]
+    return {(line["step"], name): line[name] for line in untimed for name in line if name.endswith(kind)}
 
 
 def read_weights(run: Path) -> dict[str, torch.Tensor]:

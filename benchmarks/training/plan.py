@@ -5,7 +5,7 @@
 Each case trains two steps of a small random Llama through the real Trainer, in a process of its own. On CPUs the peak
 of allocated tensors is read from the allocator's own record (torch.profiler), on CUDA from max_memory_allocated; the
 plan's figure comes from tensors without memory. Resident memory beside it holds what is no tensor too: libraries'
-workspaces, and what the allocator keeps. Exits with 1 where plan and measurement lie more than 15 % apart.
+workspaces, and what the allocator keeps. Exits with 1 where plan and measurement differ by more than 15 %.
 """
 
 from __future__ import annotations

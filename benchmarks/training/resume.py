@@ -47,9 +47,9 @@ def finish(process: subprocess.Popen[str]) -> float:
         SystemExit: it failed.
     """
     started = time.perf_counter()
-    said = process.communicate()[1]
+    output = process.communicate()[1]
     if process.returncode:
-        sys.exit(f"train.py failed with exit code {process.returncode}:\n{said[-2000:]}")
+        sys.exit(f"train.py failed with exit code {process.returncode}:\n{output[-2000:]}")
     return time.perf_counter() - started
 
 
@@ -92,8 +92,8 @@ def equal(one: Path, other: Path) -> tuple[bool, bool]:
 
 def lines(run: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [{name: value for name, value in line.items() if name not in TIMES} for line in found]
-    return [{name: value for name, value in line.items() if name != "heads_overhead"} for line in kept]
+    untimed = [{name: value for name, value in line.items() if name not in TIMES} for line in found]
+    return [{name: value for name, value in line.items() if name != "heads_overhead"} for line in untimed]
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
             optimizer.zero_grad()
 
     with tempfile.TemporaryDirectory() as folder:
-        kept, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, Path(folder)
+        before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, Path(folder)
         epoch(blocks)  # pays for allocations
         start = time.perf_counter()
         cached = cache_hidden_states(
@@ -122,7 +122,7 @@ def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
         storing = time.perf_counter() - start
         size = cached.layout.blocks * cached.layout.block_bytes
         seconds = take_turns({"running": lambda: epoch(blocks), "stored": lambda: epoch(cached)}, 2)
-        datasets.config.HF_DATASETS_CACHE = kept
+        datasets.config.HF_DATASETS_CACHE = before
     running, stored = (statistics.median(seconds[name]) for name in ("running", "stored"))
     tokens = len(blocks) * workload.length
     title = f"Stored hidden states: {workload.name}, {tokens:,} tokens, {size / MIB:,.0f} MiB on disk"

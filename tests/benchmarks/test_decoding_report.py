@@ -7,31 +7,39 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tiny import shared_model
 
-from benchmarks.speed.decoding_report import passes_allow, say_targets, what_limits
+from benchmarks.speed.decoding import QUICK, Measured, build_methods, read_options, settings_of
+from benchmarks.speed.decoding_report import headlines, passes_allow, say_targets, scaled, what_limits
 from benchmarks.speed.parts import Parts
+from heads.checkpoint.opening import Opened
 from heads.evaluation.throughput import MethodResult
+from heads.families import create
 
 
 def a_row(name: str, speed: float, **more: Any) -> MethodResult:
     fields: dict[str, Any] = {"tokens_per_pass": 1.0, "same_text": "yes"} | more
     return MethodResult(
-        name=name, tokens=10, tokens_per_second=speed, ratio=speed / 100, ratio_low=1, ratio_high=1,
-        repeated_4grams=0.0, **fields,
+        name=name, tokens=10, tokens_per_second=speed, ratio=speed / 100, ratio_low=speed / 110,
+        ratio_high=speed / 90, interval=(speed / 110, speed / 90), repeated_4grams=0.0, **fields,
     )  # fmt: skip
 
 
 SPENT = {"prefill": 1.0, "draft": 2.0, "verify": 7.0, "accept": 1.0, "commit": 0.5, "other": 0.0}
 PLAIN = a_row("plain", 100.0)
-MEDUSA = a_row("medusa", 200.0, tokens_per_pass=2.5, milliseconds=SPENT)
-GROUNDED = a_row("grounded", 240.0, tokens_per_pass=3.0, milliseconds=SPENT)
-REST = {"plain": 0.5, "medusa": 0.4, "grounded": 0.6}
+MEDUSA = a_row("medusa, heads alone", 200.0, tokens_per_pass=2.5, milliseconds=SPENT)
+GROUNDED = a_row("grounded, heads alone", 240.0, tokens_per_pass=3.0, milliseconds=SPENT)
+LOOKUP = a_row("lookup without heads", 220.0, tokens_per_pass=2.8, milliseconds=SPENT)
+BOTH = a_row("grounded, heads with lookup", 300.0, tokens_per_pass=4.0, milliseconds=SPENT)
+LOSSY = a_row("grounded, heads alone, typical acceptance", 900.0, same_text="lossy", perplexity=20.0)
+ROWS = [PLAIN, MEDUSA, GROUNDED, LOSSY, LOOKUP, BOTH]
+REST = {"plain": 0.5, "medusa, heads alone": 0.4, "grounded, heads alone": 0.6}
 PARTS = [Parts(name=name, backbone=1.0, heads=1.0, rest=rest) for name, rest in REST.items()]
 
 
 def said(*, counts: bool) -> str:
     console = Console(file=io.StringIO(), width=400)
-    say_targets(console, [PLAIN, MEDUSA, GROUNDED], PARTS, counts=counts)
+    say_targets(console, ROWS, PARTS, counts=counts)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -43,11 +51,48 @@ def test_what_passes_allow_counts_forwards_alone():
 
 def test_each_target_has_its_line_and_its_verdict():
     text = said(counts=True)
-    assert "best lossless (grounded) ≥ 2.33 × plain: 2.40, reached" in text
+    assert "best lossless, heads alone (grounded) ≥ 2.33 × plain: 2.40, reached" in text
+    assert "best lossless, heads with lookup (grounded) ≥ 2.33 × plain: 3.00, reached" in text
     assert "limit of medusa" in text
     assert "limit of grounded" not in text
-    assert "grounded ≥ 1.07 × medusa: 1.20, reached" in text
-    assert "grounded: ratio ≥ 0.9 × what its passes allow: 0.80 (2.40 of 3.00), not reached" in text
-    assert "medusa: time outside forwards ≤ plain's: 0.40 against 0.50 ms, reached" in text
-    assert "grounded: time outside forwards ≤ plain's: 0.60 against 0.50 ms, not reached" in text
+    assert "grounded, heads alone ≥ 1.07 × medusa, heads alone: 1.20, reached" in text
+    assert "grounded, heads alone: ratio ≥ 0.9 × what its passes allow: 0.80 (2.40 of 3.00), not reached" in text
+    assert "medusa, heads alone: time outside forwards ≤ plain's: 0.40 against 0.50 ms, reached" in text
+    assert "grounded, heads alone: time outside forwards ≤ plain's: 0.60 against 0.50 ms, not reached" in text
     assert "2.33" not in said(counts=False)
+
+
+def test_headlines_lead_with_heads_alone_and_name_lookup_without_heads_beside_lookup():
+    alone, with_lookup = headlines("greedy", ROWS)
+    found = "2.40 × plain (2.18–2.67 over prompts, 2.18–2.67 over repeats) at 3.00 tokens a pass"
+    assert alone == f"greedy: grounded, heads alone {found}"
+    assert "grounded, heads with lookup 3.00 × plain" in with_lookup
+    assert "; lookup without heads 2.20 × plain" in with_lookup
+
+
+def test_a_method_has_one_speed_in_all_tables():
+    for p, row in zip(scaled(PARTS, ROWS), (PLAIN, MEDUSA, GROUNDED), strict=True):
+        assert p.total == pytest.approx(1000 / row.tokens_per_second)
+        assert p.rest / p.total == pytest.approx(REST[p.name] / (2 + REST[p.name]))
+
+
+def test_every_table_has_lookup_without_heads_and_sampled_ones_typical_acceptance():
+    model = shared_model("llama")
+    token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b")}
+    opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
+    ours = Measured(opened=opened, alone={}, prompts=[], repeats=1, other_model=None)
+    names = {
+        table: [method.name for method in build_methods(ours, settings, None)]
+        for table, settings in settings_of(read_options([])).items()
+    }
+    lossless = ["a, heads alone", "b, heads alone", "lookup without heads", "prompt lookup"]
+    lossless += ["a, heads with lookup", "b, heads with lookup"]
+    typical = [f"{name}, heads alone, typical acceptance" for name in "ab"]
+    assert [set(found) for found in names.values()] == [{"plain", *lossless}] * 2 + [{"plain", *lossless, *typical}]
+    assert all(found[0] == "plain" for found in names.values())
+
+
+def test_quick_changes_defaults_and_obeys_what_is_given_beside_it():
+    assert vars(read_options(["--quick"])).items() >= QUICK.items()
+    assert read_options(["--new-tokens", "5", "--quick"]).new_tokens == 5
+    assert read_options([]).new_tokens == 128

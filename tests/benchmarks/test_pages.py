@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verify import CHECKS, RESULTS, as_markdown, last_measured
+from benchmarks.stale import why_stale
+from benchmarks.verify import CHECKS, RESULTS, as_markdown, last_measured, stale
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "checkpoints/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,6 +44,24 @@ def test_every_file_of_results_belongs_to_a_check_and_names_its_day():
     measured = [path.stem for path in RESULTS.glob("*.md")]
     assert set(measured) <= set(CHECKS)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", last_measured(name)) for name in measured)
+
+
+def test_every_file_of_results_has_the_present_command_or_says_what_has_changed():
+    assert [name for name in CHECKS if stale(name).startswith("was measured as")] == []
+
+
+def test_results_are_stale_once_what_they_measure_has_changed():
+    text = as_markdown("plan", "python -m x", "2026-01-02, 1.0 minutes, a machine, commit abc1234", "a")
+
+    def changed(commit, paths):
+        return {"abc1234": [path for path in paths if path == "heads/loop.py"]}.get(commit)
+
+    assert why_stale(text, ["python -m x"], ["benchmarks/x*"], changed) == ""
+    assert why_stale(text, ["python -m x"], ["heads/loop.py"], changed) == "changed since: heads/loop.py"
+    assert why_stale(text, ["python -m y"], [], changed) == "was measured as `python -m x`"
+    since = text.replace("\n\n```", "\n- since then: rows were added\n\n```", 1)
+    assert why_stale(since, ["python -m x"], [], changed) == "rows were added"
+    assert "does not name a commit" in why_stale(text.replace("abc1234", "def5678"), ["python -m x"], [], changed)
 
 
 def test_results_are_plain_text_without_progress():

@@ -1,0 +1,61 @@
+"""Whether a file of results is older than what it measures: its command, or a file that has changed since its commit.
+
+A file says in its own lines what it was measured with: `- command:`, `- measured:` with the commit at the end, and,
+where the code or its command has changed since, `- since then:` with what differs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def git(*arguments: str) -> str | None:
+    """What git prints; None where it fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout.strip()
+
+
+def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
+    """The files under these paths that have changed since a commit; None where the commit is not in the repository."""
+    found = git("diff", "--name-only", commit, "HEAD", "--", *paths)
+    return None if found is None else found.splitlines()
+
+
+def why_stale(
+    text: str,
+    commands: Sequence[str],
+    paths: Sequence[str],
+    changed: Callable[[str, Sequence[str]], list[str] | None] = changed_since,
+) -> str:
+    """One sentence; empty where the results are those of the present code and checkpoints.
+
+    Args:
+        text: the file of results.
+        commands: those that would write it today.
+        paths: files and folders that it measures.
+        changed: tells what has changed under some paths since a commit.
+
+    >>> why_stale("- command: `python -m x`", ["python -m y"], [])
+    'was measured as `python -m x`'
+    """
+    if since := found_in(text, r"^- since then: (.*)$"):
+        return since
+    command = found_in(text, r"^- command: `(.*?)`")
+    if command not in commands:
+        return f"was measured as `{command}`"
+    commit = found_in(text, r"^- measured: .*, commit ([0-9a-f]+)$")
+    files = None if commit is None else changed(commit, paths)
+    if files is None:
+        return "does not name a commit of this repository at which it was measured"
+    return f"changed since: {', '.join(files)}" if files else ""
+
+
+def found_in(text: str, pattern: str) -> str | None:
+    """The first group of the first line that fits."""
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else None
