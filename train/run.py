@@ -25,7 +25,8 @@ from train.data.blocks import PackedData
 from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
 from train.engine.compiling import compile_where_it_wins
-from train.engine.engine import announce_compiling, describe_engine, end_together, start_engine, use_all_cores
+from train.engine.engine import announce_compiling, describe_engine, start_engine, use_all_cores
+from train.engine.process_end import end_together
 from train.loop.building import (
     build_model,
     build_trainer,

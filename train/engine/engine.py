@@ -213,14 +213,3 @@ def use_all_cores() -> None:
     """Give a single CPU process all cores: `accelerate launch` sets OMP_NUM_THREADS=1 where nobody chose a number."""
     if PartialState().num_processes == 1 and torch.get_num_threads() == 1:
         torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def end_together() -> None:
-    """Take the process group down while all processes are still there, where everything is done.
-
-    Left to the interpreter's end, a process whose threads still talk to one that is gone aborts, and the launcher
-    calls the finished run failed; four ZeRO-2 processes over gloo on a busy machine did.
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()

@@ -11,8 +11,8 @@ from typing import Any
 from heads.checkpoint.summary import describe_quality
 from train.checkpoint.interruption import EXIT_CODE, set_marker
 from train.checkpoint.whole import newest_whole
-from train.engine.engine import end_together
 from train.engine.gathering import whole_weights
+from train.engine.process_end import end_together
 from train.loop.trainer import HeadsTrainer
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def exit_interrupted(trainer: HeadsTrainer) -> None:
     """End an interrupted run: log the checkpoint to resume from, and leave a marker file for schedulers.
 
     Raises:
-        SystemExit: always.
+        SystemExit: always, of a single process; several end with this exit code themselves.
     """
     if trainer.args.should_save:
         folder = Path(trainer.args.output_dir)
@@ -30,7 +30,7 @@ def exit_interrupted(trainer: HeadsTrainer) -> None:
         saved = f"{last} is whole: the same command with --resume true resumes from it" if last else "nothing was saved"
         set_marker(folder, f"step {trainer.state.global_step}")
         logger.info(f"ended by {trainer.interruption.received or 'a signal to another process'}; {saved}.")
-    end_together()
+    end_together(EXIT_CODE)
     sys.exit(EXIT_CODE)
 
 
