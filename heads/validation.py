@@ -77,7 +77,7 @@ class Range:
         """
         if self.low is not None and self.high is not None:
             return f"from {self.low} to {self.high}"
-        limits = {"of at least": self.low, "of at most": self.high, "above": self.above, "below": self.below}
+        limits = {"of at least": self.low, "above": self.above, "of at most": self.high, "below": self.below}
         return " and ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
 
 

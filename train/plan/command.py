@@ -1,36 +1,47 @@
-"""`python -m train plan`: what a run needs, printed, and warnings of what will not fit."""
+"""`python -m train plan`: print what a run needs, and warn of what will not fit.
+
+The hub is asked for one small file. Its client retries for half a minute where the hub cannot be reached, so a
+connection is tried first.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from huggingface_hub import constants
 from rich.console import Console
 
 from train.config import TrainConfig
 from train.plan.costs import Machine, trainer_field
 from train.plan.fit import warnings
-from train.plan.hub import without_waiting
 from train.plan.memory import read_launches
 from train.plan.plan import make_plan
 from train.plan.report import disk_table, memory_table, parameter_table, run_table
 
 LEAST_WIDTH = 100
 """Columns of the tables where the output is no terminal."""
+SECONDS_TO_CONNECT = 2.0
 
 
 def plan(config: TrainConfig, machine: Machine, console: Console | None = None) -> None:
     """Print what a run needs: parameters, memory, steps, FLOPs, hours, disk; warn of what will not fit.
 
     Raises:
-        ValueError: a number that no machine has, or a config that cannot be built.
+        ValueError: a config that cannot be built.
     """
-    machine.check()
-    memory, device_type = machine.room, machine.device or ("cpu" if trainer_field(config, "use_cpu") else "cuda")
+    memory, device_type = machine.memory_bytes, machine.device
+    device_type = device_type or ("cpu" if trainer_field(config, "use_cpu") else "cuda")
     console = console or Console(width=max(LEAST_WIDTH, Console().width))
     launches = read_launches()
-    logging.disable(logging.WARNING)  # what a run warns of is a run's
+    logging.disable(logging.WARNING)  # the run itself will warn
     try:
-        with without_waiting(config.backbone.name_or_path):
+        with offline_if_unreachable(config.backbone.name_or_path):
             found = make_plan(config, gpus=machine.gpus, device_type=device_type, tokens=machine.tokens)
     finally:
         logging.disable(logging.NOTSET)
@@ -38,3 +49,27 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
     console.print(run_table(found, machine), disk_table(found))
     for sentence in warnings(found, config, launches, memory):
         console.print(f"warning: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def offline_if_unreachable(name_or_path: str) -> Iterator[None]:
+    """Within the context, the hub's client reads only its cache if the backbone is on a hub that does not answer."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not (Path(name_or_path).exists() or can_connect(constants.ENDPOINT))
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def can_connect(endpoint: str) -> bool:
+    """Whether a URL's host accepts a connection. Behind a proxy only the proxy could tell, so True is assumed."""
+    if getproxies():
+        return True
+    url = urlsplit(endpoint)
+    address = (url.hostname, url.port or (80 if url.scheme == "http" else 443))
+    try:
+        with socket.create_connection(address, SECONDS_TO_CONNECT):
+            return True
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""Steps, hours and disk of a run: arithmetic on its config, the sizes of its tensors and the length of its data."""
+"""Steps, hours and disk space of a run: arithmetic on its config, its tensors' sizes and its data's length."""
 
 from __future__ import annotations
 
@@ -14,54 +14,47 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from heads.checkpoint.adapter import has_adapter
+from heads.validation import validated, within
 from train.config import TrainConfig
 from train.objective.model import TrainedModel
 from train.plan.shapes import ParameterCount, nbytes
 
 PEAK_TFLOPS = {"A100": 312, "L40S": 362, "H100": 989}
-"""Dense bfloat16 products per second of common GPUs, as their makers state them, in 10¹² FLOP/s."""
+"""Dense bfloat16 peaks of common GPUs by their makers' data sheets, in 10¹² FLOP/s."""
 ASSUMED_MFU = 0.4
-"""Share of that peak which training reaches, where none is stated: an assumption."""
+"""Model FLOPs utilisation if the user states none: the share of the peak that training is assumed to reach."""
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated
+@dataclass(kw_only=True)
 class Machine:
     """What the user states about the machine and the data of a run: the flags of `python -m train plan`.
 
     Attributes:
-        gpus: processes that the run is shared over, one a GPU
+        gpus: number of GPUs; each gets one process
         memory: memory of one GPU, such as 80GB or 24GiB; with it, the plan warns of what will not fit
-        device: where it is to run; cuda, or cpu with trainer.use_cpu: true
-        tokens: tokens of training data; else data on this machine is counted
+        device: where the run will take place; by default cuda, or cpu with trainer.use_cpu: true
+        tokens: tokens of training data; by default data on this machine is counted
         tflops: peak of one GPU in 10^12 FLOP/s, such as 989; for the hours
-        mfu: share of that peak which is reached, for the hours
-        tokens_per_second: throughput of one GPU where it is known; for the hours
+        mfu: share of that peak that training reaches; for the hours
+        tokens_per_second: measured throughput of one GPU; for the hours
     """
 
-    gpus: int = 1
+    gpus: int = within(1, default=1)
     memory: str | None = None
     device: Literal["cuda", "cpu"] | None = None
-    tokens: int | None = None
-    tflops: float | None = None
-    mfu: float = ASSUMED_MFU
-    tokens_per_second: float | None = None
+    tokens: int | None = within(1, default=None)
+    tflops: float | None = within(above=0, default=None)
+    mfu: float = within(above=0, high=1, default=ASSUMED_MFU, advice="it is a share of the peak")
+    tokens_per_second: float | None = within(above=0, default=None)
 
-    def check(self) -> None:
-        """Raise ValueError on a number that no machine has."""
-        for name in ("gpus", "tokens"):
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise ValueError(f"--{name} {count} was given; give a whole number of 1 and more.")
-        for name in ("tflops", "tokens_per_second"):
-            if (speed := getattr(self, name)) is not None and not 0 < speed < float("inf"):
-                raise ValueError(f"--{name.replace('_', '-')} {speed} was given; give a number above 0.")
-        if not 0 < self.mfu <= 1:
-            raise ValueError(
-                f"--mfu {self.mfu} was given; it is a share of the peak: give a number above 0 and up to 1."
-            )
+    def validate_memory(self) -> None:
+        """Raise ValueError on a size that cannot be read."""
+        _ = self.memory_bytes
 
     @property
-    def room(self) -> int | None:
+    def memory_bytes(self) -> int | None:
         """Bytes of one GPU's memory."""
         return None if self.memory is None else parse_bytes(self.memory)
 
@@ -83,7 +76,7 @@ def parse_bytes(text: str) -> int:
 
 
 def trainer_field(config: TrainConfig, name: str) -> Any:
-    """A field of `trainer`, or the default that a run has for it."""
+    """A field of `trainer`, or its default in a run."""
     defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)} | {"save_total_limit": 2}
     return config.trainer.get(name, defaults[name])
 
@@ -93,7 +86,7 @@ def mixed_precision(config: TrainConfig) -> torch.dtype | None:
 
 
 def stored_dtype(config: TrainConfig, model: TrainedModel) -> torch.dtype:
-    """In which hidden states are stored: the config's, or the backbone's."""
+    """The dtype of stored hidden states: the config's, else the backbone's."""
     name = config.hidden_states_dtype
     dtype: torch.dtype = model.backbone.dtype if name is None else getattr(torch, name)
     return dtype
@@ -104,7 +97,7 @@ def evaluates(config: TrainConfig) -> bool:
 
 
 def count_steps(config: TrainConfig, blocks: int | None, gpus: int) -> int | None:
-    """Updates of the run, counted as transformers' Trainer does; None where only the data could say."""
+    """Updates of the run, counted as transformers' Trainer does; None if they depend on data that were not counted."""
     if (limit := trainer_field(config, "max_steps")) > 0:
         return int(limit)
     if blocks is None:
@@ -115,7 +108,7 @@ def count_steps(config: TrainConfig, blocks: int | None, gpus: int) -> int | Non
 
 
 def hours(flops: float, tokens: float, machine: Machine) -> dict[str, float]:
-    """Hours by the GPU they are for: one whose throughput or peak is stated, or common ones.
+    """Hours of a run, by GPU: the one whose throughput or peak the user stated, else common ones.
 
     >>> hours(3.6e18, 0, Machine(tflops=500, mfu=0.5))
     {'500 TFLOP/s stated': 4.0}
@@ -129,7 +122,7 @@ def hours(flops: float, tokens: float, machine: Machine) -> dict[str, float]:
 
 
 def bytes_in_output_dir(config: TrainConfig, model: TrainedModel, steps: int | None) -> dict[str, int]:
-    """Bytes that the run writes, by what is written."""
+    """Bytes that the run writes, by folder."""
     result = saved_bytes(model, getattr(torch, config.save_dtype))
     written = {"last/": result}
     if model.token_heads is not None and evaluates(config):
@@ -141,10 +134,10 @@ def bytes_in_output_dir(config: TrainConfig, model: TrainedModel, steps: int | N
 
 
 def checkpoints(config: TrainConfig, steps: int | None) -> tuple[str, int]:
-    """The largest number in output_dir; without a limit all that are written, that of the last step included."""
+    """Name and largest number of checkpoints in output_dir: all that are written, unless a limit removes old ones."""
     limit = trainer_field(config, "save_total_limit") or 0
     if limit > 0:
-        return f"{limit} checkpoint-*/ and one on its way", limit + 1
+        return f"{limit} checkpoint-*/ and one being written", limit + 1
     if steps is None:
         return "each checkpoint-*/: none is removed, and their number is unknown", 1
     count = max(1, math.ceil(steps / config.save_every_steps))
@@ -152,7 +145,7 @@ def checkpoints(config: TrainConfig, steps: int | None) -> tuple[str, int]:
 
 
 def saved_bytes(model: TrainedModel, dtype: torch.dtype) -> int:
-    """One folder: the heads, and the backbone where it is trained (its adapter alone, in its own dtype)."""
+    """Bytes of one folder: the heads, and a trained backbone or, in its own dtype, its adapter."""
 
     def in_dtype(tensors: Iterable[Tensor]) -> int:
         return sum(t.numel() for t in tensors) * dtype.itemsize
@@ -166,7 +159,7 @@ def saved_bytes(model: TrainedModel, dtype: torch.dtype) -> int:
 
 
 def stored_bytes(config: TrainConfig, model: TrainedModel, blocks: int) -> int:
-    """The hidden states of all training blocks; 0 where the backbone is trained and none could stay."""
+    """Bytes of the hidden states of all training blocks; 0 if the backbone is trained, since they would change."""
     if model.token_heads is None or model.trains_backbone:
         return 0
     row = len(model.stored_taps) * model.backbone.hidden_size * stored_dtype(config, model).itemsize

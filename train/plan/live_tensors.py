@@ -1,7 +1,7 @@
-"""Which tensors are alive while code runs, in bytes and by what they are for; and the FLOPs of its matrix products.
+"""Bytes of the tensors that are alive while code runs, by purpose, and the FLOPs of its matrix products.
 
-It works on tensors without memory as on real ones: the outputs of each operator are looked at, and a storage counts
-until the last tensor on it is gone. Of a run it keeps the moments that could be its peak under some engine.
+It works on fake tensors as on real ones: the outputs of each operator are registered, and a storage counts until the
+last tensor on it is gone. Of all moments it keeps those that could be the peak under some engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train.objective.losses import LOSS_SCOPE
 
 FROZEN, TRAINED, GRADIENTS = "frozen weights", "trained weights", "gradients"
 CASTS, INPUTS, BACKBONE = "weights in another dtype", "mask and inputs", "backbone activations"
-HEADS, LOSS, BACKWARD = "heads activations", "loss", "backward's own"
+HEADS, LOSS, BACKWARD = "heads activations", "loss", "made in backward"
 TRANSIENT = (CASTS, INPUTS, BACKBONE, HEADS, LOSS, BACKWARD)
 
 Moment = dict[str, int]
@@ -39,9 +39,9 @@ FLOPS: dict[Any, Callable[..., int]] = {
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts what is alive. `purpose` names what new tensors are for.
+    """Counts live tensors; new ones count under the present `purpose`.
 
-    `nonzero` of a tensor without memory is taken to find every entry, which is the most that it can.
+    `nonzero` of a fake tensor is assumed to return every entry, which is an upper bound.
 
     >>> with LiveTensors() as live:
     ...     live.purpose = HEADS
@@ -53,8 +53,8 @@ class LiveTensors(TorchDispatchMode):
     ([{'heads activations': 120}], 60)
 
     Attributes:
-        peaks: the moments of which no other has at least as much of both, activations and gradients.
-        flops: of all matrix products and attention.
+        peaks: the Pareto-optimal moments: no other has as many bytes of activations and as many of gradients.
+        flops: FLOPs of all matrix products and of attention.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class LiveTensors(TorchDispatchMode):
         self._watched: dict[int, Any] = {}
 
     @contextlib.contextmanager
-    def making(self, purpose: str) -> Iterator[None]:
+    def counting_as(self, purpose: str) -> Iterator[None]:
         before, self.purpose = self.purpose, purpose
         try:
             yield
@@ -76,7 +76,7 @@ class LiveTensors(TorchDispatchMode):
             self.purpose = before
 
     def label(self, tensor: Tensor, purpose: str) -> None:
-        """Count a tensor's storage under a purpose, in place of the one that it may have been counted under."""
+        """Count a tensor's storage under a purpose, and no longer under an earlier one."""
         storage = tensor.untyped_storage()
         key, size = id(storage), storage.nbytes()
         if key in self._purposes:
@@ -105,7 +105,7 @@ class LiveTensors(TorchDispatchMode):
         return out
 
     def _follow_scope(self, func: Any, args: Any) -> None:
-        """What is made between `record_function` of the loss and its end is the loss's."""
+        """Count what is made inside the loss's `record_function` as the loss's."""
         if func is profiler._record_function_enter_new.default:
             self._outer_purposes.append(self.purpose)
             self.purpose = LOSS if args[0] == LOSS_SCOPE else self.purpose
@@ -117,13 +117,14 @@ class LiveTensors(TorchDispatchMode):
         return func is aten._to_copy.default and self._purposes.get(id(args[0].untyped_storage())) in weights
 
     def _remember(self) -> None:
-        now = heights(self.bytes)
-        if any(all(a >= b for a, b in zip(heights(peak), now, strict=True)) for peak in self.peaks):
+        now = activations_and_gradients(self.bytes)
+        before = [(peak, activations_and_gradients(peak)) for peak in self.peaks]
+        if any(a >= now[0] and g >= now[1] for _, (a, g) in before):
             return
-        self.peaks = [p for p in self.peaks if any(a > b for a, b in zip(heights(p), now, strict=True))]
+        self.peaks = [peak for peak, (a, g) in before if a > now[0] or g > now[1]]
         self.peaks.append({name: self.bytes[name] for name in (*TRANSIENT, GRADIENTS) if self.bytes[name]})
 
 
-def heights(moment: Moment | Counter[str]) -> tuple[int, int]:
-    """Bytes of activations, and of gradients."""
+def activations_and_gradients(moment: Moment | Counter[str]) -> tuple[int, int]:
+    """Bytes of each."""
     return sum(moment.get(name, 0) for name in TRANSIENT), moment.get(GRADIENTS, 0)

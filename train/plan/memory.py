@@ -1,17 +1,17 @@
 """Bytes per process under each engine, by purpose: arithmetic on sizes, without a model.
 
-An engine cuts weights, gradients and optimizer states into one share for each process or keeps them whole. What it
-gathers for the moment of use and keeps for communication is counted at its upper bound:
+Each process holds weights, gradients and optimizer states whole, or one shard of them. What an engine gathers for use
+and what it keeps for communication is counted at its upper bound:
 
     ddp        a flat copy of all gradients (its buckets)
-    fsdp2      the root group and two units gathered (one in use, one fetched ahead), all units where the launch file
-               keeps them gathered until backward; gradients of the root group and a unit, and what is summed of them
-    zero1, 2   one bucket of gradients, DeepSpeed's 5·10⁸ elements or all there are
-    zero3      what zero2 has, and gathered weights up to DeepSpeed's 10⁹ elements, at least as much as fsdp2
+    fsdp2      the root group and two units, gathered (one in use, one prefetched), or all units where the launch file
+               keeps them gathered until backward; gradients of the root group and a unit, and their sums
+    zero1, 2   one bucket of gradients: DeepSpeed's 5·10⁸ elements, or all if there are fewer
+    zero3      as zero2, and gathered weights: DeepSpeed's 10⁹ elements, or as many as fsdp2 if those are more
 
-DeepSpeed keeps a float32 master copy of what is trained; in mixed precision all weights and gradients have 2 bytes.
-FSDP2 gathers in 2 bytes then, so autocast has nothing left to cast; it sums gradients in float32 nevertheless.
-A pass that stores hidden states comes before the engine and has the whole model in every process.
+DeepSpeed keeps a float32 master copy of trained weights; in mixed precision its weights and gradients take 2 bytes.
+In mixed precision FSDP2 gathers in 2 bytes, so that autocast casts no weight, but sums gradients in float32.
+Hidden states are stored before the engine starts, with the whole model in every process.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Bytes = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the arithmetic reads.
+    """The sizes that memory is computed from.
 
     Attributes:
-        all: parameters of everything that a process keeps without an engine; gradients are of the trained ones' size.
-        unit: the largest unit (a decoder layer, or a head's own module), and the most of one that is trained.
-        root: weights outside all units: embeddings, norms, unembeddings.
-        step: the moments that could be a peak.
+        all: all parameters of a run.
+        unit: the largest unit that is sharded (a decoder layer, or a head), and the most that is trained of one.
+        root: parameters outside all units: embeddings, norms, unembeddings.
+        step: the traced step.
         half: training is in mixed precision, so weights are gathered in 2 bytes.
     """
 
@@ -56,7 +56,7 @@ class Sizes:
 
     @property
     def storing_peak(self) -> int:
-        """Bytes of one process while hidden states are stored; 0 where they are not."""
+        """Bytes of one process while hidden states are stored; 0 if they are not."""
         return self.all.nbytes + max(map(total, self.step.storing)) if self.step.storing else 0
 
     @property
@@ -66,7 +66,7 @@ class Sizes:
 
     @property
     def in_use(self) -> int:
-        """Elements gathered at a time: the root group, a unit in use and one fetched ahead."""
+        """Elements gathered at a time: the root group, a unit in use and a prefetched one."""
         return min(self.root.numel + 2 * self.unit.numel, self.all.numel)
 
 
@@ -90,10 +90,10 @@ class Launch:
     """How the engine of a launch file distributes a run; the names are those of launch/*.yaml.
 
     Attributes:
-        shards: which of FROZEN, TRAINED, GRADIENTS and OPTIMIZER every process holds only a share of.
-        deepspeed: it keeps master weights and trains in 2 bytes in mixed precision.
-        offloads: shares are stored in the host's memory.
-        reshards: gathered weights are given up after forward, and gathered again for backward.
+        shards: which of FROZEN, TRAINED, GRADIENTS and OPTIMIZER are sharded over processes.
+        deepspeed: whether it keeps master weights and, in mixed precision, trains in 2 bytes.
+        offloads: whether shards are stored in the host's memory.
+        reshards: whether gathered weights are freed after forward, and gathered again for backward.
     """
 
     name: str
@@ -121,7 +121,7 @@ LAUNCHES = (
 
 
 def read_launches(folder: Path = Path("launch")) -> tuple[Launch, ...]:
-    """All of them, with what FSDP2's files say about giving up gathered weights, where the files are here."""
+    """All launches, with `reshards` as FSDP2's launch files have it where the folder exists."""
     return tuple(replace(e, reshards=reads_reshards(folder / f"{e.name}.yaml")) if e.is_fsdp else e for e in LAUNCHES)
 
 
@@ -137,7 +137,7 @@ class Memory:
     Attributes:
         training: on the device at the peak of a training step, by purpose.
         evaluating: on the device at the peak of an evaluation.
-        storing: on the device at the peak of storing hidden states; 0 where that is not done.
+        storing: on the device at the peak of storing hidden states; 0 if they are not stored.
         host: in the host's memory.
     """
 
@@ -152,7 +152,7 @@ class Memory:
 
 
 def memory_of(launch: Launch, sizes: Sizes, processes: int) -> Memory:
-    """One process's memory, with `processes` of them (a single process under "single")."""
+    """Memory of one of `processes` processes; the launch "single" always has one."""
     processes = 1 if launch.name == "single" else processes
     held, host = persistent(launch, sizes, processes)
     overhead = {} if processes == 1 and not launch.offloads else engine_overhead(launch, sizes)
@@ -163,7 +163,7 @@ def memory_of(launch: Launch, sizes: Sizes, processes: int) -> Memory:
 
 
 def persistent(launch: Launch, sizes: Sizes, processes: int) -> tuple[Bytes, int]:
-    """What is there all the time: on the device by purpose, and bytes on the host."""
+    """What is allocated throughout: bytes on the device by purpose, and bytes on the host."""
     half, count = launch.deepspeed and sizes.half, sizes.all
     whole = {
         FROZEN: min(count.frozen_bytes, 2 * count.frozen) if half else count.frozen_bytes,
@@ -190,10 +190,9 @@ def engine_overhead(launch: Launch, sizes: Sizes) -> Bytes:
 
 
 def unshared_gradients(sizes: Sizes) -> int:
-    """FSDP2's gradients before they are shared out, and what it sums: while a unit's are summed the root group's wait.
+    """Bytes of FSDP2's gradients before they are sharded, and of their sums; the root group waits for each unit's sum.
 
-    In mixed precision a gradient has 2 bytes and what is summed 4 (train/engine/sharding.py), else both have the
-    weight's.
+    In mixed precision a gradient takes 2 bytes and its sum 4 (train/engine/sharding.py); else both take the weight's.
     """
     waiting = 2 if sizes.half else share(sizes.all.trained_bytes, max(1, sizes.all.trained))
     summed = 4 if sizes.half else waiting
@@ -202,7 +201,7 @@ def unshared_gradients(sizes: Sizes) -> int:
 
 
 def moment_under(launch: Launch, sizes: Sizes, moment: Moment, processes: int) -> Bytes:
-    """Activations and gradients of one moment, as the engine holds them."""
+    """Activations and gradients of one moment under the engine."""
     whole = moment.get(GRADIENTS, 0) * gradients(launch, sizes) // max(1, sizes.all.trained_bytes)
     held = 0 if launch.offloads else share(whole, processes) if GRADIENTS in launch.shards else whole
     casts_none = sizes.half and (launch.deepspeed or launch.is_fsdp)
@@ -219,7 +218,7 @@ def total(parts: Bytes) -> int:
 
 
 def share(size: int, processes: int) -> int:
-    """One process's part, rounded up.
+    """One process's shard, rounded up.
 
     >>> share(10, 4)
     3
@@ -228,7 +227,7 @@ def share(size: int, processes: int) -> int:
 
 
 def fewest_processes(launch: Launch, sizes: Sizes, room: float) -> int | None:
-    """The smallest number of processes whose tensors each fit into `room` bytes; None where none does up to 1024."""
+    """The smallest number of processes whose tensors fit into `room` bytes each; None if 1024 are too few."""
     counts = range(1, 2 if launch.name == "single" else MOST_PROCESSES + 1)
     first = bisect_left(counts, True, key=lambda count: memory_of(launch, sizes, count).peak <= room)
     return counts[first] if first < len(counts) else None

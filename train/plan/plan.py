@@ -1,4 +1,4 @@
-"""A run's plan as figures: everything that the report prints, from a config and what was stated about the machine."""
+"""The figures of a plan: everything that the report prints, computed from a config and the user's statements."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from train.plan.step import trace_step
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was found.
+    """What a run needs.
 
     Attributes:
-        backbone: its parameters.
-        heads: their parameters.
-        teacher: those of the frozen copy that self-distillation keeps where no adapter can be switched off.
-        sizes: what memory under each engine follows from.
-        gpus: processes of the run.
+        backbone: parameters of the backbone.
+        heads: parameters of the heads.
+        teacher: parameters of the frozen copy that self-distillation keeps where no adapter can be switched off.
+        sizes: the sizes from which memory under each engine is computed.
+        gpus: number of processes.
         blocks: blocks of training data; None where they were not counted.
-        steps: updates of the run; None where only the data could say.
-        step_tokens: tokens between two updates, over all processes.
-        step_flops: of them, over all processes.
-        written: bytes that the run writes, by what is written.
-        stored_bytes: of the hidden states of all training blocks; 0 where unknown, or of no use.
+        steps: updates of the run; None where it depends on data that were not counted.
+        step_tokens: tokens of one update, over all processes.
+        step_flops: FLOPs of one update, over all processes.
+        written: bytes that the run writes, by folder.
+        stored_bytes: bytes of the hidden states of all training blocks; 0 where unknown or never stored.
     """
 
     backbone: ParameterCount
@@ -49,14 +49,14 @@ class Plan:
     stored_bytes: int
 
     @property
-    def stores(self) -> bool:
-        """The backbone runs once over all blocks, before the first step."""
+    def stores_hidden_states(self) -> bool:
+        """Whether the backbone runs once over all blocks before the first step."""
         return self.sizes.step.storing_flops > 0
 
     @property
     def run_flops(self) -> int | None:
-        """Of all steps and of storing hidden states; None where the number of steps or of blocks is unknown."""
-        if self.steps is None or (self.stores and self.blocks is None):
+        """FLOPs of all steps and of storing hidden states; None where the number of steps or blocks is unknown."""
+        if self.steps is None or (self.stores_hidden_states and self.blocks is None):
             return None
         return self.steps * self.step_flops + (self.blocks or 0) * self.sizes.step.storing_flops
 
@@ -65,9 +65,9 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
     """Plan a run.
 
     Args:
-        gpus: processes, one a GPU.
-        device_type: "cuda" or "cpu", where it is to run.
-        tokens: of training data; where not given, data on this machine is counted as a run would, and cached.
+        gpus: number of GPUs, with one process each.
+        device_type: "cuda" or "cpu", where the run will take place.
+        tokens: tokens of training data; None tokenises and counts the data on this machine, as a run does.
     """
     model = build_on_meta(config, device_type)
     backbone = count_backbone(model, config.backbone.quantization)
@@ -93,8 +93,8 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
 
 
 def count_blocks(config: TrainConfig, model: TrainedModel) -> int | None:
-    """Blocks of the training data, packed as a run does; None for streams, and where data or tokenizer are not here."""
-    if config.data.streaming or not all(is_here(source.path) for source in [*config.data.train, *config.data.eval]):
+    """Blocks of the training data, packed as a run does; None for streams, or if data or tokenizer are not local."""
+    if config.data.streaming or not all(is_local(source.path) for source in [*config.data.train, *config.data.eval]):
         return None
     try:
         tokenizer = load_tokenizer(config.backbone)
@@ -105,6 +105,6 @@ def count_blocks(config: TrainConfig, model: TrainedModel) -> int | None:
     return len(packed.train)
 
 
-def is_here(path: str) -> bool:
-    """A source that is read from this machine: a file, a folder, a glob that finds some, or the standard library."""
+def is_local(path: str) -> bool:
+    """Whether a source is on this machine: a file, a folder, a glob with a match, or Python's standard library."""
     return path == STDLIB or bool(glob.glob(os.path.expanduser(path)))

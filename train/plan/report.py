@@ -1,4 +1,4 @@
-"""The plan as tables."""
+"""A plan as tables for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.plan.plan import Plan
 
 ALWAYS_SHOWN = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER)
 PURPOSES = (*ALWAYS_SHOWN, GATHERED, COMMUNICATION, *TRANSIENT)
-UNKNOWN = "unknown: data or tokenizer are not on this machine, or data are streamed; state their size with --tokens"
+UNKNOWN = "unknown: data or tokenizer are not on this machine, or data are streamed; give their size with --tokens"
 
 
 def new_table(title: str, *columns: str) -> Table:
@@ -29,14 +29,14 @@ def parameter_table(plan: Plan) -> Table:
     table = new_table("Parameters", "", "trained", "frozen", "bytes")
     counts = {"backbone": plan.backbone, "heads": plan.heads}
     if plan.teacher.numel:
-        counts["the backbone as it was, a copy"] = plan.teacher
+        counts["teacher (a frozen copy)"] = plan.teacher
     for name, count in counts.items():
         table.add_row(name, f"{count.trained:,}", f"{count.frozen:,}", decimal(count.nbytes))
     return table
 
 
 def memory_table(plan: Plan, launches: tuple[Launch, ...], memory: int | None) -> Table:
-    """Tensors on the device at the peak of a training step; gradients that are not there yet do not count."""
+    """Tensors on the device at the peak of a training step, where not every gradient may exist yet."""
     found = {launch.name: memory_of(launch, plan.sizes, plan.gpus) for launch in launches}
     unit, scale = ("GB", 1e9) if max(m.peak for m in found.values()) >= 1e9 else ("MB", 1e6)
     processes = "1 process" if plan.gpus == 1 else f"{plan.gpus} processes (single: 1)"
@@ -53,13 +53,13 @@ def memory_table(plan: Plan, launches: tuple[Launch, ...], memory: int | None) -
     table.add_section()
     add("a training step", [total(m.training) for m in found.values()])
     add("an evaluation", [m.evaluating for m in found.values()])
-    if plan.stores:
+    if plan.stores_hidden_states:
         add("storing hidden states", [m.storing for m in found.values()])
     add("host memory", [m.host for m in found.values()])
     if memory is not None:
         fits = (m.peak <= memory * (1 - HEADROOM) for m in found.values())
         table.add_row(f"fits in {decimal(memory)}", *("yes" if it_does else "NO" for it_does in fits))
-        table.caption = f"{HEADROOM:.0%} of the memory is left for what is no tensor; a GPU's runtime takes some."
+        table.caption = f"{HEADROOM:.0%} of the memory is left for the GPU's runtime and for fragmentation."
     return table
 
 
@@ -73,7 +73,7 @@ def run_table(plan: Plan, machine: Machine) -> Table:
     add("steps", plan.steps)
     add("tokens of a step", plan.step_tokens)
     add("FLOPs of a step", plan.step_flops, ".3g")
-    if plan.stores:
+    if plan.stores_hidden_states:
         add("FLOPs of storing the hidden states of a block", plan.sizes.step.storing_flops, ".3g")
     if plan.steps is None:
         return table
@@ -91,7 +91,7 @@ def disk_table(plan: Plan) -> Table:
     table = new_table("Disk", "", "")
     for name, count in plan.written.items():
         table.add_row(name, decimal(count))
-    if plan.stores:
+    if plan.stores_hidden_states:
         stored = decimal(plan.stored_bytes) if plan.stored_bytes else UNKNOWN
         table.add_row("hidden states of all training blocks, in $HF_DATASETS_CACHE", stored)
     elif plan.stored_bytes:

@@ -1,7 +1,7 @@
-"""A run's model in shapes alone: on the meta device, where a tensor has a size and a dtype but no memory.
+"""A run's model on the meta device, where a tensor has a size and a dtype but no memory.
 
-A run's own builders make it, so that whatever a family registers is counted and no family is known here. Weights are
-never read; a hub name costs its config.json.
+The run's own builders make it, so this file knows no family and yet counts whatever a family registers. Weights are
+never read; of a backbone on the hub only its config.json is downloaded.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from train.loop.building import model_on, trainable_fields
 from train.objective.model import TrainedModel
 
 SCALE_BYTES = 4 / 64
-"""For each weight of 4 bits: bitsandbytes keeps one float32 for 64 of them."""
+"""Bytes of scales per 4-bit weight: bitsandbytes keeps one float32 for 64 weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
-    """Parameters of a module; buffers count as frozen bytes, what is tied counts once.
+    """Parameters of a module. Buffers count as frozen bytes, tied parameters count once.
 
     >>> ParameterCount.of(nn.Linear(3, 2))
     ParameterCount(trained=8, frozen=0, trained_bytes=32, frozen_bytes=0)
 
     Attributes:
-        trained: how many are trained.
-        frozen: how many are not.
-        trained_bytes: of the trained ones, in the dtype in which they are trained.
-        frozen_bytes: of the others and of buffers; quantised matrices at their quantised size.
+        trained: number of trained parameters.
+        frozen: number of frozen parameters.
+        trained_bytes: bytes of the trained parameters, in the dtype in which they are trained.
+        frozen_bytes: bytes of frozen parameters and of buffers; quantised matrices at their quantised size.
     """
 
     trained: int = 0
@@ -87,7 +87,7 @@ def build_on_meta(config: TrainConfig, device_type: str) -> TrainedModel:
     """The run's model without memory.
 
     Args:
-        device_type: "cuda" or "cpu": where the run is to take place; a dtype of "auto" is decided by it.
+        device_type: "cuda" or "cpu", where the run will take place; it decides what a dtype of "auto" is.
     """
     fields = trainable_fields(config)
     if fields.dtype == "auto" and device_type == "cpu":
@@ -99,12 +99,12 @@ def build_on_meta(config: TrainConfig, device_type: str) -> TrainedModel:
         trained = model_on(with_new_heads(config), Backbone(model, check_projection=False))
     token_heads = trained.token_heads
     if token_heads is not None and token_heads.draft_tokens_S is not None:
-        token_heads.choose_draft_tokens(range(token_heads.num_scored))  # a plan asks how many, not which
+        token_heads.choose_draft_tokens(range(token_heads.num_scored))  # any tokens do: only their number matters
     return trained
 
 
 def with_new_heads(config: TrainConfig) -> TrainConfig:
-    """The config for new heads in place of those of `init_from`, in their shape where it gives no fields itself."""
+    """The config without `init_from`: new heads, with the fields of the folder's heads where the config has none."""
     heads = config.heads
     if config.init_from is not None and not heads and (Path(config.init_from) / DESCRIPTION).is_file():
         heads = read_description(config.init_from).config
@@ -112,10 +112,10 @@ def with_new_heads(config: TrainConfig) -> TrainConfig:
 
 
 def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> ParameterCount:
-    """The backbone's parameters; of quantised matrices what they take up once they are quantised.
+    """The backbone's parameters, with quantised matrices at their quantised size.
 
     Raises:
-        ValueError: a quantization whose bits are not known here.
+        ValueError: a quantization with an unknown number of bits.
     """
     whole = ParameterCount.of(model.model)
     if not quantization:
@@ -126,7 +126,7 @@ def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> 
 
 
 def quantised_layers(model: TrainedModel, quantization: dict[str, Any]) -> list[nn.Linear]:
-    """The linear layers that a loader quantises: all but the unembedding, an adapter's own and those that are named."""
+    """The linear layers that are quantised: all but the unembedding, an adapter's, and those that the config skips."""
     config = AutoQuantizationConfig.from_dict(dict(quantization))
     skipped = getattr(config, "llm_int8_skip_modules", None) or getattr(config, "modules_to_not_convert", None) or []
     unembedding = model.model.get_output_embeddings()
@@ -140,19 +140,19 @@ def quantised_layers(model: TrainedModel, quantization: dict[str, Any]) -> list[
 
 
 def quantised_bytes(weight: Tensor, quantization: dict[str, Any]) -> int:
-    """Bytes of one matrix: its bits, and the scales of 4-bit blocks.
+    """Bytes of one quantised matrix, with the scales of 4-bit blocks.
 
     >>> quantised_bytes(torch.empty(64, 64), {"load_in_4bit": True})   # 4096 half bytes and 64 scales
     2304
 
     Raises:
-        ValueError: the bits are named in a way that is not known.
+        ValueError: the quantization names no known number of bits.
     """
     if quantization.get("load_in_4bit") or quantization.get("bits") == 4:
         return round(weight.numel() * (0.5 + SCALE_BYTES))
     if quantization.get("load_in_8bit") or quantization.get("bits") == 8 or "fp8" in str(quantization["quant_method"]):
         return weight.numel()
     raise ValueError(
-        f"backbone.quantization {quantization} names no bits that a plan could count; it knows load_in_4bit, "
-        f"load_in_8bit, bits: 4 or 8, and fp8: plan without it, and expect less memory."
+        f"backbone.quantization {quantization} gives no number of bits that a plan knows; allowed are load_in_4bit, "
+        f"load_in_8bit, bits: 4 or 8, and fp8. Plan without it: the run will need less memory than planned."
     )

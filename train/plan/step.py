@@ -1,8 +1,8 @@
-"""One training step on tensors without memory: what is alive at its peak, and its FLOPs.
+"""One training step on fake tensors, which have no memory: the bytes alive at its peak, and its FLOPs.
 
-Forward, loss and backward are the run's own, with its autocast and checkpointing. Three things are assumed: every
-position is supervised (an upper bound), a block is one document, and attention runs in a fused kernel: CUDA's
-memory-efficient one, which a 4-D mask is cast for in every layer, or the CPU's flash attention.
+Forward, loss and backward are the run's own, with its autocast and gradient checkpointing. Three things are assumed:
+every position is supervised (an upper bound), each block is one document, and attention runs in a fused kernel. On CUDA
+that is the memory-efficient one, for which each layer casts a 4-D mask; on a CPU it is flash attention.
 """
 # B batch, T position, H attention head, S slot
 
@@ -39,14 +39,14 @@ from train.plan.live_tensors import (
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """What was found.
+    """The peaks and FLOPs of a step. A peak is several candidate moments: the engine decides which is the highest.
 
     Attributes:
-        training: the moments of a micro-batch that could be its peak; which one is depends on the engine.
-        evaluating: those of an evaluation batch, which has no gradients; none where nothing is evaluated.
-        storing: those of the pass that stores the hidden states of a micro-batch; none where nothing is stored.
-        flops: of forward, loss and backward of one micro-batch.
-        storing_flops: of the storing pass over one block.
+        training: candidates for the peak of a training micro-batch.
+        evaluating: candidates for that of an evaluation batch, without gradients; empty if nothing is evaluated.
+        storing: candidates for that of storing a micro-batch's hidden states; empty if nothing is stored.
+        flops: forward, loss and backward of one micro-batch.
+        storing_flops: the storing pass over one block.
     """
 
     training: list[Moment]
@@ -57,7 +57,7 @@ class TracedStep:
 
 
 def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cuda") -> TracedStep:
-    """Trace a micro-batch and an evaluation batch of a model on the meta device; it holds fake tensors afterwards."""
+    """Trace a micro-batch and an evaluation batch of a model on the meta device, whose tensors become fake ones."""
     mode, batch = FakeTensorMode(), trainer_field(config, "per_device_train_batch_size")
     make_fake(model, mode)
     model.chunk_elements = chunk_elements_on(device_type)
@@ -76,7 +76,7 @@ def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cud
 
 
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Give parameters and buffers the device "cpu", by which kernels, autocast and masks are chosen."""
+    """Replace parameters and buffers by fake tensors on "cpu": the device decides on kernels, autocast and masks."""
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     for module in model.modules():
         kinds: list[Any] = [module._parameters, module._buffers]
@@ -84,7 +84,7 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in seen:  # tied tensors stay tied; the old one lives, so that no id is reused
+                if id(tensor) not in seen:  # tied tensors stay tied; `seen` holds the old one, so no id is reused
                     fake = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
                     is_weight = isinstance(tensor, nn.Parameter)
                     seen[id(tensor)] = (tensor, nn.Parameter(fake, tensor.requires_grad) if is_weight else fake)
@@ -95,31 +95,31 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
 def trace_storing(model: TrainedModel, config: TrainConfig, batch: int) -> LiveTensors:
     """The backbone's one pass over a micro-batch, as train/data/hidden_states.py makes it."""
     model.train()
-    with watching(model) as live, autocast(config):
-        tokens_BT, _, document_ids_BT = whole_blocks(config, batch)
+    with recorded(model) as live, autocast(config):
+        tokens_BT, _, document_ids_BT = full_blocks(config, batch)
         model.hidden_states(tokens_BT, document_ids_BT)
     return live
 
 
 def trace_training(model: TrainedModel, config: TrainConfig, batch: int) -> LiveTensors:
-    """The last micro-batch of an update: gradients are there where others came before it.
+    """The last micro-batch of an update, beside the gradients of earlier ones if there are any.
 
-    Where hidden states are stored, the Trainer holds those of all micro-batches of an update.
+    Where hidden states are stored, the Trainer holds those of all micro-batches of the update.
     """
     model.train()
     micro_batches = trainer_field(config, "gradient_accumulation_steps")
-    with watching(model) as live:
+    with recorded(model) as live:
         states_MBNTD = None
         if config.cache_hidden_states:
             size = (micro_batches, batch, len(model.stored_taps), config.data.block_size, model.backbone.hidden_size)
             states_MBNTD = torch.zeros(size, dtype=stored_dtype(config, model))
         for _ in range(min(2, micro_batches)):
             live.flops = 0
-            blocks, states_BNTD = whole_blocks(config, batch), None if states_MBNTD is None else states_MBNTD[0]
-            with live.making(INPUTS if states_BNTD is None else HEADS), autocast(config):
+            blocks, states_BNTD = full_blocks(config, batch), None if states_MBNTD is None else states_MBNTD[0]
+            with live.counting_as(INPUTS if states_BNTD is None else HEADS), autocast(config):
                 loss = model(*blocks, counts_K=torch.ones(len(model.shifts)), hidden_states=states_BNTD)["loss"]
             del blocks, states_BNTD
-            with live.making(BACKWARD):
+            with live.counting_as(BACKWARD):
                 loss.backward()
             del loss
     return live
@@ -129,24 +129,24 @@ def trace_training(model: TrainedModel, config: TrainConfig, batch: int) -> Live
 def trace_evaluation(model: TrainedModel, config: TrainConfig) -> LiveTensors:
     """The hidden states of backbone and heads and one chunk of logits, as train/loop/evaluation.py makes them."""
     model.eval()
-    with watching(model) as live:
-        blocks = whole_blocks(config, trainer_field(config, "per_device_eval_batch_size"))
+    with recorded(model) as live:
+        blocks = full_blocks(config, trainer_field(config, "per_device_eval_batch_size"))
         states = model.backbone_states(*blocks, lookahead=0.0)
         for rows in model.head_rows(states, with_backbone=True):
-            with live.making(LOSS):
+            with live.counting_as(LOSS):
                 if rows.head == 0 and states.final_BTD is not None:
                     backbone_choices(rows.projection, states.final_BTD)
                 chunk = slice(0, max(1, CHUNK_ELEMENTS // len(rows.projection.weight)))
                 labels_R = torch.zeros_like(rows.labels_R[chunk])
                 plain_cross_entropy(rows.projection, rows.hidden_RD[chunk], labels_R)
-        if model.token_heads is not None:  # tokens per pass are decoded with a copy in the backbone's dtype
-            with live.making(HEADS):
+        if model.token_heads is not None:  # decoding, for tokens per pass, copies the heads to the backbone's dtype
+            with live.counting_as(HEADS):
                 _ = [p.to(model.backbone.dtype) for p in model.token_heads.parameters()]
     return live
 
 
-def whole_blocks(config: TrainConfig, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, loss mask and document ids (B, T) of blocks that hold one supervised document each."""
+def full_blocks(config: TrainConfig, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, loss mask and document ids, (B, T) each, of blocks with one supervised document each."""
     size = (batch, config.data.block_size)
     return torch.zeros(size, dtype=torch.long), torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)
 
@@ -157,15 +157,15 @@ def autocast(config: TrainConfig) -> torch.autocast:
 
 
 @contextlib.contextmanager
-def watching(model: TrainedModel) -> Iterator[LiveTensors]:
-    """Count what is alive under weights, gradients, and what is made before, in and after the backbone's forward."""
+def recorded(model: TrainedModel) -> Iterator[LiveTensors]:
+    """Record live tensors as weights, gradients, or by whether they were made before, in or after the backbone."""
     live = LiveTensors()
 
-    def make_next(purpose: str) -> Any:
+    def switch_to(purpose: str) -> Any:
         return lambda *_: setattr(live, "purpose", purpose)
 
     decoder = model.backbone.decoder
-    hooks = [decoder.register_forward_pre_hook(make_next(BACKBONE)), decoder.register_forward_hook(make_next(HEADS))]
+    hooks = [decoder.register_forward_pre_hook(switch_to(BACKBONE)), decoder.register_forward_hook(switch_to(HEADS))]
     for parameter in model.parameters():
         live.label(parameter, TRAINED if parameter.requires_grad else FROZEN)
         if parameter.requires_grad:
@@ -182,9 +182,9 @@ def watching(model: TrainedModel) -> Iterator[LiveTensors]:
 
 @contextlib.contextmanager
 def cuda_attention() -> Iterator[None]:
-    """Attention as CUDA's memory-efficient kernel, where a CPU would choose another.
+    """Within the context, attention is CUDA's memory-efficient kernel, which a CPU would not choose.
 
-    The function itself is replaced: a TorchFunctionMode is off during backward, in which layers are recomputed.
+    The function itself is replaced, since a TorchFunctionMode is off during backward, where layers are recomputed.
     """
     before = F.scaled_dot_product_attention
     F.scaled_dot_product_attention = efficient_attention  # type: ignore[assignment]
@@ -204,7 +204,7 @@ def efficient_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Scores are never held; keys and values of a group are repeated, and the mask is cast in every layer."""
+    """As the kernel: no scores are stored, keys and values of a group are repeated, each layer casts the mask."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query_BHTD.dtype
     groups = query_BHTD.shape[1] // key_BHSD.shape[1] if enable_gqa else 1
     tensors = [query_BHTD.to(dtype), *(t.to(dtype) for t in (key_BHSD, value_BHSD))]

@@ -211,7 +211,7 @@ def test_fractions_are_seeded_subsets(tokenizer, tmp_path):
     assert 5 < len(subset(0, streaming=True)) < 45  # each row on its own: about 20
     assert subset(0, streaming=True) == subset(0, streaming=True) != subset(1, streaming=True)
     for fraction in (0, 1.5):
-        with pytest.raises(ValueError, match=r"fraction=.* numbers of at most 1 and above 0"):
+        with pytest.raises(ValueError, match=r"fraction=.* numbers above 0 and of at most 1"):
             documents(tokenizer, SourceConfig(path=path, fraction=fraction))
     for weight in (0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"weight=.* allowed are numbers above 0"):

@@ -13,9 +13,8 @@ from rich.console import Console
 from heads.data.documents import DataConfig, SourceConfig
 from train.__main__ import main
 from train.config import read_config
-from train.plan.command import plan
+from train.plan.command import offline_if_unreachable, plan
 from train.plan.costs import Machine
-from train.plan.hub import without_waiting
 from train.plan.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,9 +65,13 @@ def test_data_on_this_machine_is_counted(monkeypatch, tmp_path):
     ("flags", "words"),
     [
         (["--memory", "80 parsecs"], "--memory '80 parsecs' was given; give a size with its unit, such as 80GB"),
-        (["--gpus", "0"], "--gpus 0 was given; give a whole number of 1 and more"),
-        (["--mfu", "40"], "--mfu 40.0 was given; it is a share of the peak"),
-        (["--tflops", "-1"], "--tflops -1.0 was given; give a number above 0"),
+        (["--gpus", "0"], "gpus=0 was given; allowed are integers of at least 1."),
+        (
+            ["--mfu", "40"],
+            "mfu=40.0 was given; allowed are numbers above 0 and of at most 1; it is a share",
+        ),
+        (["--tflops", "-1"], "tflops=-1.0 was given; allowed are numbers above 0, or null."),
+        (["--tokens-per-second", ".inf"], "tokens_per_second=inf was given; allowed are numbers above 0, or null."),
         (["--backbone.name_or_path", "/nowhere/at-all"], "could not be loaded as a causal LM"),
     ],
 )
@@ -105,7 +108,7 @@ def test_a_config_json_alone_is_planned_though_no_tokenizer_can_count_the_data(t
     run = config(tmp_path, data=DataConfig(train=[SourceConfig(path=str(text))], block_size=16))
     monkeypatch.setattr(socket, "create_connection", lambda *address: pytest.fail("the hub was asked"))
     assert make_plan(run).blocks is None
-    with without_waiting(run.backbone.name_or_path):
+    with offline_if_unreachable(run.backbone.name_or_path):
         assert not constants.HF_HUB_OFFLINE
 
 
@@ -117,7 +120,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    with without_waiting("EleutherAI/pythia-70m-deduped"):
+    with offline_if_unreachable("EleutherAI/pythia-70m-deduped"):
         assert constants.HF_HUB_OFFLINE
     assert not constants.HF_HUB_OFFLINE
 
