@@ -1,6 +1,6 @@
 """The application: trains heads (or a backbone) from one YAML file. Used from a checkout through train.py.
 
-Every entry passes through here, so a missing `headway[train]` is told here, in one sentence and not in a traceback.
+Every entry imports this file, so a missing `headway[train]` ends here, in one sentence and without a traceback.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""`python -m train COMMAND --config configs/X.yaml`: what is done before a run, and the run itself.
+"""`python -m train COMMAND --config configs/X.yaml`: inspect data, plan, regenerate data, or train.
 
-A command's flags are the fields of its dataclass, `top_p` as `--top-p`; the flags of train.py are accepted beside them.
+A command's flags are the fields of its dataclass, `top_p` as `--top-p`, and all flags of train.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMANDS = {
         "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit", Machine, plan
     ),
     "regenerate-data": Command(
-        "write the training data as the backbone itself would say it (docs/data.md)",
+        "replace answers and ends of texts by what the backbone generates (docs/data.md)",
         RegenerateFlags,
         regenerate,
     ),
@@ -66,7 +66,7 @@ def run_command(arguments: list[str]) -> None:
     check_config_files(arguments)
     parsers = {name: command_parser(name, command) for name, command in COMMANDS.items()}
     parser = Parser(
-        prog="python -m train", description="What is done before a run, and the run itself.", allow_abbrev=False
+        prog="python -m train", description="Inspect data, plan, regenerate data, or train.", allow_abbrev=False
     )
     subcommands = parser.add_subcommands(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -78,12 +78,12 @@ def run_command(arguments: list[str]) -> None:
     values, command = found[found.command], COMMANDS[found.command]
     flags = command.flags(**{field.name: values[field.name] for field in dataclasses.fields(command.flags)})
     if command.flags is RegenerateFlags and not isinstance(values["heads"], dict):
-        values["heads"] = {}  # a folder that the command reads; a run has fields there
+        values["heads"] = {}  # here a folder, which the command reads; in a run's config the family's fields
     command.action(build_config_of(values), flags)
 
 
 def command_parser(name: str, command: Command) -> Parser:
-    """The command's own flags, which its dataclass explains, and behind them a run's. One that both have is one."""
+    """The parser of the command's own flags, explained by its dataclass, and of a run's other flags."""
     usage = f"python -m train {name} --config FILE [flags]"
     parser = Parser(description=command.help, usage=usage, allow_abbrev=False)
     documented = [parse_docstring(kind.__doc__ or "") for kind in command.flags.__mro__]

@@ -317,7 +317,7 @@ def test_variants_and_fine_tuned_twins_are_trained_as_what_they_are_compared_wit
     ("content", "says"),
     [
         (b"output_dir: \xff\xfe", "no valid YAML: 'utf-8' codec"),
-        (b"a: &a [*a]", "no valid YAML: an alias stands inside what it is an alias of"),
+        (b"a: &a [*a]", "no valid YAML: an alias contains itself"),
         (
             b"a: &a [x, x, x, x, x, x, x, x, x, x]\n"
             + b"".join(b"%c: &%c [%s]\n" % (c, c, b", ".join([b"*%c" % (c - 1)] * 10)) for c in b"bcdefgh"),

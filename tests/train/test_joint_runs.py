@@ -83,7 +83,7 @@ def test_a_copied_folder_opens_without_the_original_backbone(folder, tmp_path): 
 
 def test_an_adapter_is_trained_on_with_its_own_rank(folder):  # noqa: F811
     first = train_jointly(folder, "joint-adapted", lora={"rank": 4})
-    with pytest.raises(ValueError, match=r"adapter of rank 4; to train it on, give lora\.rank 4"):
+    with pytest.raises(ValueError, match=r"adapter of rank 4; to continue its training, give lora\.rank 4"):
         train_jointly(folder, "joint-otherwise", init_from=str(first / "last"))
     frozen = train_jointly(
         folder, "joint-on-adapter", init_from=str(first / "last"), rates={"heads": 1e-2, "base": None}

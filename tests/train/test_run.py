@@ -211,7 +211,7 @@ def test_a_resumed_run_follows_the_rates_of_its_config(folder, caplog):  # noqa:
     where = train(folder, "rates", save_every_steps=2, trainer=trainer)
     (where / "checkpoint-4").rename(folder / "kept-away-rates")
     train(folder, "rates", "--resume", "true", save_every_steps=2, trainer=trainer, rates={"heads": 1e-6})
-    assert "is 1e-06 from here on" in caplog.text
+    assert "is 1e-06 from now on" in caplog.text
     rates = {line["step"]: line["learning_rate"] for line in metrics(where) if "learning_rate" in line}
     assert (rates[2], rates[3], rates[4]) == (1e-2, 1e-6, 1e-6)
 

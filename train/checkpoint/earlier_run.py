@@ -1,7 +1,7 @@
-"""A new run starts in a folder that holds no other run, unless `overwrite` allows it to remove that run.
+"""A new run refuses a folder that holds an earlier run, unless `overwrite` allows it to remove that run.
 
-The folder is checked before anything is loaded. What `overwrite` removes is removed when the first step is about to
-begin, so that a new run that cannot start costs nothing.
+The folder is checked before anything is loaded. `overwrite` removes files just before the first step, so that a new run
+that cannot start removes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from train.config import TrainConfig
 logger = logging.getLogger(__name__)
 
 RESULTS = ("last", "best", "metrics.jsonl")
-"""What a run leaves beside its checkpoints; other files in the folder are nobody's business here."""
+"""What a run leaves beside its checkpoints; other files in the folder are ignored."""
 
 
 def left_by_a_run(folder: str | Path) -> list[Path]:
@@ -29,7 +29,7 @@ def left_by_a_run(folder: str | Path) -> list[Path]:
 def refuse_used_folder(config: TrainConfig) -> None:
     """
     Raises:
-        ValueError: a new run would destroy an earlier one, or `overwrite` what it is to read.
+        ValueError: a new run would destroy an earlier one, or `overwrite` would remove files that it reads.
     """
     found = left_by_a_run(config.output_dir)
     if config.resume or not found:
@@ -40,7 +40,7 @@ def refuse_used_folder(config: TrainConfig) -> None:
         resume = "it has no checkpoint for --resume true; add" if ended else "add --resume true to continue it,"
         raise ValueError(
             f"output_dir {config.output_dir} holds {names} of an earlier run: {resume} --overwrite true to remove them "
-            f"and train anew, or give another output_dir."
+            f"and start a new run, or give another output_dir."
         )
     for name, path in started_from(config).items():
         if any(lies_in(path, one) for one in found):

@@ -1,8 +1,8 @@
-"""SIGTERM, SIGUSR1 (schedulers) and Ctrl-C (people) announce the end: finish the step, save, exit with code 75.
+"""On SIGTERM, SIGUSR1 (sent by schedulers) or Ctrl-C a run finishes its step, saves and exits with code 75.
 
-75 is EX_TEMPFAIL of sysexits.h, "try again later": a scheduler can requeue on it. All processes stop after the same
-step, since the reduction that sums label counts also sums received signals. Launchers hide the exit code of their
-processes, so a file `requeue` is written into the run's folder as well.
+75 is EX_TEMPFAIL of sysexits.h, "try again later", on which a scheduler can requeue. All processes stop after the same
+step, since the reduction that sums label counts also sums received signals. Launchers hide their processes' exit codes,
+so the run also writes a file `requeue` into its folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Interruption:
     """Whether the run received a signal to stop.
 
     Attributes:
-        received: name of the signal that this process got, for people.
+        received: name of the signal that this process received, for messages.
         agreed: all processes stop after the current step.
-        training: there is something to save; before that, a signal ends the run immediately.
+        training: whether there is something to save; before that, a signal ends the run immediately.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class Interruption:
         self._process = os.getpid()
 
     def receive(self, number: int, frame: Any) -> None:
-        """Note the first signal; a second one, some seconds later, or the next Ctrl-C, ends the process immediately.
+        """Record the first signal. A second one some seconds later, or a second Ctrl-C, ends the process immediately.
 
-        `torchrun` turns a second Ctrl-C into SIGTERM, so what counts is what the first signal was.
+        `torchrun` turns a second Ctrl-C into SIGTERM, so only the kind of the first signal counts.
 
         Raises:
             SystemExit: nothing was trained yet.
@@ -61,7 +61,8 @@ class Interruption:
                 os.write(2, f"{self.received}: ended before training began; nothing had to be saved.\n".encode())
                 raise SystemExit(EXIT_CODE)
             second = "a second Ctrl-C" if by_key else "a second signal"
-            os.write(2, f"{self.received}: the step is finished and saved; {second} ends at once.\n".encode())
+            message = f"{self.received}: the run ends after this step is saved; {second} ends it immediately.\n"
+            os.write(2, message.encode())
         elif time.monotonic() - self._at > self._same:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -69,7 +70,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Interruption]:
-    """Signals are noted while it is open. Only a main thread can listen; in another one nothing is noted."""
+    """Within the context, signals are recorded. Only a main thread can receive them; in another one nothing happens."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
@@ -90,9 +91,9 @@ def shield_workers(loader: Any) -> None:
 
 @functools.cache  # once a process
 def kill_workers_at_exit() -> None:
-    """At its exit multiprocessing sends SIGTERM to its daemons and waits for them: for ever, where they ignore it.
+    """Kill workers that ignore SIGTERM at exit, where multiprocessing would send it and wait for them without end.
 
-    A DataLoader stops its workers before that, but not one that had just started when the run failed.
+    A DataLoader stops its workers before that, except one that had just started when the run failed.
     """
     multiprocessing.util.Finalize(None, kill_daemons, exitpriority=0)
 

@@ -1,8 +1,8 @@
 """AdamW's state by the name of each weight: one file that any engine, on any number of processes, resumes from.
 
 `optimizer.safetensors` holds `NAME/exp_avg`, `NAME/exp_avg_sq` and `NAME/step` for each trained weight that had a
-gradient, whole and in float32 (float64 for weights in float64). Engines' own checkpoints fit the same engine on the
-same number of processes, or need a conversion. Learning rates are the config's and the schedule's, not a checkpoint's.
+gradient, unsharded and in float32 (float64 for weights in float64). An engine's own checkpoints would fit only the same
+engine and number of processes. Learning rates come from the config and the schedule, not from a checkpoint.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def save_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Put the state of `save_optimizer` into a wrapped model's optimizer. Every process calls it.
+    """Load the state that `save_optimizer` wrote into a wrapped model's optimizer. Every process calls it.
 
     Raises:
         FileNotFoundError: the folder holds no such state.
-        RuntimeError: it is of other weights or groups.
+        RuntimeError: the state belongs to other weights or groups.
     """
     reshard(model)
     tensors, base = load_file(folder / TENSORS), base_optimizer(optimizer)
@@ -50,7 +50,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     if tensors:
         known = {f"{name}/{key}" for name, _ in named for key in (*MOMENTS, "step")}
         if wrong := set(tensors) - known:
-            raise RuntimeError(f"the optimizer's state is of other weights: {', '.join(sorted(wrong)[:3])}")
+            raise RuntimeError(f"the optimizer's state belongs to other weights: {', '.join(sorted(wrong)[:3])}")
         start_state(optimizer)
         link_states(optimizer)
         for name, parameter in named:
@@ -63,7 +63,7 @@ def load_schedule(schedule: Any, optimizer: Any, state: dict[str, Any]) -> list[
     """Resume a schedule at its saved step, with the present config's peak rates.
 
     Returns:
-        Peak rates then and now, of the groups where they differ.
+        The peak rates then and now of each group where they differ.
     """
     groups = base_optimizer(optimizer).param_groups
     if not hasattr(schedule, "lr_lambdas"):  # a schedule that looks at the loss stores its rates in its state
@@ -91,7 +91,7 @@ def base_optimizer(optimizer: Any) -> Any:
 
 
 def link_states(optimizer: Any) -> None:
-    """Let ZeRO-1 and 2 find each weight's share of the moments: they look once, when not all moments may be there."""
+    """Let ZeRO-1 and 2 find each weight's shard of the moments again: they look once, perhaps before all exist."""
     while optimizer is not None:
         if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
             optimizer._hp_optimizer_states_linked = False
@@ -100,14 +100,14 @@ def link_states(optimizer: Any) -> None:
 
 
 def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor]]:
-    """Moments, whole, and the number of steps."""
+    """The moments, unsharded, and the number of steps."""
     if not base.state:
         return
     if is_deepspeed(parameter):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         yield from ((key, safe_get_full_optimizer_state(parameter, key)) for key in MOMENTS)
-        step = next(iter(base.state.values()))["step"]  # a flat group's, and safetensors writes no tensor twice
+        step = next(iter(base.state.values()))["step"]  # shared by a flat group; safetensors needs a copy for each
         yield "step", torch.as_tensor(step, dtype=torch.float32).clone()
         return
     for key in (*MOMENTS, "step") if parameter in base.state else ():  # else it never had a gradient
@@ -127,7 +127,7 @@ def start_state(optimizer: Any) -> None:
 
 
 def stepped_tensors(optimizer: Any) -> list[Tensor]:
-    """What AdamW steps: parameters, or flat shards. ZeRO-3 hands its shards to the groups only while it steps."""
+    """The tensors that AdamW updates: parameters or flat shards. ZeRO-3 puts its shards into groups only for a step."""
     while optimizer is not None:
         if hasattr(optimizer, "fp32_partitioned_groups_flat"):
             return list(optimizer.fp32_partitioned_groups_flat)
@@ -146,7 +146,7 @@ def write_state(parameter: nn.Parameter, base: Any, key: str, value: Tensor) -> 
 
 
 def write_deepspeed_state(parameter: nn.Parameter, base: Any, key: str, value: Tensor) -> None:
-    """One process's share of a moment. `step` is one for all shards."""
+    """Write one process's shard of a moment; `step` is the same for all shards."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     if key == "step":

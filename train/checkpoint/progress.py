@@ -1,6 +1,6 @@
-"""What a checkpoint keeps beside the Trainer's own state, so that a resumed run logs what an uninterrupted one logs.
+"""What a checkpoint stores beside the Trainer's own state, so that a resumed run logs what an uninterrupted one logs.
 
-A run is seen here, and by saving, through `RunState`: what a checkpoint needs to know of it and nothing more.
+Saving reads a run through the protocol `RunState` and does not import the Trainer.
 """
 # K trained distribution
 
@@ -24,19 +24,19 @@ class Progress:
     """How far a run has come, as JSON.
 
     Attributes:
-        losses: for each process its sums of the losses since the last log and the labels they are over, each K numbers.
-        logged_loss: for each process the Trainer's own sum of losses since the last log.
-        all_losses: its sum over the run, up to the last log.
+        losses: for each process, K sums of losses since the last log and the K numbers of labels in them.
+        logged_loss: for each process, the Trainer's own sum of losses since the last log.
+        all_losses: the Trainer's sum of losses over the run, up to the last log.
         skipped: steps of the run that were skipped.
-        skipped_since_log: of them, those since the last log.
+        skipped_since_log: steps that were skipped since the last log.
         steps_since_log: steps since the last log, skipped or not.
         metrics_bytes: length of metrics.jsonl.
-        measured_accuracy: of the heads, by head and rank, as last evaluated.
-        evaluation_put_off: an evaluation was due when the run had to end.
-        data_pass: pass over the data.
-        blocks_in_pass: blocks of that pass that all processes together have read.
-        compiled: decoder layers are compiled; older checkpoints do not say, and were not.
-        loss_before: of the backbone on held-out data, before the first step; older checkpoints have none.
+        measured_accuracy: accuracy of the heads in the last evaluation, by head and rank.
+        evaluation_put_off: an evaluation was due when the run was interrupted.
+        data_pass: which pass over the data, from 0.
+        blocks_in_pass: blocks that all processes together have read in that pass.
+        compiled: whether decoder layers are compiled; in older checkpoints they are not.
+        loss_before: the backbone's loss on held-out data before the first step; older checkpoints have none.
     """
 
     losses: list[list[list[float]]]
@@ -58,9 +58,9 @@ class RunState(Protocol):
     """What saving a checkpoint reads of a run.
 
     Attributes:
-        args: the Trainer's arguments: output_dir, should_save and batch sizes are read.
-        state: the Trainer's state: global_step is read.
-        engine: what trains.
+        args: the Trainer's arguments, of which output_dir, should_save and batch sizes are read.
+        state: the Trainer's state, of which global_step is read.
+        engine: the engine that trains.
         keep_checkpoints: how many checkpoints stay on disk; 0 or None for all.
     """
 
@@ -74,7 +74,7 @@ class RunState(Protocol):
         ...
 
     def weights_are_finite(self) -> bool:
-        """Whether every trained weight is; every process calls it and gets the same answer."""
+        """Whether every trained weight is finite; every process calls it and gets the same answer."""
         ...
 
 
@@ -94,10 +94,10 @@ def write_progress(run: RunState, folder: Path) -> None:
 
 
 def read_progress(folder: Path) -> Progress:
-    """What `write_progress` wrote.
+    """Read what `write_progress` wrote.
 
     Raises:
-        ValueError: something else.
+        ValueError: the file is missing or was not written by a run.
     """
     path = folder / PROGRESS
     try:
@@ -116,7 +116,7 @@ def read_progress(folder: Path) -> Progress:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON has a type; whole numbers count from 0 and fit 8 bytes.
+    """Whether a JSON value has a type; integers must lie between 0 and 2⁶³.
 
     >>> fits(3, int), fits(-1, int), fits(True, int), fits(1, float | None), fits([[0.5], ["x"]], list[list[float]])
     (True, False, False, True, False)
@@ -135,6 +135,6 @@ def blocks_per_batch(arguments: TrainingArguments) -> int:
 
 
 def read_place(folder: Path, arguments: TrainingArguments) -> tuple[int, int]:
-    """Pass and batches, counted in the present batches of the present number of processes."""
+    """The pass over the data and the batches read in it, in batches of the present size and number of processes."""
     progress = read_progress(folder)
     return progress.data_pass, progress.blocks_in_pass // blocks_per_batch(arguments)

@@ -1,7 +1,6 @@
 """What `--resume` starts from: the newest whole checkpoint, the same one in every process.
 
-The main process chooses it, says what it passes over, and sends its choice to the others. Unfinished checkpoints are
-then removed, so that the run can write theirs anew.
+The main process chooses it, warns of unfinished or damaged ones, removes those, and sends its choice to the others.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine:
     found: list[Any] = [None, None]
     if PartialState().is_main_process:
         try:
-            found[0] = look(config, arguments, engine)
+            found[0] = choose_and_clean(config, arguments, engine)
         except ValueError as error:
             found[1] = str(error)
     broadcast_object_list(found)
@@ -49,17 +48,17 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine:
     return found[0]
 
 
-def look(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
-    """For the main process: choose, say so, and remove what is unfinished."""
+def choose_and_clean(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
+    """Choose the checkpoint, log the choice and remove newer, damaged checkpoints; only the main process does this."""
     folder = Path(config.output_dir)
-    chosen, passed_over = newest_whole(folder)
+    chosen, damaged = newest_whole(folder)
     if chosen is None:
-        refuse_nothing_to_resume(config, passed_over)
-    outcome = f"the run goes on from {chosen.name}" if chosen else "the run starts again from its beginning"
-    passed = "; ".join(f"{path.name} is passed over and removed, {wrong}" for path, wrong in passed_over.items())
-    if passed or chosen is None:
-        logger.warning("%s: %s; %s.", folder, passed or "no checkpoint was saved yet", outcome)
-    for path in passed_over:
+        refuse_nothing_to_resume(config, damaged)
+    outcome = f"the run resumes from {chosen.name}" if chosen else "the run starts from the beginning"
+    removed = "; ".join(f"{path.name} is skipped and removed, {wrong}" for path, wrong in damaged.items())
+    if removed or chosen is None:
+        logger.warning("%s: %s; %s.", folder, removed or "no checkpoint was saved yet", outcome)
+    for path in damaged:
         remove(path)
     for path in folder.glob("*/.*.tmp"):  # begun by a process that was killed
         path.unlink(missing_ok=True) if path.is_file() else remove(path)
@@ -70,10 +69,10 @@ def look(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> P
 
 
 def check_state(folder: Path) -> None:
-    """Read what the Trainer and we wrote beside the weights, before they are loaded.
+    """Check progress.json and the Trainer's state before weights are loaded.
 
     Raises:
-        ValueError: something else is there.
+        ValueError: one of them is not what a run wrote.
     """
     read_progress(folder)
     with explained_damage(folder):
@@ -85,29 +84,28 @@ def check_state(folder: Path) -> None:
             raise ValueError(f"{TRAINER_STATE_NAME} is of step {state.global_step}")
 
 
-def refuse_nothing_to_resume(config: TrainConfig, passed_over: dict[Path, str]) -> None:
+def refuse_nothing_to_resume(config: TrainConfig, damaged: dict[Path, str]) -> None:
     """
     Raises:
-        ValueError: nothing ran in the folder, or what ran there has ended, or all its checkpoints were damaged later.
+        ValueError: no run started in the folder, its run has ended, or whole checkpoints were damaged afterwards.
     """
     folder = Path(config.output_dir)
-    damaged = [path.name for path in passed_over if read_facts(path)]
-    if damaged:
+    if any(read_facts(path) for path in damaged):
         raise ValueError(
             f"{folder} holds no checkpoint that is whole: "
-            + "; ".join(f"{path.name}: {wrong}" for path, wrong in passed_over.items())
+            + "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged.items())
             + "; copy them again, or remove them and start without --resume."
         )
     if not folder.is_dir() or (folder / "last").is_dir():
         raise ValueError(
             f"resume was asked for, but {folder} holds no checkpoint-* folder; checkpoints are written "
             f"every save_every_steps steps (now {config.save_every_steps}). Start without --resume; --overwrite true "
-            f"removes what an earlier run left."
+            f"removes the results of an earlier run."
         )
 
 
 def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any]:
-    """What a checkpoint records of the run that wrote it, beside its step."""
+    """What a checkpoint records of its run, beside the step."""
     processes = PartialState().num_processes
     blocks = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * processes
     return {
@@ -119,31 +117,31 @@ def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any
 
 
 def warn_of_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn of what will differ from a run that never stopped; what a checkpoint does not say is taken to be as now."""
+    """Warn of differences from a run that never stopped; what a checkpoint does not record counts as unchanged."""
     then = now | {name: value for name, value in then.items() if type(value) is type(now.get(name))}
     if then["processes"] != now["processes"]:
         logger.warning(
-            "The checkpoint was saved by %d processes and is resumed by %d: weights, optimizer and schedule go on; "
-            "random states belong to a process, so dropout and lookahead sample anew.",
+            "The checkpoint was saved by %d processes and is resumed by %d: weights, optimizer and schedule are "
+            "restored; random states belong to a process, so dropout and lookahead get new random numbers.",
             *(then["processes"], now["processes"]),
         )
     if then["engine"] != now["engine"]:
-        logger.warning("The engine was %s and is %s: sums are rounded otherwise.", then["engine"], now["engine"])
+        logger.warning("The engine was %s and is %s: sums are rounded differently.", then["engine"], now["engine"])
     if then["blocks_per_step"] != now["blocks_per_step"]:
         logger.warning(
             "A step took %d blocks and takes %d: the place in the data is counted in steps, so blocks of this epoch "
-            "are skipped or seen twice; keep batch size x accumulation x processes to go on exactly.",
+            "are skipped or seen twice; keep batch size x accumulation x processes to resume exactly.",
             *(then["blocks_per_step"], now["blocks_per_step"]),
         )
     if then["seed"] != now["seed"]:
-        logger.warning("The seed was %d and is %d: the order of blocks is another one.", then["seed"], now["seed"])
+        logger.warning("The seed was %d and is %d: the order of blocks changes.", then["seed"], now["seed"])
 
 
 def check_shared_folder(config: TrainConfig) -> None:
-    """Every process must see the run's folder: checkpoints are written there by all and counted by the main one.
+    """Check that every process sees the run's folder, where all write checkpoints and the main one lists their files.
 
     Raises:
-        ValueError: one does not; says which machine.
+        ValueError: a process does not see it; the sentence names its machine.
     """
     if PartialState().num_processes == 1:
         return

@@ -1,6 +1,6 @@
-"""The folder of a run before anything is loaded: it can be written, and no link in it leads out of it.
+"""Checks of a run's folder before anything is loaded: it can be written, and no link in it leads out of it.
 
-A run writes, moves and removes files in its folder, which may have been downloaded together with its checkpoints.
+A run writes, moves and removes files in its folder, which may have been downloaded together with checkpoints.
 """
 
 from __future__ import annotations

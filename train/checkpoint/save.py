@@ -1,4 +1,4 @@
-"""Save a checkpoint whole or not at all: written by all processes, listed by the main one, then older ones removed."""
+"""Save a checkpoint whole or not at all. All processes write it, the main one lists its files and removes older ones."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 def save_whole(run: RunState, write: Callable[[], None], *, writers: Sequence[str]) -> None:
-    """Write a checkpoint on all processes; one that cannot be written is removed and warned of, and training continues.
+    """Write a checkpoint on all processes. One that cannot be written is removed with a warning; training continues.
 
-    The Trainer would remove old checkpoints before the new one is whole: HeadsTrainer takes its save_total_limit away.
+    The Trainer would remove old checkpoints before the new one is whole, so HeadsTrainer hides its save_total_limit.
 
     Args:
-        write: writes all but `progress.json` and the list of files.
-        writers: methods of the run that `write` calls; each is called even where one before it failed.
+        write: writes everything but `progress.json` and the list of files.
+        writers: methods of the run that `write` calls; each is called even if an earlier one failed.
     """
     step = run.state.global_step
     folder = Path(run.args.output_dir) / f"checkpoint-{step}"
     if not run.weights_are_finite():
-        problems = ["the weights are not finite, no longer worth keeping."]
+        problems = ["the weights are not finite."]
     else:
         problems = attempt(run, folder, write, writers)
     if not problems and run.args.should_save:
@@ -38,14 +38,14 @@ def save_whole(run: RunState, write: Callable[[], None], *, writers: Sequence[st
     if run.args.should_save:
         if problems:
             remove(folder)
-            logger.warning("No checkpoint at step %d: %s Training goes on.", step, " ".join(problems))
+            logger.warning("No checkpoint at step %d: %s Training continues.", step, " ".join(problems))
         else:
             rotate(run.args.output_dir, run.keep_checkpoints)
     PartialState().wait_for_everyone()
 
 
 def attempt(run: RunState, folder: Path, write: Callable[[], None], writers: Sequence[str]) -> list[str]:
-    """Write on all processes; what went wrong on any of them, each kind once."""
+    """Write on all processes. Returns what went wrong on any of them, without repetitions."""
     if run.args.should_save and folder.exists():
         remove(folder)  # of a run that was killed here
     PartialState().wait_for_everyone()
@@ -59,14 +59,14 @@ def attempt(run: RunState, folder: Path, write: Callable[[], None], writers: Seq
 def problems_of(action: Callable[[], None]) -> list[str]:
     try:
         action()
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk by their own
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have own errors for a full disk
         return [" ".join(str(error).split())]
     return []
 
 
 @contextlib.contextmanager
 def collected_problems(run: RunState, writers: Sequence[str]) -> Iterator[list[str]]:
-    """Every writer runs though one before it failed: gathering takes every process, and the others would wait for it.
+    """Within the context, a failing writer does not stop the next: other processes would wait for it to gather weights.
 
     Yields:
         What went wrong on this process.

@@ -1,4 +1,4 @@
-"""The trained weights as a folder that `heads.load` reads: heads, with a trained backbone if any, or a backbone."""
+"""Write and read the trained weights: heads, with the trained backbone if there is one, or a backbone alone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ UNREADABLE = (
 def write_trained(
     model: TrainedModel, folder: Path, *, dtype: torch.dtype, recipe: dict[str, Any], tokenizer: Any
 ) -> None:
-    """Call it where `whole_weights` says so.
+    """Write a folder that `heads.load` reads. Call it inside `whole_weights`, in the process that it chooses.
 
     Args:
-        recipe: stored with heads: what made them and what was measured.
+        recipe: stored with heads: how they were made and what was measured.
     """
     if model.token_heads is None:
         write_model(model.model, folder, dtype=dtype, tokenizer=tokenizer)
@@ -38,10 +38,10 @@ def write_trained(
 
 
 def read_trained(model: TrainedModel, folder: Path) -> None:
-    """Put the weights of `write_trained` into the model.
+    """Load the weights that `write_trained` wrote into the model.
 
     Raises:
-        ValueError: a file is missing or cut short, or the weights are of another model.
+        ValueError: a file is missing or cut short, or the weights belong to another model.
     """
     with explained_damage(folder):
         if model.token_heads is None:
@@ -59,21 +59,24 @@ def read_trained(model: TrainedModel, folder: Path) -> None:
 
 @contextlib.contextmanager
 def explained_damage(folder: Path) -> Iterator[None]:
-    """What a file that was cut short, or holds something else, raises, as a sentence."""
+    """Within the context, errors of reading a damaged file become one sentence.
+
+    Raises:
+        ValueError: a file is missing, cut short or holds something else.
+    """
     try:
         yield
     except UNREADABLE as error:
-        said = (
-            str(error) if isinstance(error, (RuntimeError, FileNotFoundError)) else f"{type(error).__name__}: {error}"
-        )
+        is_sentence = isinstance(error, (RuntimeError, FileNotFoundError))
+        problem = str(error) if is_sentence else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"{folder} cannot be resumed from, a file in it is missing, cut short or holds something else "
-            f"({' '.join(said.split())}); remove that folder and resume from the checkpoint before it."
+            f"({' '.join(problem.split())}); remove that folder and resume from the checkpoint before it."
         ) from error
 
 
 def measured_tokens_per_pass(folder: Path) -> float:
-    """What was measured of the heads in a folder, such as best/; 0 where there are none."""
+    """Tokens per pass recorded with the heads in a folder, such as best/; 0 if it holds none."""
     if not (folder / schema.DESCRIPTION).is_file():
         return 0.0
     return float((schema.read_description(folder).recipe or {}).get("measured", {}).get("tokens_per_pass", 0.0))

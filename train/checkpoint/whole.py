@@ -1,8 +1,8 @@
-"""A checkpoint counts once it is whole: its last file is a list of all its files, with what they must hold.
+"""A checkpoint counts once it is whole: its last file lists all others, with their sizes and checksums.
 
-Files go to the disk first, the list after them, under a temporary name that is then moved into place. So a process that
-dies at any moment leaves either a folder without the list, which nothing resumes from, or a whole checkpoint. Older
-checkpoints are removed only after that, and their list first.
+The list is written after all files are on the disk, under a temporary name that is then moved into place. So a process
+that dies at any moment leaves either a folder without the list, from which nothing resumes, or a whole checkpoint.
+Older checkpoints are removed only after that, their lists first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def to_disk(path: Path) -> None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Size and checksum. Of a large file 64 pieces spread over it are read: what is cut short or mixed up shows."""
+    """Size and checksum of a file; of a large one only 64 pieces spread over it are read."""
     size, found = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         if size <= READ_WHOLE:
@@ -105,14 +105,14 @@ def what_is_wrong(folder: Path) -> str | None:
 
 
 def newest_whole(run_folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
-    """The whole checkpoint of the latest step, and those after it with what is wrong with each."""
-    passed_over: dict[Path, str] = {}
+    """The newest whole checkpoint, and what is wrong with each newer one."""
+    damaged: dict[Path, str] = {}
     for folder in reversed(checkpoints(run_folder)):
         wrong = what_is_wrong(folder)
         if wrong is None:
-            return folder, passed_over
-        passed_over[folder] = wrong
-    return None, passed_over
+            return folder, damaged
+        damaged[folder] = wrong
+    return None, damaged
 
 
 def remove(folder: Path) -> None:

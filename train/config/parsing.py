@@ -23,7 +23,7 @@ REFUSED_VALUE = re.compile(
 REFUSED_BY_ALL = re.compile(
     r'Parser key "([\w.]+)": Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)'
 )
-"""How jsonargparse says that a value is not of a field's type, or of none of its types."""
+"""jsonargparse's messages for a value that is not of a field's type, or of none of its types."""
 WORDS = {"int": "integers", "float": "numbers", "str": "texts", "bool": "true and false", "NoneType": "or null"}
 WORDS |= {"dict": "names and values", "list": "lists"}
 
@@ -56,7 +56,7 @@ class Parser(ArgumentParser):
 
 
 def add_run_flags(parser: Parser, skip: set[str] | None = None) -> None:
-    """`--config` and a flag for every field of a run, but for those in `skip`, which the parser has already."""
+    """Add `--config` and a flag for every field of a run, except those in `skip`, which the parser has already."""
     parser.add_argument("--config", action="config", help="YAML file of the run; later flags override its keys.")
     parser.add_class_arguments(TrainConfig, fail_untyped=False, skip=skip)
 
@@ -76,7 +76,7 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
 
 
 def build_config_of(namespace: Namespace) -> TrainConfig:
-    """The run's config among what was parsed, checked.
+    """Build and check the run's config from parsed values.
 
     Raises:
         ValueError: on values that cannot train.
@@ -96,10 +96,10 @@ def check_config_files(arguments: Sequence[str]) -> None:
 
 
 def empty_lists_first(arguments: Sequence[str]) -> list[str]:
-    """The command line on which a list of sources replaces an earlier one whole.
+    """The command line with an empty list before each list of sources, so that it replaces an earlier one.
 
-    The parser merges the entries of two lists of one length, so that a new source would inherit the old one's fraction
-    or format; an empty list between them prevents that. `--data.train+` and `--data.train.path` still change a list.
+    The parser merges two lists of one length entry by entry, so a new source would inherit the old one's fraction or
+    format. `--data.train+` and `--data.train.path` still change a list.
 
     >>> empty_lists_first(["--data.train", '[{"path": "a"}]', "--seed", "1"])
     ['--data.train=[]', '--data.train', '[{"path": "a"}]', '--seed', '1']
@@ -165,13 +165,13 @@ def check_yaml_keys(path: Path) -> None:
 
 
 def check_aliases(node: Any, sizes: dict[int, int]) -> int:
-    """How many values a YAML node stands for once its aliases are written out; `sizes` holds those seen, 0 while open.
+    """Number of values of a YAML node with its aliases expanded; `sizes` holds those of nodes, 0 while one is visited.
 
     >>> check_aliases(yaml.compose("{a: &a [1, 2], b: [*a, *a]}"), {})
     13
 
     Raises:
-        ValueError: an alias of what it is in, or far more values than any config has.
+        ValueError: an alias contains itself, or the node has far more values than any config.
     """
     if id(node) not in sizes:
         sizes[id(node)] = 0
@@ -179,14 +179,14 @@ def check_aliases(node: Any, sizes: dict[int, int]) -> int:
         inner = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]  # keys and values
         sizes[id(node)] = 1 + sum(check_aliases(part, sizes) for part in inner)
     elif not sizes[id(node)]:
-        raise ValueError("an alias stands inside what it is an alias of")
+        raise ValueError("an alias contains itself")
     if sizes[id(node)] > MAX_VALUES:
         raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
     return sizes[id(node)]
 
 
 def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") -> None:
-    """A key with fields below it takes names and values, or null where its type allows that.
+    """Check that keys with fields below them have a mapping, or null where their type allows it.
 
     Raises:
         ValueError: such a key has no value, or one that is no mapping.

@@ -31,11 +31,11 @@ class RatesConfig:
     """Peak learning rates.
 
     Attributes:
-        heads: of the heads (DynaMo's LR_M).
-        base: of the backbone (LR_B), trained with the heads or, with `family: null`, alone; null leaves it frozen.
-        heads_to_base: LR_MB: what flows from heads back into a trained backbone is weighted with heads_to_base / base.
-            One optimizer trains all, so under AdamW this weights one gradient against the other. 0 lets nothing back;
-            null is the same as base (all counts alike).
+        heads: rate of the heads (DynaMo's LR_M).
+        base: rate of the backbone (LR_B), trained with the heads or, with `family: null`, alone; null leaves it frozen.
+        heads_to_base: LR_MB. Gradients from heads into a trained backbone are weighted with heads_to_base / base. One
+            optimizer trains both, so under AdamW this weights one gradient against the other. At 0 the heads do not
+            change the backbone; null is the same as base, which weights both equally.
     """
 
     heads: float = within(above=0, default=1e-4, advice=NOTHING_LEARNED)
@@ -88,10 +88,10 @@ class EvaluationConfig:
 
     Attributes:
         every_steps: optimizer steps between evaluations; the last step is always evaluated. 0: only the last step.
-        num_prompts: held-out prompts that the shipped decoder decodes at every evaluation for tokens per pass.
+        num_prompts: held-out prompts that are decoded at every evaluation, for tokens per pass.
         prompt_tokens: length of each prompt, in tokens.
         new_tokens: tokens decoded for each prompt.
-        tree_nodes: nodes of the tree that it decodes with, the root included.
+        tree_nodes: nodes of the tree for this decoding, the root included.
     """
 
     every_steps: int = within(0, default=500)
@@ -114,17 +114,17 @@ class TrainConfig:
         heads: fields of the family's Config, such as num_heads. Each family's file explains its own.
         init_from: folder of heads to continue from, with a new optimizer and schedule.
         rates: peak learning rates; rates.base trains the backbone together with the heads.
-        lora: train the backbone through a LoRA adapter in place of all its weights; lora.rank 0 for all.
-        warm_in: how much the heads' loss counts beside the own one of a backbone that is trained with them.
-        self_distillation: the backbone as it was teaches the one that is trained with heads.
+        lora: train a LoRA adapter instead of all weights of the backbone; lora.rank 0 trains all weights.
+        warm_in: weight of the heads' loss relative to the own loss of a backbone that is trained with them.
+        self_distillation: distil the backbone from before training into the one that is trained with heads.
         label_shift: with `family: null`, the label at t is x_{t+label_shift} (DynaMo's T1-L2 has 2).
         lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
-        loss: what heads are trained on; true tokens where it is not given.
-        compile: torch.compile for decoder layers: auto turns it on where the run is long enough to repay it.
-        cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk from then
-            on; for runs of several epochs, or several runs on the same blocks.
-        hidden_states_dtype: they are stored in; the backbone's where it is null.
+        loss: the heads' losses; by default the cross-entropy with the true tokens.
+        compile: torch.compile for decoder layers; auto turns it on if the run is long enough to repay it.
+        cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk in every
+            epoch; for runs of several epochs, or several runs on the same blocks.
+        hidden_states_dtype: dtype of the stored hidden states; null is the backbone's.
         optimizer: AdamW's settings.
         evaluation: what is measured while training.
         trainer: fields of transformers.TrainingArguments, such as num_train_epochs,
@@ -133,13 +133,13 @@ class TrainConfig:
         report_to: where metrics go: any of jsonl, tensorboard, wandb.
         save_every_steps: optimizer steps between checkpoints that --resume continues from; 0 saves none.
             A run that gets SIGTERM or SIGUSR1 is saved in any case (docs/engines.md).
-        save_dtype: of the saved heads.
+        save_dtype: dtype of the saved heads.
         resume: continue from the last whole checkpoint in output_dir; from the start if the run was killed before one.
-        overwrite: a new run removes what an earlier one left in output_dir (checkpoints, last/, best/, metrics.jsonl)
-            once its own first step is due; without it such a folder is refused. A resumed run removes nothing.
-        max_skipped_steps: steps of the whole run whose loss or gradient is not finite and that are skipped; one more
-            ends the run. They count as steps for the data and the schedule.
-        seed: of initial weights and the order of blocks; data.seed orders and mixes the documents in them.
+        overwrite: let a new run remove the checkpoints, last/, best/ and metrics.jsonl of an earlier run in output_dir,
+            just before its first step; without it such a folder is refused. A resumed run removes nothing.
+        max_skipped_steps: largest number of steps that may be skipped because their loss or gradient is not finite;
+            one more ends the run. They count as steps for the data and the schedule.
+        seed: seed of initial weights and of the order of blocks; data.seed orders and mixes the documents in them.
     """
 
     output_dir: str
@@ -210,7 +210,7 @@ class TrainConfig:
                 )
 
     def check_hidden_states(self) -> None:
-        """Raise ValueError on stored hidden states that nobody could read."""
+        """Raise ValueError on stored hidden states that would be useless."""
         if self.cache_hidden_states and (self.rates.base is not None or self.family is None):
             raise ValueError(
                 "cache_hidden_states was given for a backbone that is trained, whose hidden states change with every "
@@ -225,7 +225,7 @@ class TrainConfig:
             raise ValueError("hidden_states_dtype was given without cache_hidden_states; give both, or neither.")
 
     def check_backbone_training(self) -> None:
-        """Raise ValueError on settings of a trained backbone where none is trained, or not in this way."""
+        """Raise ValueError on settings of a trained backbone that do not fit the run."""
         if self.lora.rank and self.rates.base is None:
             raise ValueError(
                 "lora.rank was given but rates.base is null, which keeps the backbone frozen; give a rate."

@@ -1,4 +1,4 @@
-"""Which fields of transformers' TrainingArguments `trainer` takes, with which values, and why it refuses the others."""
+"""The fields of transformers' TrainingArguments that `trainer` takes, their values, and why the others are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SET_BY_HEADWAY = {
     "data_seed",
     "remove_unused_columns",
 }
-"""Fields that have a place of their own in a run's config."""
+"""Fields for which a run's config has other names."""
 OWN_EVALUATION = "held-out blocks are measured by Headway itself; see evaluation"
 LAUNCHED = "engines are chosen by the launch file; see docs/engines.md"
 CHECKPOINTING = "set backbone.gradient_checkpointing"
@@ -47,9 +47,9 @@ NOT_HERE = {
     "enable_jit_checkpoint": "a run that gets SIGTERM, SIGUSR1 or Ctrl-C is saved in any case",
     "logging_nan_inf_filter": "a step whose loss is not finite is skipped; see max_skipped_steps",
     "ignore_data_skip": "a resumed run continues at its place in the data",
-    "save_only_model": "checkpoints are there to resume from",
+    "save_only_model": "a checkpoint must hold all that a run resumes from",
     "load_best_model_at_end": "the best heads are saved in best/, beside the last",
-    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), "heads are judged by tokens per pass"),
+    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), "the best heads have the most tokens per pass"),
     **dict.fromkeys(("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"), OWN_EVALUATION),
     **dict.fromkeys(("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), OWN_EVALUATION),
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run trains, and evaluates where data is held out"),
@@ -60,7 +60,7 @@ NOT_HERE = {
     "neftune_noise_alpha": "noise on inputs was measured and brought nothing (docs/decisions.md)",
     "push_to_hub": "upload last/ or best/ when the run has ended",
 }
-"""Fields that would have no effect, or another one than their name says; the value says what to do."""
+"""Fields that would have no effect or a misleading one, with the reason or what to do instead."""
 RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), Range(1)),
     **dict.fromkeys(("gradient_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout"), Range(1)),
@@ -76,8 +76,8 @@ CHOICES = {
     "logging_strategy": [kind.value for kind in IntervalStrategy],
     "train_sampling_strategy": ["random", "sequential"],
 }
-"""The names that a run can train with. Schedules that follow a metric are left out: the Trainer asks for its own
-`eval_loss`, which heads do not have; so are orders by length, since blocks are of one length."""
+"""The names that a run can train with. Schedules that follow a metric are left out, since the Trainer reads `eval_loss`
+for them, which heads do not have; so are orders by length, since all blocks have one length."""
 
 
 def check_trainer_fields(fields: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
             raise ValueError(f"{name}={value!r} was given; allowed are {', '.join(choices)}.{nearest(value, choices)}")
         return
     if not kinds <= {int, float, bool, NoneType}:
-        return  # texts, mappings: the library's own to check
+        return  # the library checks texts and mappings
     limits = RANGES.get(field.name, Range())
     of_kind = type(value) in kinds or (type(value) is int and float in kinds)
     if not of_kind or not in_range(value, limits):
@@ -132,10 +132,10 @@ def in_range(value: float | None, limits: Range) -> bool:
 
 
 def check_schedule(fields: dict[str, Any]) -> None:
-    """Build the schedule once for an optimizer of nothing: the library knows which arguments each one needs.
+    """Build the schedule once for a dummy optimizer, since the library knows which arguments each schedule needs.
 
     Raises:
-        ValueError: arguments that the schedule does not take, one that it lacks, or settings that it ignores.
+        ValueError: an argument is unknown or missing, or the schedule would ignore a setting.
     """
     name, arguments = fields.get("lr_scheduler_type", "cosine"), fields.get("lr_scheduler_kwargs")
     if name == "constant" and fields.get("warmup_steps"):

@@ -1,8 +1,8 @@
-"""Which tokens heads with `heads.draft_vocabulary` score: those that are most frequent among their training targets.
+"""Choose the tokens that heads with `heads.draft_vocabulary` score: the most frequent among their training targets.
 
-The supervised tokens of all training blocks are counted, or those of a stream's first STREAMED_BLOCKS blocks, which are
-the same in every process. The share of targets that the chosen tokens cover goes into the log and into heads.json;
-tokens outside the choice are never drafted.
+The supervised tokens of all training blocks are counted, or of a stream's first STREAMED_BLOCKS blocks, which are the
+same in every process. The share of targets that the chosen tokens cover goes into the log and into heads.json; other
+tokens are never drafted.
 """
 # T position, V vocabulary
 
@@ -32,7 +32,7 @@ def settle_draft_vocabulary(model: TrainedModel, blocks: Any, *, chosen: bool) -
 
     Args:
         blocks: packed training blocks, stored or streamed.
-        chosen: the heads were loaded with their draft tokens, which stay.
+        chosen: the heads were loaded with their draft tokens, which are not changed.
 
     Returns:
         {"draft_vocabulary": counts and coverage}; {} where every token is scored.

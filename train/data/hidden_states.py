@@ -1,6 +1,6 @@
 """A frozen backbone's hidden states on disk: the backbone runs once over the blocks, and later epochs read the files.
 
-    $HF_DATASETS_CACHE/headway/hidden-states-<fingerprint>/shard-00000.bin    (blocks, taps, T, D) as they lie in memory
+    $HF_DATASETS_CACHE/headway/hidden-states-<fingerprint>/shard-00000.bin    (blocks, taps, T, D) as raw memory
                                                           shard-00000.json   its size and checksum, written last
 
 The fingerprint covers the blocks, the backbone's weights and settings, the taps and the dtype, so a folder never serves
@@ -193,7 +193,7 @@ def fingerprint(model: Any, without: Collection[str] = ()) -> str:
 
 
 def fingerprint_of_blocks(blocks: Dataset) -> str:
-    """Hash of what the backbone reads: tokens and document ids. `_fingerprint` would hash a path and a time."""
+    """Hash of the tokens and document ids; the dataset's own `_fingerprint` depends on a path and a time."""
     columns = ["input_ids", "document_ids"]
     digest = xxhash.xxh3_64(repr((len(blocks), len(blocks[0][columns[0]]))).encode())
     for table in blocks.select_columns(columns).with_format("arrow").iter(batch_size=BLOCKS_PER_READ):
@@ -203,7 +203,7 @@ def fingerprint_of_blocks(blocks: Dataset) -> str:
 
 
 def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
-    """Log how much is stored and how much of it is new. Every process calls this and reaches the same result.
+    """Log the size of stored states and how much of it is new. Every process calls this and gets the same result.
 
     Args:
         missing: the shards that this process will write.
@@ -267,7 +267,7 @@ def checksum_file(layout: Layout, shard: int) -> Path:
 
 
 def is_whole(layout: Layout, shard: int) -> bool:
-    """Whether a shard has the size and checksum that were noted when it was finished; a damaged one is warned of."""
+    """Whether a shard has the size and checksum that were recorded when it was finished; warns of a damaged one."""
     noted, file = checksum_file(layout, shard), layout.file(shard)
     if not noted.is_file() or not file.is_file():
         return False

@@ -1,7 +1,7 @@
 """Show a config's data before training: counts per source, and sample documents with their loss mask.
 
 Green tokens are targets of the heads, dim ones are context only; without colour, targets stand in ⟦ ⟧. Data that
-training would refuse is shown as well, so that the reason can be seen; the error comes last.
+training would refuse is shown too, followed by the error.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def count_cells(report: SourceReport) -> list[str]:
 
 
 def tell_roles(report: SourceReport) -> list[str]:
-    """One line on the roles that nobody named, if there are any."""
+    """One line on unknown roles, if there are any."""
     if not report.unknown_roles:
         return []
     found = ", ".join(f"{role!r} in {count:,} rows" for role, count in report.unknown_roles.items())
@@ -118,9 +118,9 @@ def show_samples(
 
 def sample_documents(source: CountedSource, samples: int) -> list[tuple[str, dict[str, Any]]]:
     rows = source.documents.rows
-    if source.kept is not None:
+    if source.used is not None:
         # Documents from all over the source: its first ones are often not typical.
-        chosen = source.kept[np.linspace(0, len(source.kept) - 1, min(samples, len(source.kept))).astype(int)]
+        chosen = source.used[np.linspace(0, len(source.used) - 1, min(samples, len(source.used))).astype(int)]
         return [(source.report.name, row) for row in rows.select(chosen)]
     return [(source.report.name, row) for row in islice((row for row in rows if row["status"] == "ok"), samples)]
 

@@ -44,7 +44,7 @@ def build_datasets(
     With `config.streaming`, `train` is an IterableDataset of one shard, and every pass over it has the same order.
 
     Raises:
-        ValueError: training would be pointless: too many rows are bad, a head has no label, every token of a
+        ValueError: the data must not be trained on: too many rows are bad, a head has no label, every token of a
             chat source is supervised, the backbone lacks a token id, or the data fills no block.
     """
     train, evaluated = read_sources(config, tokenizer, num_heads=num_heads)
@@ -76,8 +76,8 @@ def read_sources(
         rows = documents.rows
         if isinstance(rows, IterableDataset):
             rows = Dataset.from_list(list(rows.take(CHECKED_ROWS)), features=DOCUMENT_FEATURES)
-        report, kept = count_rows(documents, rows, num_heads=num_heads, block_size=config.block_size)
-        return CountedSource(documents=documents, report=report, kept=None if config.streaming else kept)
+        report, used = count_rows(documents, rows, num_heads=num_heads, block_size=config.block_size)
+        return CountedSource(documents=documents, report=report, used=None if config.streaming else used)
 
     return [read(source) for source in config.train], [read(source) for source in config.eval]
 
@@ -108,17 +108,17 @@ def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], conf
 
 
 def split_off(source: CountedSource, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """A source's usable rows in the order that the seed gives: the share that is held out, and the others."""
-    assert source.kept is not None
-    held_out, others = split_held_out(source.kept, share, seed)
+    """A source's used rows, shuffled by the seed: the share that is held out, and the others."""
+    assert source.used is not None
+    held_out, others = split_held_out(source.used, share, seed)
     return source.documents.rows.select(held_out), source.documents.rows.select(others)
 
 
 def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float], seed: int) -> Dataset:
-    """One order over all sources: each next document is sampled from a source with the probability of its weight.
+    """Mix the sources: each next document comes from a source that is sampled by the weights.
 
-    Sampling ends when every document was used at least once. A source that runs out before starts again, so a weight
-    is a share of documents whatever the sizes of the sources.
+    Sampling ends once every document was used. A source that runs out earlier starts again, so a weight is a share of
+    documents whatever the sizes of the sources.
     """
     if len(parts) == 1:
         return parts[0]
@@ -129,13 +129,13 @@ def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float],
     for part, report, share in zip(parts, reports, shares, strict=True):
         report.repeats = len(mixed) * float(share) / len(part)
         if report.repeats >= 2:
-            message = "%s: its weight has each document used about %.1f times"
+            message = "%s: with its weight, each document is used about %.1f times"
             logger.warning(message, report.name, report.repeats)
     return mixed
 
 
 def pack_cached(documents: Dataset, block_size: int, max_blocks: int | None, split: str) -> tuple[Dataset, PackReport]:
-    """The blocks of documents in the given order; blocks that were packed before come from the cache."""
+    """The blocks of documents in the given order, from the cache if they were packed before."""
     num_tokens = int(documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].sum())
     refuse_no_block(split, num_tokens, block_size)
     path = cache_file("blocks", Hasher.hash((CACHE_VERSION, documents._fingerprint, block_size, max_blocks)))

@@ -1,7 +1,7 @@
 """Checks of a data config and of its counted sources before training.
 
 Data that must not be trained on raises a ValueError, which names the source, the number and what to do. Rows that are
-only skipped or dropped are warned of.
+only skipped or dropped cause a warning.
 """
 
 import logging
@@ -115,10 +115,10 @@ def labelled_heads(block: Mapping[str, np.ndarray], heads: Iterable[int]) -> set
 
 
 def refuse_unlabelled(blocks: Iterable[Mapping[str, np.ndarray]], *, num_heads: int, split: str) -> None:
-    """Blocks are looked at until every head has a label.
+    """Read blocks until every head has a label.
 
     Raises:
-        ValueError: a head has none in any block: it would be saved as it began, and its loss would be 0.
+        ValueError: a head has no label in any block, so that it would learn nothing and its loss would be 0.
     """
     missing = set(range(1, num_heads + 1)) or {0}
     for block in blocks:

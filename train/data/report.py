@@ -1,6 +1,6 @@
 """Counts of rows, documents and tokens in the data's sources and blocks.
 
-They come from columns of the cached documents, so that a second run, which tokenises nothing, reports the same numbers.
+They come from columns of the cached documents, so a second run reports the same numbers without tokenising again.
 """
 
 from collections import Counter
@@ -20,21 +20,21 @@ class SourceReport:
     """Counts over the rows of one source; of a stream, over its first CHECKED_ROWS rows.
 
     Attributes:
-        rows: Rows read, after `fraction`.
-        bad: Rows that are malformed or lack a field; `problems` names the first of them and the reasons.
-        empty: Rows without text, ids or a reply.
-        too_short: Documents of fewer than K + 2 tokens, which are dropped.
-        documents: Documents that are used.
-        split: Used documents that are longer than a block and continue in the next one.
-        tokens: Tokens of the used documents.
-        supervised_tokens: Tokens of the used documents that are targets of the heads.
-        furthest_label: Place in its document, from 0, of the furthest supervised token, counted up to heads + 1, where
-            every head has a label; -1 without one.
-        max_id: Largest token id; -1 without tokens.
-        leading: Replies before the first user's turn, which are dropped.
-        joined: Turns that are joined to the one of the same role before them.
-        unknown_roles: How many rows are bad for a role that nobody named, by role.
-        repeats: About how often each document is used in one pass over the mixture.
+        rows: rows read, after `fraction`.
+        bad: rows that are malformed or lack a field; `problems` names the first of them, with the reasons.
+        empty: rows without text, ids or a reply.
+        too_short: documents of fewer than K + 2 tokens, which are dropped.
+        documents: documents that are used.
+        split: used documents that are longer than a block and continue in the next one.
+        tokens: tokens of the used documents.
+        supervised_tokens: tokens of the used documents that are targets of the heads.
+        furthest_label: the furthest position of a supervised token in its document, counted up to K + 1, where every
+            head has a label; -1 without one.
+        max_id: largest token id; -1 without tokens.
+        leading: replies before the first user's turn, which are dropped.
+        joined: turns that are joined to the previous turn of the same role.
+        unknown_roles: number of bad rows by the unknown role that they have.
+        repeats: about how often each document is used in one pass over the mixture.
     """
 
     name: str
@@ -83,11 +83,11 @@ class DataReport:
 
 @dataclass(kw_only=True)
 class CountedSource:
-    """One source's documents with their counts; `kept` holds the numbers of the rows in use, None for a stream."""
+    """One source's documents with their counts; `used` holds the numbers of the rows in use, None for a stream."""
 
     documents: Documents
     report: SourceReport
-    kept: np.ndarray | None = field(repr=False)
+    used: np.ndarray | None = field(repr=False)
 
 
 def count_rows(
@@ -98,7 +98,7 @@ def count_rows(
     columns = rows.select_columns(counted).with_format("numpy")[:]
     status, num_tokens = np.asarray(columns["status"]), columns["num_tokens"]
     good, usable = find_usable(status, num_tokens, num_heads)
-    bad, kept = np.flatnonzero(status == "bad"), np.flatnonzero(usable)
+    bad, used = np.flatnonzero(status == "bad"), np.flatnonzero(usable)
     report = SourceReport(
         name=documents.name,
         is_chat=documents.is_chat,
@@ -107,23 +107,23 @@ def count_rows(
         problems=list(rows.select(bad[:SHOWN_PROBLEMS])["problem"]),
         empty=int((status == "empty").sum()),
         too_short=int((good & ~usable).sum()),
-        documents=len(kept),
-        split=int((num_tokens[kept] > block_size).sum()),
-        tokens=int(num_tokens[kept].sum()),
-        supervised_tokens=int(columns["num_supervised"][kept].sum()),
-        furthest_label=find_furthest_label(rows, kept, enough=num_heads + 1),
-        max_id=int(columns["max_id"][kept].max(initial=-1)),
+        documents=len(used),
+        split=int((num_tokens[used] > block_size).sum()),
+        tokens=int(num_tokens[used].sum()),
+        supervised_tokens=int(columns["num_supervised"][used].sum()),
+        furthest_label=find_furthest_label(rows, used, enough=num_heads + 1),
+        max_id=int(columns["max_id"][used].max(initial=-1)),
         leading=int(columns["leading"].sum()),
         joined=int(columns["joined"].sum()),
         unknown_roles=dict(Counter(role for role in rows.select(bad)["unknown_role"] if role).most_common()),
     )
-    return report, kept
+    return report, used
 
 
-def find_furthest_label(rows: Dataset, kept: np.ndarray, *, enough: int) -> int:
-    """The furthest place, from 0, of a supervised token in its document; reading ends at the first that is `enough`."""
+def find_furthest_label(rows: Dataset, used: np.ndarray, *, enough: int) -> int:
+    """The furthest position of a supervised token in its document; reading stops once a position is `enough`."""
     furthest = -1
-    for table in rows.select(kept).select_columns(["loss_mask"]).with_format("arrow").iter(batch_size=64):
+    for table in rows.select(used).select_columns(["loss_mask"]).with_format("arrow").iter(batch_size=64):
         for mask in table["loss_mask"]:
             places = np.flatnonzero(mask.values.to_numpy(zero_copy_only=False))
             furthest = max(furthest, int(places.max(initial=-1)))

@@ -1,8 +1,8 @@
 """Blocks of streamed sources, which are read and packed during training without a copy on disk.
 
 Documents are shuffled within a buffer of SHUFFLE_BUFFER and mixed by the sources' weights; every pass over the stream
-has the same order. Faults that cannot be counted beforehand end the run when they are reached: too many bad rows, and
-token ids that the backbone does not have.
+has the same order. Faults that cannot be counted before training end the run where they are read: too many bad rows,
+and token ids that the backbone does not have.
 """
 
 import logging
@@ -115,7 +115,8 @@ def stream_blocks(
     """Blocks of documents, packed as the documents arrive.
 
     Raises:
-        ValueError: there is none, no head has a label in CHECKED_BLOCKS of them, or one has none in any.
+        ValueError: the documents fill no block, no head has a label in CHECKED_BLOCKS blocks, or a head has none in
+            any block.
     """
     num_blocks = num_tokens = 0
     heads = set(range(1, num_heads + 1)) or {0}

@@ -1,8 +1,8 @@
 """The engine of a run, named on its first line. An engine that was requested and is not active is an error.
 
 The launch file chooses it (launch/*.yaml). accelerate fails silently in two cases that are handled here: FSDP over CPU
-processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and no `use_cpu`. So two processes on a
-laptop run the same code as a cluster.
+processes would train plain DDP, and DeepSpeed over CPU processes needs gloo and no `use_cpu`. So two CPU processes run
+the same code as a cluster.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_set(variable: str) -> bool:
 
 
 def on_cpu(trainer_fields: Mapping[str, Any]) -> bool:
-    """Asked for, or there is nothing else."""
+    """Whether a run trains on the CPU: it was requested, or there is no accelerator."""
     return bool(trainer_fields.get("use_cpu")) or not torch.accelerator.is_available()
 
 
@@ -78,8 +78,7 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
     Accelerate switches DeepSpeed off where `use_cpu` is set; without it, it takes the backend that is named.
 
     Raises:
-        ValueError: DeepSpeed on the CPUs of a machine whose accelerator it would take in their place, or in half
-            precision there.
+        ValueError: DeepSpeed on CPUs in half precision, or beside an accelerator, which it would use instead.
     """
     if not on_cpu(trainer_fields):
         return {}
@@ -90,7 +89,7 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"use_cpu": True}
     if torch.accelerator.is_available():
         raise ValueError(
-            "trainer.use_cpu was given with DeepSpeed, which takes the accelerator that it sees; hide it "
+            "trainer.use_cpu was given with DeepSpeed, which uses any accelerator that it sees; hide it "
             "(CUDA_VISIBLE_DEVICES= in the environment) or choose another launch file."
         )
     if trainer_fields.get("bf16") or trainer_fields.get("fp16"):
@@ -110,7 +109,7 @@ def announce_compiling(trainer_fields: Mapping[str, Any]) -> None:
     built = {path.stem for path in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).rglob("*.so")}
     if missing := [name for name, needed in operators.items() if needed and name not in built]:
         logger.info(
-            "DeepSpeed compiles %s now, which takes a minute or more; later starts take what was built.",
+            "DeepSpeed compiles %s now, which takes a minute or more; later starts reuse it.",
             " and ".join(missing),
         )
 
@@ -162,10 +161,10 @@ def describe_engine(engine: Engine) -> str:
 
 
 def check_active(engine: Engine, accelerator: Any) -> None:
-    """Call once the accelerator exists: what was announced is what it trains with.
+    """Check that the accelerator, once it exists, uses the engine that was announced.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it uses another one.
     """
     kind = accelerator.distributed_type
     stage = accelerator.state.deepspeed_plugin.zero_stage if kind is DistributedType.DEEPSPEED else None
@@ -182,9 +181,8 @@ def check_active(engine: Engine, accelerator: Any) -> None:
 
 def not_active(engine: Engine, found: str) -> ValueError:
     return ValueError(
-        f"The launch asks for {engine.value}, and {found} is active in its place; nothing is trained under another "
-        f"engine's name: start with `accelerate launch --config_file launch/….yaml train.py`, and leave --cpu and "
-        f"ACCELERATE_USE_CPU out."
+        f"The launch asks for {engine.value}, but {found} is active; start with `accelerate launch --config_file "
+        f"launch/….yaml train.py`, and leave --cpu and ACCELERATE_USE_CPU out."
     )
 
 

@@ -54,9 +54,9 @@ def whole_weights(model: TrainedModel) -> Iterator[bool]:
 
 @torch.no_grad()
 def gather(parameter: nn.Parameter) -> Tensor:
-    """The whole tensor; in float32 where DeepSpeed keeps a copy in float32. Every process calls it.
+    """The unsharded tensor; in float32 where DeepSpeed keeps a float32 copy. Every process calls it.
 
-    What is whole already is given as it is, without a copy.
+    A tensor that is not sharded is returned without a copy.
     """
     if isinstance(parameter, DTensor):
         return parameter.full_tensor().cpu()
@@ -74,21 +74,24 @@ def gather(parameter: nn.Parameter) -> Tensor:
 
 
 def is_deepspeed(parameter: nn.Parameter) -> bool:
-    """Split by ZeRO-3, or trained with a split optimizer by ZeRO-1 and 2."""
+    """Whether ZeRO-3 shards the parameter, or ZeRO-1 or 2 its optimizer state."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
 def reshard(model: nn.Module) -> None:
-    """FSDP2 leaves the root's weights gathered after a forward without backward; then they are not the optimizer's."""
+    """Undo FSDP2's gathering of the root's weights, which lasts after a forward without backward.
+
+    Gathered weights are not the tensors that the optimizer updates.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def copy_for_decoding(model: TrainedModel) -> TokenHeads | None:
-    """Heads in the backbone's dtype, to be filled at evaluations; made before an engine splits the model.
+    """A copy of the heads in the backbone's dtype, filled at evaluations; made before an engine shards the model.
 
-    None where there are no heads, or where theirs is the backbone's dtype already.
+    None if there are no heads, or if they have the backbone's dtype.
     """
     heads, dtype = model.token_heads, model.backbone.dtype
     return None if heads is None or heads.in_dtype(dtype) is heads else heads.in_dtype(dtype).requires_grad_(False)
@@ -96,7 +99,7 @@ def copy_for_decoding(model: TrainedModel) -> TokenHeads | None:
 
 @torch.no_grad()
 def filled(copy: TokenHeads, token_heads: TokenHeads) -> TokenHeads:
-    """The copy with the present weights of split heads. Every process calls it."""
+    """The copy with the present weights of sharded heads. Every process calls it."""
     reshard(token_heads)
     for mine, theirs in zip(copy.parameters(), token_heads.parameters(), strict=True):
         mine.copy_(gather(theirs))

@@ -1,4 +1,4 @@
-"""What is gathered when: the units of an engine that shards weights, and the weights that stay gathered throughout.
+"""The units of an engine that shards weights, and the weights that stay gathered throughout a forward.
 
 A unit is a module whose weights are gathered while it runs: each decoder layer of the backbone and each head's own
 module. Everything else (embeddings, final norm, unembeddings, and layers whose weights heads borrow) is reached from
@@ -34,7 +34,7 @@ def repeated_modules(parent: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Its hooks never run: nothing calls it."""
+    """Whether a module has no `forward`: nothing calls it, so its hooks never run."""
     return "forward" not in {name for kind in type(module).__mro__[:-1] if kind is not nn.Module for name in vars(kind)}
 
 
@@ -44,10 +44,10 @@ def parameters_outside_units(model: TrainedModel) -> list[nn.Parameter]:
 
 
 def shard(model: TrainedModel, accelerator: Any) -> None:
-    """Shard for FSDP2, in place, with the launch file's settings; accelerate then takes the model as it is.
+    """Shard for FSDP2, in place, with the launch file's settings; accelerate then wraps nothing more.
 
-    Its own wrapping goes by class names, which cannot tell a borrowed layer from the others, and it would cast the
-    loss to the training dtype and sum gradients in it.
+    accelerate would wrap by class names, which cannot tell a borrowed layer from the others, and would cast the loss to
+    the training dtype and sum gradients in it.
     """
     plugin = accelerator.state.fsdp_plugin
     options: dict[str, Any] = {"mp_policy": mixed_precision(accelerator), "offload_policy": plugin.cpu_offload}

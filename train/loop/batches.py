@@ -1,4 +1,4 @@
-"""From stored or streamed blocks to batches. Each block has its number with it, so that errors can name it."""
+"""From stored or streamed blocks to batches. Each block carries its number, so that errors can name it."""
 # B batch, T position, D model width
 
 from __future__ import annotations

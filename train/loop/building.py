@@ -48,9 +48,8 @@ def refuse_what_cannot_be_split(config: TrainConfig, engine: Engine) -> None:
     if engine.shards_weights and config.self_distillation.weight and not config.lora.rank:
         raise ValueError(
             f"self_distillation was given for a backbone of which all weights are trained under {engine.value}: it "
-            f"keeps a second, whole backbone in each process, which is what splitting is there to avoid; train a "
-            f"LoRA adapter (lora.rank), whose teacher is the same weights, or use launch/ddp.yaml, zero1.yaml or "
-            f"zero2.yaml."
+            f"keeps a second, unsharded backbone in each process; train a LoRA adapter (lora.rank), whose teacher "
+            f"needs no copy, or use launch/ddp.yaml, zero1.yaml or zero2.yaml."
         )
 
 
@@ -59,7 +58,7 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
 
 
 def model_on(config: TrainConfig, backbone: Backbone) -> TrainedModel:
-    """The config's model on a given backbone, which has weights, or shapes alone (train/plan)."""
+    """The config's model on a given backbone, which may be on the meta device (train/plan)."""
     token_heads = None if config.family is None else build_heads(config, backbone)
     return TrainedModel(
         backbone,
@@ -110,8 +109,8 @@ def check_adapter(model: Any, config: TrainConfig) -> None:
     rank = next(iter(model.peft_config.values())).r
     if config.rates.base is not None and config.lora != replace(LoraSettings(), rank=rank):
         raise ValueError(
-            f"init_from {config.init_from} holds a backbone with a LoRA adapter of rank {rank}; to train it on, give "
-            f"lora.rank {rank} and no other lora field, or start from heads on a whole backbone."
+            f"init_from {config.init_from} holds a backbone with a LoRA adapter of rank {rank}; to continue its "
+            f"training, give lora.rank {rank} and no other lora field, or start from heads on a whole backbone."
         )
 
 
@@ -131,8 +130,8 @@ def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     if token_heads.family != config.family or (config.heads and token_heads.config != wanted):
         raise ValueError(
             f"init_from {config.init_from} holds {token_heads.family} heads with {vars(token_heads.config)}; the "
-            f"config asks for {config.family} with {vars(wanted)}: make them agree, or leave `heads` out to take them "
-            "as they are."
+            f"config asks for {config.family} with {vars(wanted)}: make them agree, or leave `heads` out to keep the "
+            "folder's."
         )
     return token_heads.train()
 
@@ -162,7 +161,7 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
             **(fields | config.trainer | device_fields(config.trainer)),
         )
         if arguments.n_gpu > 1:
-            logger.warning("%d GPUs are here and one process: one GPU is used; see launch/ddp.yaml.", arguments.n_gpu)
+            logger.warning("One process uses one of the %d GPUs; see launch/ddp.yaml to use all.", arguments.n_gpu)
             arguments._n_gpu = 1  # nn.DataParallel would scatter the label counts
         return arguments
     except TypeError as error:

@@ -55,7 +55,7 @@ def finish(trainer: HeadsTrainer) -> None:
             save_last(trainer, measured)  # first, so that a failing evaluation does not lose the result
             measured |= trainer.evaluate()
         measured |= trainer.backbone_quality(measured, "eval_")
-    tell_quality(trainer, measured.get("backbone_ppl"))
+    log_quality(trainer, measured.get("backbone_ppl"))
     save_last(trainer, measured)
     folder = Path(trainer.args.output_dir)
     best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"
@@ -63,7 +63,7 @@ def finish(trainer: HeadsTrainer) -> None:
     logger.info(f"saved in {folder / 'last'}{best if is_there else ''}")
 
 
-def tell_quality(trainer: HeadsTrainer, found: dict[str, Any] | None) -> None:
+def log_quality(trainer: HeadsTrainer, found: dict[str, Any] | None) -> None:
     """Log the backbone's perplexity before and after the run, on the console and as last line of the metrics."""
     if found is not None:
         trainer.log({f"backbone_ppl_{name}": value for name, value in found.items()})
@@ -76,7 +76,7 @@ def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
     Raises:
         OSError: the folder could not be written.
     """
-    with whole_weights(trainer.model) as writes:  # entered once: other processes do not know of a full disk
+    with whole_weights(trainer.model) as writes:  # entered once, since other processes do not see the full disk
         if not writes:
             return
         try:

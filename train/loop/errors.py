@@ -57,7 +57,7 @@ def explained_cache() -> Iterator[None]:
             raise  # Arrow raises a bare OSError
         raise ValueError(
             f"The tokenised data stored in {datasets.config.HF_DATASETS_CACHE} is damaged ({error}); remove that "
-            f"folder, it is made again from the data."
+            f"folder: the next run tokenises the data again."
         ) from error
 
 

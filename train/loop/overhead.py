@@ -1,10 +1,8 @@
-"""The share that the heads add to a training step of their backbone.
-
-It is not the quantity of DynaMo's table 6 (2.67 % at 6.9B), which is all of the modified-CLM training, on 5 % of the
-Pile, over the reported hours of Pythia's whole pre-training: there the backbone's own steps count too.
+"""The time that heads add to a training step of their backbone, as a share of the step without them.
 
 Forward and backward of one micro-batch are timed with and without the heads, interleaved; medians are compared.
-Optimizer and data are the same for both and not timed. Gradients are discarded.
+Optimizer and data are the same for both and not timed. Gradients are discarded. DynaMo's table 6 has another quantity
+(2.67 % at 6.9B): the whole modified-CLM training, on 5 % of the Pile, over the hours of Pythia's pre-training.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ REPEATS = 3
 
 
 def log_heads_overhead(trainer: Any) -> None:
-    """Where backbone and heads are trained together, measure the share and store it for the first log."""
+    """If backbone and heads are trained together, measure the share and store it for the first log."""
     model: TrainedModel = trainer.model
     if model.token_heads is None or not model.trains_backbone:
         return
     if PartialState().num_processes > 1:
-        logger.info("what the heads add to a step is measured in one process only; it is left out here")
+        logger.info("the time that the heads add to a step is measured only in runs of one process")
         return
     with torch.random.fork_rng(), trainer.compute_loss_context_manager():  # leaves the run's random numbers as they are
         batch = collate(list(itertools.islice(trainer.train_dataset, trainer.args.per_device_train_batch_size)))

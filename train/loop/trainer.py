@@ -73,7 +73,7 @@ class HeadsTrainer(Trainer):
         self.keep_checkpoints, self.args.save_total_limit = self.args.save_total_limit, None
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True  # the loss is divided by the labels of the whole batch
-        self.loss_before: float | None = None  # the backbone's own, held out, before the first step of the run
+        self.loss_before: float | None = None  # the backbone's loss on held-out data before the first step
         best = Path(config.output_dir) / "best"
         self.best_tokens_per_pass = 0.0 if resumed_from is None else measured_tokens_per_pass(best)
         self.heads_overhead: float | None = None  # logged once, with the first log
@@ -116,14 +116,14 @@ class HeadsTrainer(Trainer):
         return batches, counts_K
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Epoch and batches in it; the Trainer derives them from the steps, which a stream without length rules out."""
+        """Epoch and batches in it; the Trainer derives them from the steps, which needs the data's length."""
         epochs, batches = super()._init_training_state(*args, **kwargs)
         if self.resumed_from is None or hasattr(self.train_dataset, "__len__"):
             return epochs, batches
         return read_place(self.resumed_from, self.args)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Run an epoch, unless all steps were taken: from a last checkpoint the Trainer would take one more."""
+        """Run an epoch, unless all steps were taken: resumed at the last step, the Trainer would take one more."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -363,7 +363,7 @@ class HeadsTrainer(Trainer):
             schedule = torch.load(folder / SCHEDULER, weights_only=True)
             changed = load_schedule(self.lr_scheduler, self.optimizer, schedule)
         for before, now in dict.fromkeys(changed):
-            logger.warning("A peak rate was %g and is %g from here on, as the config says now.", before, now)
+            logger.warning("A peak rate was %g and is %g from now on, by the present config.", before, now)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with explained_damage(Path(checkpoint or "")):

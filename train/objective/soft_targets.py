@@ -8,8 +8,7 @@
 
 T² keeps the gradient about as large as at T = 1: the gradient of D(p ‖ q) shrinks with 1/T², since both distributions
 flatten. D is the cross-entropy -Σ p log q or the Kullback-Leibler divergence Σ p log (p / q). They differ by the
-teacher's entropy, a constant, so their gradients are the same. The divergence is 0 where q = p, and costs one more
-chunk of logits.
+teacher's entropy, a constant, so their gradients are the same. A teacher costs one more chunk of logits.
 """
 # R rows, C rows of one chunk, n tokens of a teacher's distribution, V vocabulary, D model width
 

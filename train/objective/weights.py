@@ -4,10 +4,9 @@
     backbone's own = (1 - weight) · CE(labels) + weight · T² · KL(teacher ‖ trained), both at temperature T
 
 s(t) is the warm-in of Medusa-2 (Cai et al., 2024, section 2.2.2) after t optimizer steps; T is its length. Gradients of
-new heads into the backbone are noise at first, and s(t) raises their weight slowly. AdamW divides each gradient by its
-running size, so a constant factor on all gradients of a weight changes nothing: the heads' own weights learn at their
-rate whatever c is (under a growing s a little faster: docs/train.md). In the backbone's weights, c and s set how much
-the heads' losses count against the backbone's own.
+new heads into the backbone are noise at first, and s(t) raises their weight slowly. c and s weight the heads' losses
+against the backbone's own in the backbone's gradients. The heads' own weights learn at their rate whatever c is, since
+AdamW divides each gradient by its running size (under a growing s a little faster: docs/train.md).
 
 Self-distillation (section 2.3 there) holds the trained backbone near its state before training
 (train/objective/teacher.py), so that text of another model trains the heads without changing the backbone's own style.
@@ -40,11 +39,12 @@ class LossConfig:
         hard: weight of the cross-entropy with the true tokens.
         soft: weight of the distillation from the backbone's own distribution of the same token.
         divergence: cross_entropy of that distribution with the head's, or kl, which is smaller by the backbone's
-            entropy: another value, the same gradients.
-        temperature: T, which backbone's and head's logits are divided by for the distillation; it counts T² times.
-        top_n: only the backbone's n most probable tokens count, renormalised; null for all.
+            entropy and has the same gradients.
+        temperature: T, by which the logits of backbone and head are divided for the distillation; its term has the
+            factor T².
+        top_n: restrict the backbone's distribution to its n most probable tokens, renormalised; null is all.
         regression: weight of SmoothL1 between a head's hidden states and the backbone's final ones, k places ahead.
-        head_weights: weight of each head's whole loss, one number a head; in place of head_decay.
+        head_weights: weight of each head's whole loss, one number for each head; replaces head_decay.
     """
 
     hard: float = within(0, default=1.0)
@@ -72,7 +72,7 @@ class LossConfig:
         """Raise ValueError on weights that train nothing, and on settings of a loss whose weight is 0."""
         if not num_heads:
             if self != LossConfig():
-                raise ValueError("loss was given with family: null; it is of heads: remove it or name a family.")
+                raise ValueError("loss was given with family: null; only heads have it: remove it or name a family.")
             return
         if self.hard == self.soft == self.regression == 0:
             raise ValueError(
@@ -81,7 +81,7 @@ class LossConfig:
         unused = (self.divergence, self.temperature, self.top_n) != ("cross_entropy", 1.0, None)
         if not self.soft and unused:
             raise ValueError(
-                "loss.divergence, temperature or top_n were given with loss.soft 0, which they are settings of; give "
+                "loss.divergence, temperature or top_n were given with loss.soft 0, so they would have no effect; give "
                 "loss.soft a weight, or leave them out."
             )
         self.check_head_weights(num_heads, head_decay)
@@ -107,7 +107,7 @@ class WarmInConfig:
 
     Attributes:
         schedule: constant (1 from the first step), linear (t / T) or sine (sin(π t / 2 T)); then 1.
-        steps: T: steps, or a share of all steps below 1, as trainer.warmup_steps.
+        steps: T in steps, or below 1 as a share of all steps, like trainer.warmup_steps.
         coefficient: c, the heads' loss relative to the backbone's own; Medusa-2 has 0.2, 0.01 with self-distillation.
     """
 
@@ -175,10 +175,10 @@ def warmth(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def warn_of_a_long_warm_in(warm_in: WarmInConfig, all_steps: int) -> None:
-    """Warn where the run ends before the heads' loss has its full weight, which may be intended in a short run."""
+    """Warn if the run ends before the heads' loss has its full weight, which may be intended in a short run."""
     if warm_in.length(all_steps) > all_steps:
         logger.warning(
-            "warm_in.steps=%g is longer than the run of %d steps, whose last counts the heads' loss %.0f %% of "
+            "warm_in.steps=%g is longer than the run of %d steps; at its last step the heads' loss has %.0f %% of "
             "warm_in.coefficient; give fewer steps, or a share of all steps below 1.",
             warm_in.steps,
             all_steps,
@@ -193,7 +193,7 @@ class SelfDistillationConfig:
 
     Attributes:
         weight: share of the backbone's own loss that is the divergence from the teacher, 0 (off) to 1 (Medusa-2).
-        temperature: T, which the logits of both are divided by.
+        temperature: T, by which the logits of both are divided.
     """
 
     weight: float = within(0, 1, default=0.0, advice="0 is off, 1 leaves labels out of the backbone's own loss")

@@ -38,10 +38,9 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
     """Generate a run's training data with its own backbone: the answers of conversations, the ends of texts.
 
     Raises:
-        ValueError: flags, a backbone or data that allow no generation.
+        ValueError: a backbone or data that allow no generation.
         SystemExit: with code 130 when it is interrupted; complete lines stay in the file.
     """
-    flags.check()
     if config.backbone.random_weights:
         raise ValueError("backbone.random_weights was given: such a backbone has nothing to say; give a trained one.")
     transformers.logging.set_verbosity_error()  # generate would warn of settings that are intended
@@ -50,12 +49,12 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
     rows = SourceRows(config.data, flags, tokenizer, read_vocab_size(config.backbone))
     writer = Writer(model, flags, find_all_ends(model, rows), open_decoding(flags, model))
     refuse_long_prompts(writer, flags, rows)
-    with OutputFile(flags.out, what_decides(config, flags, rows, model)) as output:
+    with OutputFile(flags.out, settings_of_the_text(config, flags, rows, model)) as output:
         try:
             tally = write_lines(rows, writer, output, flags)
         except KeyboardInterrupt:
             sys.stderr.write(
-                f"interrupted: {output.path} has {output.lines:,} whole lines; the same command resumes.\n"
+                f"interrupted: {output.path} has {output.lines:,} complete lines; the same command resumes after them.\n"
             )
             sys.exit(130)
         if output.lines == rows.lines:
@@ -111,7 +110,7 @@ def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRo
         )
 
 
-def what_decides(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, model: Any) -> dict[str, Any]:
+def settings_of_the_text(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, model: Any) -> dict[str, Any]:
     """All settings that the lines depend on; a resumed run must have the same."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
@@ -178,7 +177,7 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
 
 def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: int) -> None:
     sentences = [
-        f"{output.path}: {output.lines:,} of {total:,} lines, {tally.lines:,} of them written now with "
+        f"{output.path}: {output.lines:,} of {total:,} lines, {tally.lines:,} of them generated now with "
         f"{tally.tokens:,} tokens",
         f"{tally.cut_texts:,} texts were ended by --max-new-tokens" if tally.cut_texts else "",
         f"{tally.cut_answers:,} conversations end before an answer that --max-new-tokens {settings.max_new_tokens} "

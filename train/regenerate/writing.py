@@ -2,9 +2,9 @@
 
 `generate` has one random generator for a whole batch, so a row's samples would depend on the rows beside it. Here each
 row has its own: one uniform number for each of its tokens, from a generator seeded with the run's seed and the row's
-numbers. A logits processor samples a token from scores and number by inverse transform (the inverse of the cumulative
-distribution), masks all others, and decoding is greedy. So a row's text is the same in every batch, after every resume,
-and with or without heads, up to rounding: in float32 and below, another batch size changes the last bits of logits.
+numbers. A logits processor turns scores and number into a token by inverse transform sampling and masks all others;
+decoding itself is greedy. So a row's text is the same in every batch, after every resume, and with or without heads, up
+to rounding: in float32 and below, another batch size changes the last bits of logits.
 """
 # B batch, T prompt position, L length so far, N new token, V vocabulary
 
@@ -122,7 +122,7 @@ class LookForNan(LogitsProcessor):
         return self
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.seen |= ~scores.amax(dim=1).isfinite().all()  # of NaN NaN; an infinite one has no probabilities either
+        self.seen |= ~scores.amax(dim=1).isfinite().all()  # amax passes NaN on; inf has no probabilities either
         return scores
 
     def refuse(self) -> None:

@@ -76,7 +76,7 @@ def test_a_checkpoint_before_a_failed_save_is_kept(folder, monkeypatch, caplog):
         with pytest.raises(SystemExit):
             train(write_config(folder, "kept", trainer={"save_total_limit": 1}))
     assert newest_whole(folder / "kept") == (folder / "kept/checkpoint-3", {})
-    assert "No checkpoint at step 9: [Errno 28] No space left on device Training goes on." in caplog.text
+    assert "No checkpoint at step 9: [Errno 28] No space left on device Training continues." in caplog.text
 
 
 def test_lines_that_cannot_be_written_wait(folder, monkeypatch, caplog):
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_made_again_leaves_the_result_elsewhere(folder, 
     assert (Path(said.split(" weights are in ")[1].rstrip(".")) / "heads.safetensors").is_file()
 
 
-def test_what_is_damaged_is_found_and_passed_over(folder, caplog):
+def test_what_is_damaged_is_found_and_skipped(folder, caplog):
     """Each damage on a copy; then a resume from the checkpoint before."""
     where = train(write_config(folder, "damaged"))
     lines, newest = logged(where), where / "checkpoint-13"
@@ -144,8 +144,8 @@ def test_what_is_damaged_is_found_and_passed_over(folder, caplog):
         assert newest_whole(copy.parent)[0] is None
     DAMAGES["cut"](newest)
     train(write_config(folder, "damaged"), "--resume", "true")
-    assert "checkpoint-13 is passed over and removed, optimizer.safetensors has 100 bytes in place of" in caplog.text
-    assert "goes on from checkpoint-12" in caplog.text
+    assert "checkpoint-13 is skipped and removed, optimizer.safetensors has 100 bytes in place of" in caplog.text
+    assert "the run resumes from checkpoint-12" in caplog.text
     assert logged(where) == lines
     odd = checkpoints(where)[-1]
     torch.save({"base_lrs": 7}, odd / "scheduler.pt")
@@ -195,9 +195,9 @@ def test_a_worker_that_is_killed_ends_in_a_sentence(folder):
     assert process.returncode == 1, said
     assert re.search("error: (A )?DataLoader worker", said)
     assert "Traceback" not in said
-    found, passed_over = newest_whole(folder / "worker")
+    found, damaged = newest_whole(folder / "worker")
     assert f"{found} is whole: resume from it with --resume true" in said
-    assert not passed_over
+    assert not damaged
     train(config, "--resume", "true", "--trainer.max_steps", str(step_of(found) + 1))
 
 

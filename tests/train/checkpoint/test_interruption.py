@@ -48,9 +48,9 @@ def test_killed_during_saves_and_resumed_ends_the_same(folder):
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert (folder / "parts" / f"checkpoint-{number}").is_dir()
-    found, passed_over = newest_whole(folder / "parts")
+    found, damaged = newest_whole(folder / "parts")
     assert found == folder / "parts/checkpoint-6"
-    assert list(passed_over) == [folder / "parts/checkpoint-9"]
+    assert list(damaged) == [folder / "parts/checkpoint-9"]
     train(parts, "--resume", "true")
     assert_same_run(whole, folder / "parts")
     assert [step_of(path) for path in checkpoints(folder / "parts")] == [12, 13]

@@ -56,9 +56,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind)
             kill_at(patch, step)
             with pytest.raises(Killed):
                 train(parts, *flags)
-        found, passed_over = newest_whole(folder / "parts")
+        found, damaged = newest_whole(folder / "parts")
         assert found == (folder / f"parts/checkpoint-{expected}" if expected else None)
-        assert not passed_over
+        assert not damaged
     train(parts, "--resume", "true")
     assert_same_run(whole, folder / "parts")
     if kind == "taught":

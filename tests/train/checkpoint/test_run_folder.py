@@ -26,8 +26,8 @@ def test_a_checkpoint_that_is_a_link_is_removed_alone(tmp_path, victim):
     run.mkdir()
     for step in (3, 6):
         (run / f"checkpoint-{step}").symlink_to(victim)
-    _, passed_over = newest_whole(run)
-    assert len(passed_over) == 2
+    _, damaged = newest_whole(run)
+    assert len(damaged) == 2
     rotate(run, 1)
     remove(run / "checkpoint-6")
     assert list(run.iterdir()) == []

@@ -152,7 +152,9 @@ def test_auto_compiles_runs_that_are_long_enough(seconds, on, monkeypatch, caplo
     caplog.set_level("INFO", "train")
     monkeypatch.setattr(compiling, "seconds_per_pass", lambda _: seconds)
     assert compile_where_it_wins(a_trainer(), "auto") is on
-    assert f"torch.compile: {'decoder layers are compiled' if on else 'off'}, as the run has about" in caplog.text
+    assert (
+        f"torch.compile: {'decoder layers are compiled' if on else 'off'}, as the run will spend about" in caplog.text
+    )
 
 
 def test_what_cannot_be_compiled_is_an_error_when_asked_for_and_a_line_when_not(monkeypatch, caplog):
@@ -180,7 +182,7 @@ def test_a_resumed_run_that_was_compiled_goes_on_without_a_compiler_and_says_so(
     assert record.levelname == "WARNING"
     reason = "no C++ compiler was found" if engine is Engine.ONE else "the engine is FSDP2"
     assert "off, though decoder layers were compiled before, as" in record.getMessage()
-    assert f"{reason}; from here on the run rounds differently" in record.getMessage()
+    assert f"{reason}; from now on the run rounds differently" in record.getMessage()
     trainer.config.compile = True  # then it is the config that asks
     with pytest.raises(ValueError, match="compile: true was given, but"):
         compile_where_it_wins(trainer, True, resumed=True)

@@ -196,7 +196,7 @@ def test_what_is_refused(folder, changes, message):  # noqa: F811
 
 def test_a_second_backbone_is_not_split(folder):  # noqa: F811
     whole = read_config(["--config", write_config(folder, "whole", **SETTINGS)])
-    with pytest.raises(ValueError, match="a second, whole backbone in each process"):
+    with pytest.raises(ValueError, match="a second, unsharded backbone in each process"):
         refuse_what_cannot_be_split(whole, Engine.FSDP2)
     refuse_what_cannot_be_split(whole, Engine.DDP)
     lora = read_config(["--config", write_config(folder, "lora", lora={"rank": 2}, **SETTINGS)])

@@ -88,11 +88,11 @@ def test_one_conversation_with_room_is_enough(folder, backbone):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--temperature", "-1"), "--temperature -1.0 was given; allowed are 0"),
-        (("--top-p", "0"), "--top-p 0.0 was given; allowed are"),
+        (("--temperature", "-1"), r"temperature=-1.0 was given; allowed are numbers of at least 0; 0 is greedy\."),
+        (("--top-p", "0"), r"top_p=0.0 was given; allowed are numbers above 0 and of at most 1; 1 is all tokens\."),
         (("--max-new-tokens", "760"), "--prompt-tokens 12 and --max-new-tokens 760 are more than the backbone's 768"),
-        (("--batch-size", "0"), "--batch-size 0 was given"),
-        (("--limit", "0"), "--limit 0 was given"),
+        (("--batch-size", "0"), r"batch_size=0 was given; allowed are integers of at least 1\."),
+        (("--limit", "0"), r"limit=0 was given; allowed are integers of at least 1, or null\."),
         (("--heads", "nowhere"), "nowhere"),
         (("--data.streaming", "true"), "regenerate-data reads stored rows"),
         (("--backbone.random_weights", "true"), "has nothing to say"),
