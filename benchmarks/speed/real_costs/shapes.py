@@ -1,0 +1,61 @@
+"""The shapes that the demo backbone is widened to: what a pass costs follows from them, what it says does not.
+
+The width of an attention head and the vocabulary stay the demo's: rotary angles depend on the first, and a padded token
+would be drawn. A real model of the same size has wider heads, fewer of them, and a larger vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a Llama beside the width of its attention heads.
+
+    Attributes:
+        key_value_heads: attention heads are `hidden / head_dim`, and each of these serves an equal share of them.
+    """
+
+    name: str
+    hidden: int
+    layers: int
+    intermediate: int
+    key_value_heads: int
+
+    def parameters(self, vocab: int = 2048, head_dim: int = 32) -> int:
+        """Numbers in the backbone, norms left out.
+
+        >>> f"{SHAPES['0.83B'].parameters() / 1e9:.2f} billion"
+        '0.83 billion'
+        """
+        attention = 2 * self.hidden * (self.hidden + self.key_value_heads * head_dim)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate) + 2 * vocab * self.hidden
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape(name="0.16B", hidden=1024, layers=12, intermediate=2816, key_value_heads=32),
+        Shape(name="0.4B", hidden=1536, layers=14, intermediate=4096, key_value_heads=48),
+        Shape(name="0.83B", hidden=2048, layers=16, intermediate=5632, key_value_heads=64),
+        Shape(name="1.2B", hidden=2048, layers=20, intermediate=8192, key_value_heads=16),
+        Shape(name="7B", hidden=4096, layers=32, intermediate=11008, key_value_heads=128),
+    )
+}
+"""From 0.83B on these are the widths and depths of published models of about that size."""
+
+BESIDE_WEIGHTS = 1.5
+"""Times the backbone's own bytes: its heads (of grounded ones 0.1 to 0.3 of it), and what a pass holds."""
+
+
+def what_stops(shape: Shape, dtype: torch.dtype) -> str:
+    """Why a shape is not measured in this machine's free memory; empty where it fits."""
+    needed = BESIDE_WEIGHTS * shape.parameters() * dtype.itemsize / 2**30
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if needed <= free:
+        return ""
+    return f"it needs about {needed:.1f} GiB of memory and {free:.1f} are free"

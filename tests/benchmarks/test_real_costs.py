@@ -1,0 +1,94 @@
+"""The demo's backbone and heads in larger shapes are the same functions: same logits, drafts and acceptance."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import heads
+from benchmarks.shared import held_out
+from benchmarks.speed.real_costs.shapes import SHAPES, Shape, what_stops
+from benchmarks.speed.real_costs.wide_backbone import wide_config, widen_backbone
+from benchmarks.speed.real_costs.wide_heads import widen_heads
+from heads.backbone.model import Backbone
+from heads.checkpoint.opening import Opened, open_heads
+
+# One with more layers and a width that is no power of 4 of the demo's; one whose attention heads share keys and values.
+SMALL = [
+    Shape(name="deeper", hidden=384, layers=10, intermediate=768, key_value_heads=12),
+    Shape(name="grouped", hidden=512, layers=8, intermediate=512, key_value_heads=8),
+]
+FAMILIES = ["medusa", "grounded", "gru", "dynamo"]
+
+
+@functools.cache
+def opened(family: str) -> Opened:
+    return open_heads([f"checkpoints/demo/{family}"])
+
+
+@functools.cache
+def widened(family: str, shape: Shape) -> Any:
+    return widen_backbone(opened(family).model, shape, torch.float32)
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_widened_backbone_is_the_same_function(family: str, shape: Shape) -> None:
+    prompts_PT = torch.cat(held_out(opened(family), 3))
+    logits, found = opened(family).model(prompts_PT).logits, widened(family, shape)(prompts_PT).logits
+    torch.testing.assert_close(found, logits, atol=1e-4, rtol=0)  # float32 sums in another order; seen were 1.2e-5
+    assert torch.equal(found.argmax(-1), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_widened_heads_draft_the_same_and_as_much_is_accepted(family: str, shape: Shape) -> None:
+    own = opened(family)
+    narrow = own.token_heads[family]
+    model = widened(family, shape)
+    wide = widen_heads(narrow, Backbone(model))
+    for prompt_1T in held_out(own, 2):
+        ours, theirs = (
+            one.generate(
+                prompt_1T,
+                custom_generate=heads.TreeDecoding(token_heads, 8, lookup=0),
+                return_dict_in_generate=True,
+                max_new_tokens=24,
+                do_sample=False,
+            )
+            for one, token_heads in ((model, wide), (own.model, narrow))
+        )
+        assert torch.equal(ours.sequences, theirs.sequences)
+        assert ours.stats.drafted == theirs.stats.drafted
+        assert ours.stats.tokens_per_pass > 1
+
+
+def test_all_that_is_widened_is_dense_but_for_what_must_be_zero() -> None:
+    """Nothing that a product could skip: each matrix that reads the stream is random where it meets zeros."""
+    model = widened("medusa", SMALL[0])
+    width = opened("medusa").model.config.hidden_size
+    for layer in model.model.layers:
+        for matrix in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+            assert (matrix.weight[:, width:] != 0).float().mean() > 0.999  # a normal draw is rarely zero
+    tiny = torch.finfo(torch.float32).tiny
+    assert all(((p == 0) | (p.abs() >= tiny)).all() for p in model.parameters()), "denormal numbers are slow"
+
+
+def test_a_smaller_shape_and_an_unknown_field_are_refused_in_a_sentence() -> None:
+    small = Shape(name="small", hidden=128, layers=8, intermediate=512, key_value_heads=6)
+    with pytest.raises(ValueError, match="small has hidden_size 128; a model of 192 cannot be widened"):
+        wide_config(opened("medusa").model.config, small)
+    own = opened("medusa")
+    deep = heads.create("grounded", own.model, num_heads=1, prefix_layers=1)
+    with pytest.raises(ValueError, match="prefix_layers=1 cannot be widened; allowed is 0"):
+        widen_heads(deep, Backbone(widened("medusa", SMALL[0])))
+
+
+def test_a_shape_that_does_not_fit_says_how_much_memory_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 2**18, "SC_PAGE_SIZE": 2**12}[name])
+    assert what_stops(SHAPES["0.16B"], torch.bfloat16) == ""
+    assert what_stops(SHAPES["7B"], torch.bfloat16) == "it needs about 18.1 GiB of memory and 1.0 are free"
