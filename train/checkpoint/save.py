@@ -1,4 +1,4 @@
-"""Save a checkpoint whole or not at all. All processes write it, the main one lists its files and removes older ones."""
+"""Save a checkpoint whole or not at all: all processes write, the main one lists the files and removes older ones."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ def save_whole(run: RunState, write: Callable[[], None], *, writers: Sequence[st
     """
     step = run.state.global_step
     folder = Path(run.args.output_dir) / f"checkpoint-{step}"
-    if not run.weights_are_finite():
-        problems = ["the weights are not finite."]
-    else:
-        problems = attempt(run, folder, write, writers)
+    finite = run.weights_are_finite()
+    problems = attempt(run, folder, write, writers) if finite else ["the weights are not finite."]
     if not problems and run.args.should_save:
         problems = problems_of(lambda: mark_whole(folder, {"step": step} | present_facts(run.args, run.engine)))
     if run.args.should_save:

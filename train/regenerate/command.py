@@ -54,7 +54,7 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
             tally = write_lines(rows, writer, output, flags)
         except KeyboardInterrupt:
             sys.stderr.write(
-                f"interrupted: {output.path} has {output.lines:,} complete lines; the same command resumes after them.\n"
+                f"interrupted: {output.path} has {output.lines:,} complete lines; the same command resumes.\n"
             )
             sys.exit(130)
         if output.lines == rows.lines:
