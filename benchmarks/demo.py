@@ -1,9 +1,9 @@
 """`make demo`: train grounded heads on the demo backbone, decode held-out prompts with heads, compare, print one table.
 
 Nothing is downloaded. Training runs the command that a user types. Decoding is measured in this process, with all
-methods taking turns: greedily, with a repetition penalty, and by sampling at temperature 1. The heads alone come first,
-and lookup without heads stands beside heads with lookup: a small model's greedy text repeats itself, so a copy of
-earlier text is often the best draft, while sampled text does not loop. `--readme` measures more prompts and repeats.
+methods interleaved: greedily, with a repetition penalty, and by sampling at temperature 1. The table shows heads alone,
+lookup without heads, and heads with lookup, since a small model's greedy text repeats itself and a copy of earlier text
+is often the best draft; sampled text does not loop. `--readme` measures more prompts and repeats.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     run = Path(read_config(["--config", options.config]).output_dir)
     for folder in SHIPPED.values():
-        read_description(folder)  # what is missing ends in a sentence before minutes are spent
+        read_description(folder)  # a missing folder ends in a sentence before minutes are spent
     if not options.no_training:
         train(options.config, console)
     trained = time.perf_counter()
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training = "heads of an earlier run" if options.no_training else f"training {trained - began:.0f} s"
     seconds = f"{training}, decoding {time.perf_counter() - trained:.0f} s"
     draw_report(run / "metrics.jsonl", next(iter(blocks.values())), run / "report.png")
-    asked = (
+    measured = (
         f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, medians of {options.repeats} "
         f"interleaved repeats, in brackets the ratio's 95 % interval over prompts"
     )
     if options.readme:
         shutil.copyfile(run / "report.png", PICTURE)
-        write_readme(f"{markdown(blocks)}\n{asked}; {describe_cpu()}; {seconds}.\n")
-    say(console, f"{asked}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
+        write_readme(f"{markdown(blocks)}\n{measured}; {describe_cpu()}; {seconds}.\n")
+    say(console, f"{measured}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -103,7 +103,7 @@ def train(config: str, console: Console) -> None:
     console.print(f"$ accelerate {' '.join(command)}", highlight=False, style="bold")
     done = subprocess.run([accelerate, *command], check=False)
     if done.returncode != 0:
-        raise ValueError(f"Training ended with exit code {done.returncode}; the reason stands above.")
+        raise ValueError(f"Training ended with exit code {done.returncode}; its error is printed above.")
 
 
 def compare(console: Console, run: Path, options: argparse.Namespace) -> dict[str, list[MethodResult]]:
@@ -118,7 +118,7 @@ def compare(console: Console, run: Path, options: argparse.Namespace) -> dict[st
     for name, settings in settings_of(options.new_tokens).items():
         methods = methods_of(opened, settings, compiles=not obstacle)
         if not obstacle:
-            for method in methods:  # compiling is in no figure
+            for method in methods:  # so that no measurement includes compiling
                 for prompt_1T in prompts:
                     method.run(prompt_1T)
         blocks[name] = measure(console, opened.model, methods, settings, prompts, options.repeats, f"decoding, {name}")
@@ -131,7 +131,7 @@ def compare(console: Console, run: Path, options: argparse.Namespace) -> dict[st
 
 
 def settings_of(new_tokens: int) -> dict[str, Settings]:
-    """By the name of a block: how its methods choose tokens."""
+    """How the methods of each block of rows choose tokens, by the block's name."""
     return {
         "greedy": GreedySettings(new_tokens=new_tokens),
         "repetition penalty 1.1": GreedySettings(new_tokens=new_tokens, repetition_penalty=1.1),
@@ -173,7 +173,7 @@ def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
 
 
 def ratio_cell(row: MethodResult) -> str:
-    """Plain's own speed; else the ratio to it, with its interval."""
+    """Plain generation's speed, or a method's ratio to it with its interval."""
     if row.name == "plain":
         return f"{row.tokens_per_second:.0f} tokens/s"
     return f"{row.ratio:.2f} ({row.interval[0]:.2f}–{row.interval[1]:.2f})"

@@ -30,7 +30,7 @@ NGRAMS = "checkpoints/runs/demo-ngrams"
 
 
 def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
-    """The parser of `python -m <module>`: described by the docstring's first line; each help ends with its default."""
+    """The parser of `python -m <module>`: the docstring's first line describes it, and help shows defaults."""
     lines = (text or "").splitlines()
     formatter = argparse.ArgumentDefaultsHelpFormatter
     return argparse.ArgumentParser(prog=f"python -m {module}", description=lines[0], formatter_class=formatter)
@@ -39,7 +39,7 @@ def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
 def parse_with_defaults_of(
     flag: str, defaults: Mapping[str, Any], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    """A flag changes the defaults of other options; what is given beside it still counts.
+    """Parse with other defaults where a flag is given; options on the command line still override them.
 
     >>> parser = argparse.ArgumentParser()
     >>> _ = parser.add_argument("--quick", action="store_true"), parser.add_argument("--tokens", type=int, default=128)
@@ -52,7 +52,7 @@ def parse_with_defaults_of(
 
 
 def run_benchmark(main: Callable[[], Any]) -> None:
-    """Run a benchmark; an error that its user can mend is printed as one sentence."""
+    """Run a benchmark; an error that a user can cause is printed as one sentence."""
     transformers.logging.disable_progress_bar()  # benchmarks show their own
     explain_errors(main)
 
@@ -64,7 +64,7 @@ def wide_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print without colours and line breaks, so that a file gets the same text as a terminal."""
+    """Print without colours and added line breaks, so that a file gets the same text as a terminal."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -74,7 +74,7 @@ def describe_cpu() -> str:
 
 
 def figures_table(title: str | None, *columns: str, left: int = 1, look: box.Box = box.SIMPLE_HEAD) -> Table:
-    """A table whose first columns (`left`) name the row; all others are figures, aligned on the right."""
+    """A table whose first `left` columns name the row; the others are figures, aligned on the right."""
     table = Table(title=title, title_justify="left", box=look, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=i < left)

@@ -1,7 +1,7 @@
-"""Whether a file of results is older than what it measures: its command, or a file that has changed since its commit.
+"""Whether a file of results is older than what it measures: the command differs, or a file changed since its commit.
 
-A file says in its own lines what it was measured with: `- command:`, `- measured:` with the commit at the end, and,
-where the code or its command has changed since, `- since then:` with what differs.
+A file of results has the lines `- command:`, `- measured:`, which ends in the commit, and perhaps `- since then:`,
+which says how the benchmark has changed since.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def git(*arguments: str) -> str | None:
-    """What git prints; None where it fails."""
+    """The output of a git command; None if it fails."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return None if done.returncode else done.stdout.strip()
 
 
 def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
-    """The files under these paths that have changed since a commit; None where the commit is not in the repository."""
+    """The files under these paths that have changed since a commit; None if the repository lacks the commit."""
     found = git("diff", "--name-only", commit, "HEAD", "--", *paths)
     return None if found is None else found.splitlines()
 
@@ -32,13 +32,13 @@ def why_stale(
     paths: Sequence[str],
     changed: Callable[[str, Sequence[str]], list[str] | None] = changed_since,
 ) -> str:
-    """One sentence; empty where the results are those of the present code and checkpoints.
+    """Why results are stale, in one sentence; empty if they are those of the present code and checkpoints.
 
     Args:
         text: the file of results.
-        commands: those that would write it today.
+        commands: the commands that write it today.
         paths: files and folders that it measures.
-        changed: tells what has changed under some paths since a commit.
+        changed: returns the files under some paths that have changed since a commit.
 
     >>> why_stale("- command: `python -m x`", ["python -m y"], [])
     'was measured as `python -m x`'
@@ -56,6 +56,6 @@ def why_stale(
 
 
 def found_in(text: str, pattern: str) -> str | None:
-    """The first group of the first line that fits."""
+    """The first group of the first match; None without a match."""
     found = re.search(pattern, text, re.MULTILINE)
     return found[1] if found else None

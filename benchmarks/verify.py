@@ -1,13 +1,12 @@
-"""The slow checks: run each, print what it prints, and write it with machine and command to a file of its own.
+"""The slow checks: run a benchmark and write its output, with command, machine and commit, to benchmarks/results/.
 
     make verify        or        python -m benchmarks.verify [CHECK …]
-    python -m benchmarks.verify --quick decoding     # the share of a check that fits a short time
-    python -m benchmarks.verify --list        # what there is, and when each was last measured
-    python -m benchmarks.verify --stale       # which results are older than what they measure, and why
+    python -m benchmarks.verify --quick decoding     # a shorter form of the check
+    python -m benchmarks.verify --list        # all checks, with the day of their results
+    python -m benchmarks.verify --stale       # results that are older than what they measure, and why
 
-transformers_tests needs files that are not in the repository: a checkout of github.com/huggingface/transformers at the
-version that is installed, named by HEADWAY_TRANSFORMERS=FOLDER; without it that check is left out.
-Every file in benchmarks/results/ is written here and nowhere else. A later capability adds its command to `CHECKS`.
+transformers_tests is skipped unless HEADWAY_TRANSFORMERS names a checkout of github.com/huggingface/transformers at the
+installed version. No other program writes into benchmarks/results/. A new benchmark adds its command to `CHECKS`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ PROGRESS = re.compile(r"it/s\]|s/it\]|examples/s\]|━|╸|real_accelerator\.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One command and what to look for in its tables.
+    """One command and what its tables show.
 
     Attributes:
-        quick: what is added to the command for a share that fits a short time.
+        quick: arguments of a shorter form, added to the command.
         measures: files and folders beside the benchmark's own module; a result is stale once one of them has changed.
-        needs: the environment variable that names what is not in the repository; without it the check is left out.
+        needs: an environment variable that names files outside the repository; without it the check is skipped.
     """
 
     command: str
@@ -50,8 +49,8 @@ class Check:
     measures: tuple[str, ...] = ("checkpoints/demo",)
     needs: str = ""
 
-    def asked(self, *, quick: bool) -> str:
-        """The command as it is typed."""
+    def typed(self, *, quick: bool) -> str:
+        """The command as a user types it."""
         return f"{self.command} {self.quick}" if quick and self.quick else self.command
 
 
@@ -70,7 +69,7 @@ CHECKS = {
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts "
-        "and as measured on other prompts, both halves in turn, within 10 %, and what is said of a batch "
+        "and as measured on other prompts, both halves in turn, within 10 %, and the prediction for a batch "
         "of 16",
     ),
     "acceptance_rules": Check(
@@ -129,26 +128,26 @@ CHECKS = {
     ),
     "dynamo_ablation": Check(
         command="python -m benchmarks.paper.dynamo_ablation",
-        shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are kept",
+        shows="the rows of table 9 trained on the demo backbone; rows that an earlier call finished are reused",
         measures=("checkpoints/demo/base",),
     ),
     "grounded_ablation": Check(
         command="python -m benchmarks.paper.grounded_ablation --prompts 16 --rounds 3 --picture "
         "docs/pictures/grounded_ablation.png",
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo "
-        "backbone, and the target; rows that an earlier call finished are kept",
+        "backbone, and the target; rows that an earlier call finished are reused",
         measures=("checkpoints/demo/base",),
     ),
     "grounded_ablation_seeds": Check(
         command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru --prompts 16 --rounds 0 "
         "--seeds 3",
-        shows="gru beside grounded and medusa over three trainings: means and deviations; finished rows are kept",
+        shows="gru beside grounded and medusa over three trainings: means and deviations; finished rows are reused",
         measures=("checkpoints/demo/base",),
     ),
     "dynamo_decoding": Check(
         command="python -m benchmarks.paper.dynamo_decoding",
         shows="the parts of dynamic decoding and the readings of its thresholds by likelihood at equal tokens per pass "
-        "(table 8), and its speed at the paper's settings; texts that an earlier call scored are kept",
+        "(table 8), and its speed at the paper's settings; texts that an earlier call scored are reused",
         measures=("checkpoints/demo/dynamo",),
     ),
     "dynamo_perplexity": Check(
@@ -172,7 +171,7 @@ CHECKS = {
     "joint_training": Check(
         command="python -m benchmarks.paper.joint_training",
         shows="tokens per pass and the backbone's PPL₁ before and after: heads alone, with an adapter on the "
-        "backbone, warm-in, self-distillation (Medusa-2); rows that an earlier call finished are kept",
+        "backbone, warm-in, self-distillation (Medusa-2); rows that an earlier call finished are reused",
         measures=("checkpoints/demo/base",),
     ),
     "sinkhorn": Check(
@@ -208,9 +207,9 @@ CHECKS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"what to run, by default all: {', '.join(CHECKS)}")
-    parser.add_argument("--list", action="store_true", help="print each check with the day it was last measured")
-    parser.add_argument("--quick", action="store_true", help="a share of each check, where it has one")
-    parser.add_argument("--stale", action="store_true", help="print which results are older than what they measure")
+    parser.add_argument("--list", action="store_true", help="print each check with the day of its results")
+    parser.add_argument("--quick", action="store_true", help="run the shorter form of checks that have one")
+    parser.add_argument("--stale", action="store_true", help="print results that are older than what they measure")
     options = parser.parse_args()
     if unknown := set(options.checks) - set(CHECKS):
         parser.error(f"unknown check {', '.join(sorted(unknown))}; allowed are {', '.join(CHECKS)}")
@@ -225,22 +224,22 @@ def main() -> None:
         return
     for name in options.checks or CHECKS:
         if (needed := CHECKS[name].needs) and not os.environ.get(needed):
-            print(f"{name} is left out: it needs {needed} (see --help)")
+            print(f"{name} is skipped: it needs {needed} (see --help)")
             continue
         write(name, run(name, quick=options.quick))  # immediately: a later check may fail
 
 
 def run(name: str, *, quick: bool = False) -> str:
-    """The text of one check's file; its output goes to the screen as well.
+    """Run a check and return the text of its file; its output is printed too.
 
     Raises:
         SystemExit: the command failed.
     """
-    asked = CHECKS[name].asked(quick=quick)
-    print(f"== {name}: {asked}", flush=True)
-    program, *arguments = shlex.split(asked)
+    typed = CHECKS[name].typed(quick=quick)
+    print(f"== {name}: {typed}", flush=True)
+    program, *arguments = shlex.split(typed)
     started = time.perf_counter()
-    # Programs of this very environment, whatever the shell would find.
+    # Programs of this environment, whatever the shell would find.
     command = [str(Path(sys.executable).parent / program), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout)
@@ -248,19 +247,19 @@ def run(name: str, *, quick: bool = False) -> str:
         sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
     minutes = (time.perf_counter() - started) / 60
     day = datetime.now(tz=UTC).date().isoformat()
-    return as_markdown(name, asked, f"{day}, {minutes:.1f} minutes, {machine()}, commit {head()}", done.stdout)
+    return as_markdown(name, typed, f"{day}, {minutes:.1f} minutes, {machine()}, commit {head()}", done.stdout)
 
 
 def as_markdown(name: str, command: str, measured: str, output: str) -> str:
     """The file of one check.
 
     Args:
-        command: as it was typed when this was measured.
-        measured: the day first, then minutes, machine, versions and, last, the commit.
-        output: what the command printed; colours and progress bars are left out.
+        command: the command that was measured, as typed.
+        measured: day, minutes, machine, versions and commit, in this order.
+        output: the command's output, from which colours and progress bars are removed.
     """
-    kept = [line.rstrip() for line in ANSI.sub("", output).splitlines() if not PROGRESS.search(line)]
-    tables = "\n".join(kept).strip()
+    lines = [line.rstrip() for line in ANSI.sub("", output).splitlines() if not PROGRESS.search(line)]
+    tables = "\n".join(lines).strip()
     return (
         f"# {name}\nWritten by `python -m benchmarks.verify {name}`, never by hand. It shows {CHECKS[name].shows}.\n\n"
         f"- command: `{command}`\n- measured: {measured}\n\n```\n{tables}\n```\n"
@@ -268,17 +267,14 @@ def as_markdown(name: str, command: str, measured: str, output: str) -> str:
 
 
 def machine() -> str:
-    """Processor and versions.
-
-    The threads are those of this process; a command that sets its own prints them.
-    """
+    """Processor, threads of this process (a command that sets its own prints them), and versions."""
     found, packages = describe_machine(torch.device("cpu")), versions()
     named = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers"))
     return f"{found['cpu']}, {found['threads']} threads, Python {packages['python']}, {named}"
 
 
 def head() -> str:
-    """The commit that is checked out, abbreviated; "unknown" outside of a repository."""
+    """The abbreviated commit of the checkout; "unknown" outside of a repository."""
     return git("rev-parse", "--short", "HEAD") or "unknown"
 
 
@@ -289,18 +285,18 @@ def write(name: str, text: str) -> None:
 
 
 def stale(name: str) -> str:
-    """Why a check's file is older than what it measures; empty where it is not."""
+    """Why a check's results are older than what it measures; empty if they are not."""
     path, check = RESULTS / f"{name}.md", CHECKS[name]
     if not path.is_file():
         return "not yet measured"
-    commands = [check.asked(quick=quick) for quick in (False, True)]
+    commands = [check.typed(quick=quick) for quick in (False, True)]
     module = re.search(r"-m ([\w.]+)", check.command)
     own = [f"{module[1].replace('.', '/')}*"] if module else []
     return why_stale(path.read_text(encoding="utf-8"), commands, [*own, *check.measures])
 
 
 def last_measured(name: str) -> str:
-    """The day in a check's file."""
+    """The day of a check's results."""
     path = RESULTS / f"{name}.md"
     day = found_in(path.read_text(encoding="utf-8"), r"^- measured: (\S+?),") if path.is_file() else None
     return day or "not yet"

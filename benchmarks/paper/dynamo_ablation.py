@@ -1,10 +1,10 @@
-"""Table 9 of DynaMo on the demo backbone: `python -m benchmarks.paper.dynamo_ablation`. Every variant is trained.
+"""Train the variants of DynaMo's table 9 on the demo backbone: `python -m benchmarks.paper.dynamo_ablation`.
 
 Each variant is its config in configs/pile/ablation/ (the paper's setting on Pythia-70M) with the demo's backbone, data
 and steps in place of the paper's, and the demo's three rates in place of LR_B, LR_M and LR_MB. PPL_n is exp of the mean
 loss on held-out blocks; PPL_{1:n} is their geometric mean. All variants with three seeds take some five hours on two
-cores. Each finished row is stored in --out at once and not trained again, so a call that was stopped goes on, and
---rows and --seeds train a share; the table has every row that is there.
+cores. Each finished row is stored in --out and not trained again, so an interrupted call can be repeated; --rows and
+--seeds train only some rows. The table shows every finished row.
 
 The row CTC is not reproduced: the paper defines neither its blank nor which alignments of two tokens count.
 """
@@ -39,7 +39,7 @@ from train.objective.model import TrainedModel
 CONFIGS = Path("configs/pile/ablation")
 PAPER_RATES = {"base": 1e-5, "heads": 1e-3, "heads_to_base": 1e-6}
 BEST = "74M-T2"
-"""What the paper compares with: one decoder layer for the second token."""
+"""The paper's reference: one decoder layer for the second token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class AblationVariant:
     """A row of table 9.
 
     Attributes:
-        config: file in configs/pile/ablation; None is the backbone as it is, or a row that is not reproduced.
+        config: file in configs/pile/ablation; None is the untrained backbone, or a row that is not reproduced.
         paper: the paper's PPL_1, PPL_2, PPL_3; None where it has none.
         reproduced: False for a row that the paper leaves undefined.
     """
@@ -88,7 +88,7 @@ VARIANTS = (
     AblationVariant(name="77M-T3", config="dynamo_77m_t3", paper=(18.3, 111.4, 262.0)),
 )
 Found = Mapping[str, Sequence[AblationRow]]
-"""Finished rows by variant, one for each seed; empty where none is there."""
+"""Finished rows by variant, one for each seed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = wide_console()
     demo = read_config(["--config", options.config])
     demo.data.block_size = options.block_size
-    for seed in range(options.seeds):  # every variant once before any twice: a call that is stopped compares most
+    for seed in range(options.seeds):  # every variant once before any twice, so that an interrupted call has most
         for variant in [] if options.report else chosen(options.rows):
             row_of(variant, seed, demo, options)
     found = {variant.name: finished(variant, demo, options) for variant in VARIANTS}
@@ -109,11 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_ablation", __doc__)
     names = [variant.name for variant in VARIANTS if variant.reproduced]
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"train these alone, of {', '.join(names)}")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"train only these of {', '.join(names)}")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each row")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps of each row")
-    parser.add_argument("--report", action="store_true", help="print the rows that are there and train none")
-    parser.add_argument("--config", default="configs/demo/dynamo.yaml", help="whose backbone, data and rates")
+    parser.add_argument("--report", action="store_true", help="print finished rows and train none")
+    parser.add_argument("--config", default="configs/demo/dynamo.yaml", help="run with the backbone, data and rates")
     parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
     parser.add_argument("--eval-blocks", type=int, default=64, help="held-out blocks")
@@ -122,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def chosen(names: Sequence[str] | None) -> list[AblationVariant]:
-    """The named rows in the order of `VARIANTS`, by default all that can be made.
+    """The named rows in the order of `VARIANTS`, by default all that are reproduced.
 
     Raises:
         ValueError: an unknown name, or the row that is not reproduced.
@@ -133,7 +133,7 @@ def chosen(names: Sequence[str] | None) -> list[AblationVariant]:
 def row_of(variant: AblationVariant, seed: int, demo: TrainConfig, options: argparse.Namespace) -> AblationRow:
     """The stored row of a variant, or a new one, which is trained and measured without saving its weights."""
     trains = variant.config is not None
-    seed = seed if trains else 0  # nothing of the backbone as it is depends on it
+    seed = seed if trains else 0  # the untrained backbone has one row
     config = on_the_demo(variant, seed, demo, options)
 
     def measure(folder: Path) -> AblationRow:
@@ -151,7 +151,7 @@ def row_of(variant: AblationVariant, seed: int, demo: TrainConfig, options: argp
 
 
 def finished(variant: AblationVariant, demo: TrainConfig, options: argparse.Namespace) -> list[AblationRow]:
-    """The rows of a variant that are there, of the seeds and steps of this call."""
+    """The finished rows of a variant with the seeds and steps of this call."""
     if not variant.reproduced:
         return []
     seeds = range(options.seeds if variant.config is not None else 1)
@@ -188,7 +188,7 @@ def translate(rates: RatesConfig, demo: RatesConfig, *, with_heads: bool) -> Rat
 
 @torch.no_grad()
 def perplexities(model: TrainedModel, blocks: Any, count: int) -> list[float | None]:
-    """PPL_1, PPL_2, PPL_3. A backbone with shifted labels has PPL_2; PPL_1 only where its first layer looks ahead."""
+    """PPL_1, PPL_2, PPL_3. A backbone with shifted labels has PPL_2, and PPL_1 if its first layer looks ahead."""
     model.eval()
     found = mean_losses(model, blocks, count, lookahead=0.0)
     if model.lookahead:
@@ -223,7 +223,7 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 
 
 def table(found: Found, title: str) -> Table:
-    """A line for each row of the paper: means over seeds, with deviations, or why there are none."""
+    """A line for each row of the paper: means over seeds with deviations, or why there are none."""
     columns = (
         "what",
         "steps × seeds",

@@ -47,7 +47,7 @@ SHAPES = {
 MODIFIED_CLM = (75_782, 64 * 2048)
 PYTHIA = (143_000, 1024 * 2048)
 
-# Of figure 12 and table 9, on Pythia-70M: the fields of each variant, and the millions of parameters in its name.
+# Variants of figure 12 and table 9 on Pythia-70M: their fields, and the millions of parameters in their names.
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
     "96M-T2": ({"num_heads": 1, "layers_per_head": 0, "tap": "last", "unembedding": "own"}, 96),
     "74M-T2 (C)": ({"num_heads": 1, "start": "copied"}, 74),
@@ -117,7 +117,7 @@ def variants_table() -> Table:
 
 
 def share_of_pretraining() -> float:
-    """The modified CLM's tokens over those of Pythia's whole pre-training: table 6's quantity, in tokens for hours.
+    """Tokens of the modified CLM over those of Pythia's pre-training: table 6 has the same ratio in hours.
 
     >>> f"{share_of_pretraining():.2%}"
     '3.31%'
@@ -137,7 +137,7 @@ def main() -> None:
     console.print(
         f"Table 6: the hours of the modified CLM on 5 % of the Pile are 2.67 % of those that Pythia reports for its "
         f"whole pre-training at 6.9B. Hours are not reproduced here; its tokens are {share_of_pretraining():.2%} of "
-        f"Pythia's. What a run logs as heads_overhead is another quantity: what the heads add to one training step."
+        f"Pythia's. heads_overhead in a run's log is another quantity: the time that heads add to one training step."
     )
 
 

@@ -1,11 +1,11 @@
-"""Table 8 of DynaMo by likelihood: `python -m benchmarks.paper.dynamo_decoding`. Which parts of dynamic decoding pay.
+"""Compare the parts of dynamic decoding (DynaMo's table 8) by likelihood: `python -m benchmarks.paper.dynamo_decoding`.
 
 The paper lets a strong model judge texts at ε_b = 0.5, where its variants also differ in speed. Here each variant is
-swept over ε_b at the paper's settings of `generate`, texts are scored as benchmarks/paper/dynamo_texts.py says, and the
-scores are compared at equal tokens per pass, by linear interpolation between thresholds. Lower is likelier text. At
-ε_b = 1 every variant is plain sampling. In the end plain generation and dynamic decoding are timed prompt by prompt in
-one interleaved run. Scored texts are kept in --out, so that a call that was stopped goes on. The readings of adaptive
-thresholding are those of heads/decoding/dynamo/threshold.py.
+swept over ε_b at the paper's settings of `generate`, its texts are scored (benchmarks/paper/dynamo_texts.py), and
+scores are compared at equal tokens per pass, by linear interpolation between thresholds; lower means likelier text. At
+ε_b = 1 every variant is plain sampling. Finally plain generation and dynamic decoding are timed, interleaved. Scored
+texts are stored in --out, so an interrupted call can be repeated. heads/decoding/dynamo/threshold.py explains the
+variants of adaptive thresholding.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from train.data.hidden_states import checksum
 THRESHOLDS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8)
 TIMED_THRESHOLDS = (0.65, 0.5, 0.35)
 PLAIN = "plain sampling (ε_b = 1)"
-"""Always at one token a pass, whatever the others' is."""
+"""It always emits one token per pass; its loss stands in every column."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderVariant:
-    """A row: which parts of dynamic decoding are switched on."""
+    """A row: the parts of dynamic decoding that are switched on."""
 
     name: str
     transparency: float = 1.0
@@ -113,12 +113,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_decoding", __doc__)
     parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads")
     parser.add_argument("--judge", default="checkpoints/demo/draft", help="another model of the same tokenizer")
-    parser.add_argument("--ngrams", default=NGRAMS, help="table of n-grams; counted where it does not exist")
+    parser.add_argument("--ngrams", default=NGRAMS, help="table of n-grams; counted if it does not exist")
     parser.add_argument("--out", default="checkpoints/runs/dynamo_decoding", help="scored texts are stored here")
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts")
     parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
     parser.add_argument("--draws", type=int, default=1, help="texts for each prompt")
-    parser.add_argument("--timed-prompts", type=int, default=12, help="of the prompts, those that are timed; 0: none")
+    parser.add_argument("--timed-prompts", type=int, default=12, help="number of prompts that are timed; 0: none")
     parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats of the timed prompts")
     parser.add_argument(
         "--tokens-per-pass", type=float, nargs="+", default=[1.25, 1.5, 1.75, 2.0], help="where variants are compared"
@@ -129,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
 def sweep(
     console: Console, opened: Opened, table: NgramTable, judge: Any, prompts_BT: Tensor, options: argparse.Namespace
 ) -> Sweep:
-    """Every variant at every threshold, the same seeds for all; at ε_b = 1 they are one. What is stored is read."""
+    """Texts of every variant at every threshold with the same seeds, or those stored; at ε_b = 1 all are the same."""
     (token_heads,) = opened.token_heads.values()
 
     def texts_of(variant: DecoderVariant, threshold: float) -> Texts:
@@ -161,7 +161,7 @@ def sweep(
 
 
 def stored_texts(variant: DecoderVariant, threshold: float, options: argparse.Namespace) -> StoredRow:
-    """Where the texts of a variant and a threshold are kept, under all that they depend on."""
+    """Where the texts of a variant and a threshold are stored, named by all settings that they depend on."""
     folders = (options.heads, options.judge)
     files = [file for folder in folders for file in sorted(Path(folder).rglob("*.safetensors"))]
     files.append(Path(options.ngrams) / "ngrams.json")  # has the checksums of the table's files
@@ -176,7 +176,7 @@ def stored_texts(variant: DecoderVariant, threshold: float, options: argparse.Na
 
 
 def at_equal_speed(texts: Sweep, speeds: Sequence[float], judge: str) -> Iterator[Table]:
-    """The losses, and their differences from the row without adaptive thresholding; plain sampling's has one speed."""
+    """The losses, and their differences from the row without adaptive thresholding."""
     weights_SB = weights_of(texts)
     plain_S = texts[REFERENCE][1.0].loss(weights_SB, judge)
     losses = {PLAIN: [plain_S] * len(speeds)} | {
@@ -222,7 +222,7 @@ class PaperSettings(SampledSettings):
 def timed(
     console: Console, opened: Opened, table: NgramTable, judge: Any, prompts: list[Tensor], options: argparse.Namespace
 ) -> Table:
-    """Whole calls of plain generation and of dynamic decoding, in turn, at the paper's request."""
+    """Whole calls of plain generation and of dynamic decoding, interleaved, at the paper's settings."""
     (token_heads,) = opened.token_heads.values()
     settings = PaperSettings(new_tokens=options.new_tokens)
 

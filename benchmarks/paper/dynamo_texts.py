@@ -1,8 +1,8 @@
-"""Texts of dynamic decoding, prompt by prompt: how many tokens a pass emitted, and how likely the text is.
+"""Texts of dynamic decoding, prompt by prompt: tokens per pass, and the likelihood of the text.
 
-A text is scored by a model that had no part in it, and beside it by the backbone that wrote it: mean -log p of the new
-tokens up to the end of the text, plain and unprocessed. Averages are weighted by tokens. Their intervals are 95 % of a
-bootstrap over prompts (Efron and Tibshirani, 1993); it is paired, as all methods write to the same resampled prompts.
+A text is scored by another model and by the backbone that wrote it: the mean -log p of its new tokens up to its end,
+without logits processors. Averages are weighted by tokens. Intervals are 95 % of a bootstrap over prompts (Efron and
+Tibshirani, 1993), paired, as all methods continue the same resampled prompts.
 """
 # B prompt, L token of prompt and text, N new token, S resample
 
@@ -29,17 +29,17 @@ PAPER_REQUEST = {"do_sample": True, "top_k": 50, "temperature": 0.7, "repetition
 """Appendix A.1."""
 RESAMPLES = 1000
 MISSING = 0.05
-"""Of an interval's resamples, the share that may not reach a speed; beyond it there is no interval."""
+"""Largest share of resamples that may not reach a speed; with more there is no interval."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What one method wrote to each prompt, summed over its draws.
+    """One method's texts for each prompt, summed over its draws.
 
     Attributes:
         tokens_B, passes_B: emitted tokens, and the passes that emitted them.
         scored_B: tokens up to each text's end.
-        judged_B, own_B: the sum of their -log p under the other model and under the model that wrote them.
+        judged_B, own_B: the sum of their -log p under the other model and under the backbone.
         repeated_B: share of repeated 4-grams, mean over draws.
     """
 
@@ -124,7 +124,7 @@ def resamples(prompts: int, seed: int = 0) -> Figures:
 
 
 def losses_at_speed(curve: Sequence[Texts], weights_SB: Figures, judge: str, speed: float) -> Figures:
-    """(S,): the loss where a method emits `speed` tokens a pass, between its thresholds; NaN where it never does.
+    """(S,): a method's loss at `speed` tokens per pass, interpolated between thresholds; NaN if it never reaches them.
 
     Args:
         curve: the same method at several thresholds.
@@ -136,7 +136,7 @@ def losses_at_speed(curve: Sequence[Texts], weights_SB: Figures, judge: str, spe
 
 
 def with_interval(values_S: Figures, form: str = ".3f") -> str:
-    """The value of all prompts with the interval of the resamples behind it.
+    """The value over all prompts, followed by the interval of the resamples.
 
     >>> with_interval(np.array([2.0, 1.0, 2.0, 3.0]), ".1f")
     '2.0 [1.1, 3.0]'

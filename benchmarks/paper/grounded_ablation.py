@@ -1,17 +1,17 @@
 """Ablations of grounded heads on the demo backbone: `python -m benchmarks.paper.grounded_ablation`.
 
-Rows of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), and of later options. Each row is
-configs/demo/grounded.yaml with only its own changes: blocks, their order, steps, batch and seed are the same. No block
-is seen twice (the paper trains for one epoch). Each finished row is stored in --out at once and not trained again, so
-a call that was stopped goes on; --rows and --seeds train a share. Rates are the better of 5e-3 and 1e-2 for each
-family: the first for `grounded`, the second for `medusa` and `gru` (docs/decisions.md).
+Rows are those of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), and later options. Each row is
+configs/demo/grounded.yaml with its own changes; blocks, their order, steps, batch and seed are the same. No block is
+seen twice (the paper trains for one epoch). Each finished row is stored in --out and not trained again, so an
+interrupted call can be repeated; --rows and --seeds train only some rows. Each family has the better rate of 5e-3
+(`grounded`) and 1e-2 (`medusa`, `gru`; docs/decisions.md).
 
-Tokens per pass are measured greedily with the heads alone (no prompt lookup) over held-out prompts: with the static
-tree of --nodes nodes grown from each row's own accuracy by rank on the held-out blocks, and with one tree for all rows,
-Medusa's of 63 nodes, as the paper holds its families on "the exact same tree structure" (section 3.2).
+Tokens per pass are measured greedily with the heads alone (no prompt lookup) over held-out prompts: once with a static
+tree of --nodes nodes grown from the row's own accuracy by rank on held-out blocks, and once with Medusa's tree of 63
+nodes for all rows, as the paper compares its families on "the exact same tree structure" (section 3.2).
 
-Offsets: the paper's 0, 2, 4, 8 and 16 of LLaMA-7B's 32 layers correspond to 0, ½, 1, 2 and 4 of this backbone's 8
-layers; ½ is no layer, so 1, 2 and 4 are trained.
+The paper's offsets 0, 2, 4, 8 and 16 of LLaMA-7B's 32 layers correspond to 0, ½, 1, 2 and 4 of this backbone's 8
+layers; 1, 2 and 4 are trained.
 """
 # K head
 
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     console = wide_console()
     variants = [variant for variant in chosen(options.rows) if is_possible(variant)]
-    for seed in range(options.seeds):  # every row once before any twice: a call that is stopped compares most
+    for seed in range(options.seeds):  # every row once before any twice, so that an interrupted call has most
         for variant in [] if options.report else variants:
             row_of(variant, seed, options)
     rows = {variant.name: found for variant in variants if (found := finished(variant, options))}
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in claims(rows):
         say(console, f"  {line}")
     made = {stored_row(variant, row.seed, options).made() for variant in variants for row in rows.get(variant.name, [])}
-    say(console, f"rows are kept in {options.out}; made by {' and '.join(sorted(made)) or 'nobody yet'}")
+    say(console, f"rows are stored in {options.out}; trained at {' and '.join(sorted(made)) or 'no commit yet'}")
     if options.json:
         content = {name: [dataclasses.asdict(row) for row in found] for name, found in rows.items()}
         machine = describe_machine(torch.device("cpu"))
@@ -161,27 +161,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def is_possible(variant: Variant) -> bool:
-    """Is the file there that a row needs? Says what writes it where it is not."""
+    """Whether the file that a row needs exists; otherwise prints the command that writes it."""
     if variant.needs is None or is_finished(Path(variant.needs)):
         return True
-    print(f"{variant.name} is left out: {variant.needs} is not finished; write it with {REGENERATE}", flush=True)
+    print(f"{variant.name} is skipped: {variant.needs} is not finished; write it with {REGENERATE}", flush=True)
     return False
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.grounded_ablation", __doc__)
     names = [variant.name for variant in VARIANTS]
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"of {', '.join(names)}")
-    parser.add_argument("--report", action="store_true", help="print the rows that are there and train none")
-    parser.add_argument("--config", default="configs/demo/grounded.yaml", help="what rows change")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=f"train only these of {', '.join(names)}")
+    parser.add_argument("--report", action="store_true", help="print finished rows and train none")
+    parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run that the rows change")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps of each row")
     parser.add_argument("--batch", type=int, default=16, help="blocks of a step")
     parser.add_argument("--eval-blocks", type=int, default=48, help="held-out blocks")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each row")
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of 64 tokens")
-    parser.add_argument("--new-tokens", type=int, default=128, help="written for each prompt")
-    parser.add_argument("--nodes", type=int, default=64, help="of the tree, the root included")
-    parser.add_argument("--rounds", type=int, default=5, help="of timing a step of each row, side by side; 0: none")
+    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt")
+    parser.add_argument("--nodes", type=int, default=64, help="nodes of the tree, the root included")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of timing a step; 0: none")
     parser.add_argument(
         "--no-cache", action="store_true", help="run the backbone in every step, not once for all rows with one tap"
     )
@@ -206,7 +206,7 @@ def stored_row(variant: Variant, seed: int, options: argparse.Namespace) -> Stor
 
 
 def finished(variant: Variant, options: argparse.Namespace) -> list[GroundedRow]:
-    """The rows of a variant that are there, of the seeds and settings of this call."""
+    """The finished rows of a variant with the seeds and settings of this call."""
     stored = [stored_row(variant, seed, options).read() for seed in range(options.seeds)]
     return [GroundedRow(**row) for row in stored if row is not None]
 
@@ -269,10 +269,7 @@ def evaluations(trained: Trained) -> list[dict[str, float]]:
 
 @torch.no_grad()
 def tokens_per_pass(trained: Trained, tree: int | Path, options: argparse.Namespace) -> float:
-    """See the head of this file; `tree` as `TreeDecoding` takes it.
-
-    Prompts have one length, so that a batch needs no padding.
-    """
+    """Tokens per backbone pass, greedy, with heads alone; prompts have one length, so a batch needs no padding."""
     model, token_heads = trained.model, trained.model.token_heads
     assert token_heads is not None, "every row has heads"
     model.eval()
@@ -296,9 +293,9 @@ def tokens_per_pass(trained: Trained, tree: int | Path, options: argparse.Namesp
 
 
 def table(rows: Mapping[str, Sequence[GroundedRow]], costs: Mapping[str, float], title: str) -> Table:
-    """One line for each row; seconds of a step include the backbone's forward and are measured with rows in turn."""
+    """One line for each row; seconds of a step include the backbone's forward and are measured interleaved."""
     accuracies = ("figure", "seeds", "top-1 by head, %", "top-5 by head, %")
-    per_pass = ("tokens a pass,\nover medusa", "on one tree,\nover medusa")
+    per_pass = ("tokens per pass,\nover medusa", "on one tree,\nover medusa")
     made = figures_table(title, "row", *accuracies, *per_pass, "parameters", "a step,\nseconds", "of\nmedusa's")
     figures = {variant.name: variant.figure for variant in VARIANTS}
     for name, found in rows.items():

@@ -38,16 +38,16 @@ def claims(rows: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def grounded_over_medusa(medusa: Sequence[Any], grounded: Sequence[Any]) -> list[str]:
-    """Section 5.1: better at every head, by more at later heads; section 5.2: tokens a pass.
+    """Section 5.1: better at every head, by more at later heads; section 5.2: tokens per pass.
 
     Top-1 of heads 1 to 4: medusa 40 25 15 10, grounded 42 30 24 20  ->  ahead by +2 +5 +9 +10: both reached.
     """
     ahead = points_ahead(medusa, grounded, "top1")
-    told = " ".join(f"{points:+.1f}" for points in ahead)
+    by_head = " ".join(f"{points:+.1f}" for points in ahead)
     fourth, fifths = accuracy(grounded, "top1")[-1], accuracy(medusa, "top5")[-1]
     return [
-        f"grounded beats medusa at every head: {verdict(min(ahead) > 0)} (top-1 points, by head: {told})",
-        f"by more at later heads: {verdict(sorted(ahead) == ahead)} ({told})",
+        f"grounded beats medusa at every head: {verdict(min(ahead) > 0)} (top-1 points, by head: {by_head})",
+        f"by more at later heads: {verdict(sorted(ahead) == ahead)} ({by_head})",
         gain_over("hard labels", medusa, grounded),
         gain_over("hard labels, all on Medusa's tree of 63 nodes", medusa, grounded, "on_one_tree"),
         f"the last head's top-1 is above medusa's top-5: {verdict(fourth > fifths)} ({fourth:.1f} and {fifths:.1f} %)",
@@ -64,20 +64,20 @@ def gru_beside_grounded(grounded: Sequence[Any], gru: Sequence[Any]) -> str:
     """Section 5.3.4 and the target: within noise of grounded, or better, at heads 3 and 4."""
     pairs = [(k, points_of(grounded, k), points_of(gru, k)) for k in LATE_HEADS if k <= len(accuracy(gru, "top1"))]
     differences = {k: statistics.mean(theirs) - statistics.mean(ours) for k, ours, theirs in pairs}
-    told = ", ".join(f"head {k} {points:+.1f} points" for k, points in differences.items())
+    by_head = ", ".join(f"head {k} {points:+.1f} points" for k, points in differences.items())
     statement = "gru within noise of grounded or better at heads 3 and 4"
     if min(len(grounded), len(gru)) < 2:
-        better = "better with one seed" if min(differences.values()) >= 0 else "one seed does not tell"
-        return f"{statement}: {better} ({told}); give --seeds 3"
+        better = "better with one seed" if min(differences.values()) >= 0 else "not settled by one seed"
+        return f"{statement}: {better} ({by_head}); give --seeds 3"
     noises = {k: noise(ours, theirs) for k, ours, theirs in pairs}
     holds = all(points >= -noises[k] for k, points in differences.items())
     allowed = ", ".join(f"{value:.1f}" for value in noises.values())
-    return f"{statement}: {verdict(holds)} ({told}; noise {allowed})"
+    return f"{statement}: {verdict(holds)} ({by_head}; noise {allowed})"
 
 
 def beside_grounded(rows: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Sections 5.3.1 to 5.3.3, as differences in the mean over heads; effects called "negligible" are not judged."""
-    said = {
+    """Sections 5.3.1 to 5.3.3: differences in the mean over heads beside the paper's words, without a verdict."""
+    in_the_paper = {
         "layers_2": "deeper MLPs: negligible",
         "layers_3": "deeper MLPs: negligible",
         "layers_4": "deeper MLPs: negligible",
@@ -86,7 +86,7 @@ def beside_grounded(rows: Mapping[str, Sequence[Any]]) -> Iterator[str]:
         "offset_4": "half of the layers: significantly worse",
         "embeddings": "input embeddings: vastly worse",
     }
-    for name, words in said.items():
+    for name, words in in_the_paper.items():
         if name in rows:
             mean = statistics.mean(points_ahead(rows["grounded"], rows[name], "top1"))
             yield f"{name} beside grounded: {mean:+.1f} points of top-1, mean of heads (paper, {words})"
@@ -113,7 +113,7 @@ def mean_of(found: Sequence[Any], name: str) -> float:
 
 
 def noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Two standard errors of the difference between two means; 0 where there is one value of each.
+    """Two standard errors of the difference between two means; 0 if there is only one value of each.
 
     >>> round(noise([1.0, 3.0], [2.0, 2.0]), 3)   # 2 · sqrt(2 / 2 + 0)
     2.0
@@ -136,7 +136,7 @@ METRICS = {"top1": "top-1", "top5": "top-5"}
 
 
 def draw(rows: Mapping[str, Sequence[Any]], path: str | Path) -> None:
-    """Draw the picture; a panel whose rows were not measured stays empty and says so."""
+    """Draw the picture; a panel without measured rows has a note instead."""
     figure = Figure(figsize=(4.2 * (1 + len(PANELS)), 7.6), layout="constrained")
     columns: Any = figure.subplots(len(METRICS), 1 + len(PANELS), squeeze=False)
     for line, (metric, words) in zip(columns, METRICS.items(), strict=True):
@@ -175,7 +175,7 @@ def curve(row: Any, name: str) -> tuple[list[float], list[float]]:
 
 
 def draw_heads(axes: Axes, shown: Mapping[str, Sequence[Any]], metric: str, title: str) -> None:
-    """A line for each variant: accuracy at the end of training against the head's number, means over seeds."""
+    """A line for each variant: mean accuracy over seeds at the end of training, by head."""
     for i, (label, found) in enumerate(shown.items()):
         values = accuracy(found, metric)
         marker, color = MARKERS[i % len(MARKERS)], PALETTE[i % len(PALETTE)]

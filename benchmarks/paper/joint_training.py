@@ -1,9 +1,9 @@
-"""What training the backbone with its heads gives, on the demo backbone: `python -m benchmarks.paper.joint_training`.
+"""Heads on a frozen backbone beside training both, on the demo backbone: `python -m benchmarks.paper.joint_training`.
 
-Four runs with the same heads, data and steps; each adds one thing: heads on a frozen backbone; an adapter on the
-backbone that is trained with them; a warm-in of the heads' loss; self-distillation of the backbone (Medusa-2). PPL_1 is
-the backbone's on held-out blocks. Tokens per pass are measured greedily with the heads alone on the trained backbone.
-Finished rows are stored in --out and not trained again.
+Four runs have the same heads, data and steps, and each adds one thing: heads on a frozen backbone; a trained adapter on
+the backbone; a warm-in of the heads' loss; self-distillation of the backbone (Medusa-2). PPL_1 is the backbone's on
+held-out blocks. Tokens per pass are measured greedily with the heads alone on the trained backbone. Finished rows are
+stored in --out and not trained again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from train.objective.weights import SelfDistillationConfig, WarmInConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JointRow:
-    """Measurements of one variant; `kl` is the divergence from the backbone before training, with a teacher only."""
+    """Measurements of one variant; `kl` is the divergence from the backbone before training, None without a teacher."""
 
     name: str
     trained: int
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.joint_training", __doc__)
-    parser.add_argument("--config", default="configs/demo/medusa2.yaml", help="the last row's; others leave out")
+    parser.add_argument("--config", default="configs/demo/medusa2.yaml", help="the last row; others leave parts out")
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each variant")
     parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
@@ -121,7 +121,7 @@ def shortened(options: argparse.Namespace) -> TrainConfig:
 
 
 def table(rows: Sequence[JointRow], title: str) -> Table:
-    measured = ("tokens per pass", "PPL₁ before", "after", "KL from the original")
+    measured = ("tokens per pass", "PPL₁ before", "PPL₁ after", "KL from before")
     made = figures_table(title, "", "trained", "seconds", *measured)
     for row in sorted(rows, key=lambda row: list(VARIANTS).index(row.name)):
         kl = "–" if row.kl is None else f"{row.kl:.4f}"

@@ -1,8 +1,8 @@
-"""What a paper's table orders, and whether rows that were trained with several seeds are ordered alike.
+"""The orderings of a paper's table, and whether rows trained here with several seeds are ordered alike.
 
-Two rows are compared seed by seed, since a seed fixes the batches of both. The interval is Student's for the mean
-difference of their logarithms over seeds: 95 %. An ordering holds, or does not hold, where the interval lies on one
-side of no difference; else these seeds do not settle it.
+Two rows are compared seed by seed, since a seed fixes the batches of both. The interval is Student's 95 % interval of
+the mean difference of their logarithms over seeds. An ordering holds, or does not hold, if the interval excludes 0;
+else these seeds do not settle it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Ordering:
 
 
 def orderings(paper: Mapping[str, float], best: str) -> list[Ordering]:
-    """Each row below the next larger one, then `best` below all others above it; rows of equal figures are not ordered.
+    """Each row below the next larger one, and `best` below all larger ones; rows with equal figures are not ordered.
 
-    Of several rows with one figure `best` stands for all where it is among them, else the first.
+    Of rows with equal figures one is compared: `best` if it is among them, else the first.
 
     >>> [(o.lower, o.higher) for o in orderings({"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0}, best="c")]
     [('a', 'c'), ('c', 'd')]

@@ -1,11 +1,12 @@
-"""Does ε₂ > 0 of DynaMo's equation 5 pay? `python -m benchmarks.paper.sinkhorn`. Measured here, not in the decoder.
+"""Does ε₂ > 0 in DynaMo's equation 5 help? `python -m benchmarks.paper.sinkhorn`. The decoder has no ε₂.
 
 ε₂ pulls the joint's marginals back to the heads' own. With the cost c = -log(co-occurrence ratio) the minimiser is
 
     p ∝ Π f_i · ratio^(1/ε₁) · Π u_i        u_i = (f_i / marginal of the rest)^(ε₂ / (ε₁ + ε₂))
 
 which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginals). Each way to form the joint of two
-tokens is swept over the threshold; at equal tokens per decision, the way whose second tokens are right more often wins.
+tokens is swept over the threshold; ways are compared by how often their second tokens are right at equal tokens per
+decision.
 """
 # B position, k candidate, V vocabulary
 
@@ -34,7 +35,7 @@ THRESHOLDS = [i / 40 for i in range(41)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """α_c = 1/ε₁ of the mask, and ε₂ / ε₁."""
+    """A way to form the joint: α_c = 1/ε₁ of the mask, and pull = ε₂ / ε₁."""
 
     alpha: float
     pull: float = 0.0
@@ -122,14 +123,14 @@ def sinkhorn(joint_Bkk: Tensor, marginals: Sequence[Tensor], pull: float, iterat
             shape = [-1 if i == axis else 1 for i in range(len(marginals))]
             scaled = scaled * (new / scales[axis]).view(len(scaled), *shape)
             scales[axis] = new
-        mass = total(scaled).clamp(min=1e-30)  # 0 where no pair was ever seen
+        mass = total(scaled).clamp(min=1e-30)  # 0 if no pair was ever counted
         scaled = scaled / mass
         scales[-1] = scales[-1] / mass.flatten(1)
     return scaled
 
 
 def accuracy_at_speeds(joint_Bkk: Tensor, places: Sequence[Candidates], true_B2: Tensor) -> list[float | None]:
-    """Emit the likeliest pair where it is above the threshold, else one token; interpolate between thresholds."""
+    """Share of right second tokens at each speed: the best pair is emitted if above the threshold, else one token."""
     peak_B, cell_B = joint_Bkk.flatten(1).max(dim=1)
     at = torch.unravel_index(cell_B, joint_Bkk.shape[1:])
     pair_B2 = torch.stack(

@@ -1,10 +1,10 @@
 """Rows of an ablation: each is trained in this process by the project's own trainer, and its result is stored.
 
-A finished row has a file of its own, named by the row and a fingerprint of everything it depends on. So a call with
-other settings neither reads nor overwrites it, and an interrupted call resumes after its last finished row.
+The file of a finished row is named by the row and a fingerprint of everything that it depends on. So a call with other
+settings neither reads nor overwrites it, and an interrupted call resumes after its last finished row.
 
-The duration of a whole training depends on the machine's other load, so the cost of a step is measured separately: the
-models of all configs take steps on the same tokens in turn.
+The duration of a training depends on the machine's other load, so the cost of a step is measured separately: the models
+of all configs take interleaved steps on the same tokens.
 """
 # B block, T position
 
@@ -52,7 +52,7 @@ N = TypeVar("N", bound=Named)
 
 
 def named_rows(possible: Sequence[N], names: Sequence[str] | None) -> list[N]:
-    """The rows of these names in their own order, by default all.
+    """The named rows in the order of `possible`, by default all.
 
     Raises:
         ValueError: an unknown name.
@@ -110,7 +110,7 @@ def train_row(
         if len(stored) < blocks:
             raise ValueError(
                 f"{', '.join(source.path for source in config.data.train)} has {len(stored):,} blocks of "
-                f"{config.data.block_size} tokens and {blocks:,} are asked for, so that some would be seen twice; give "
+                f"{config.data.block_size} tokens and {blocks:,} are needed, so that some would be seen twice; give "
                 f"fewer steps or more data."
             )
         trainer.train_dataset = stored.select(range(blocks))
@@ -173,7 +173,7 @@ def short_run(config: TrainConfig, *, steps: int, batch: int, every_steps: int =
     """The config with an ablation's steps and batch, without reports and checkpoints.
 
     Args:
-        every_steps: steps between evaluations, the first before training; 0 evaluates at no step.
+        every_steps: steps between evaluations, the first before training; 0 evaluates never.
         more: further fields to replace.
     """
     fields = {
@@ -194,7 +194,7 @@ def short_run(config: TrainConfig, *, steps: int, batch: int, every_steps: int =
 
 
 def what_trains(config: TrainConfig) -> dict[str, Any]:
-    """The fields of a config on which a trained row depends: all but those that say where a run is stored."""
+    """The fields of a config on which a trained row depends: all but those about the run's folder."""
     fields = dataclasses.asdict(config)
     del fields["overwrite"]
     return fields | {"output_dir": None}
@@ -219,7 +219,7 @@ class StoredRow:
         return self.folder / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
 
     def read(self) -> dict[str, Any] | None:
-        """The finished row; None where there is none."""
+        """The finished row; None if there is none."""
         file = self.place / "row.json"
         return json.loads(file.read_text(encoding="utf-8"))["row"] if file.is_file() else None
 
@@ -236,10 +236,10 @@ class StoredRow:
 
 
 def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -> dict[str, float]:
-    """Median seconds of a step of `blocks` blocks by name, on the CPU."""
+    """Median seconds of a training step with `blocks` blocks, by the config's name, on the CPU."""
     steps = {name: stepper(config, blocks) for name, config in configs.items()}
     for step in steps.values():
-        step()  # the first pays for its optimizer's state
+        step()  # the first allocates the optimizer's state
     found: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
@@ -250,7 +250,7 @@ def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -
 
 
 def choose_first_tokens(model: TrainedModel) -> int:
-    """Let heads with a draft vocabulary score the first tokens, since nothing is counted here; returns their number."""
+    """Let heads with a draft vocabulary score the first token ids, whichever they are; returns their number."""
     token_heads = model.token_heads
     if token_heads is None or token_heads.draft_tokens_S is None:
         return model.backbone.vocab_size

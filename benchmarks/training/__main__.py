@@ -2,12 +2,12 @@
 
     python -m benchmarks.training [PART …] [--json FILE] [--picture FILE]
 
-Parts, all where none is named:
+Parts, by default all:
     speed     tokens per second and peak memory of (a) a plain loop, (b) ours, (c) the floor (training_speed.py)
     memory    peak of one loss forward and backward against the vocabulary; (batch, time, K, vocabulary) must not appear
     chunks    seconds of the loss against the size of its chunks
-    step      steps of the demo config through the real Trainer: what is outside forward, backward and optimizer
-    compile   decoder layers as they are and compiled (training_options.py, as the next ones)
+    step      steps of the demo config through the real Trainer: the share outside forward, backward and optimizer
+    compile   uncompiled and compiled decoder layers (training_options.py, as the next ones)
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
     gpu       a 1B-shape backbone with model FLOPs utilisation
@@ -52,7 +52,7 @@ CHUNKS = (2**21, 2**22, 2**23, 2**24)
 
 
 def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None:
-    """Bytes of peak memory that K heads' losses and backward add, on one frozen unembedding."""
+    """Peak bytes that K heads' losses and their backward add, on one frozen unembedding."""
     torch.set_num_threads(1)
     weight = torch.randn(vocab, WIDTH)
     hidden = [torch.randn(rows, WIDTH, requires_grad=True) for _ in range(HEADS)]
@@ -63,7 +63,7 @@ def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None
 
 
 def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, float]:
-    """Seconds of one head's loss and gradients, its unembedding trained, for several chunk sizes taking turns."""
+    """Seconds of one head's loss and gradients with a trained unembedding, for several chunk sizes, interleaved."""
     vocab = 32_000
     weight, hidden = torch.randn(vocab, width, requires_grad=True), torch.randn(ROWS, width, requires_grad=True)
     labels = torch.randint(vocab, (ROWS,))
@@ -102,7 +102,7 @@ def memory_table(console: Console) -> list[dict[str, Any]]:
 
 
 class Timer:
-    """Seconds spent in wrapped functions, by name; what runs inside another counts for the inner one alone."""
+    """Seconds spent in wrapped functions, by name, without the time of wrapped functions that they call."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -124,7 +124,7 @@ class Timer:
 
 
 def step_table(console: Console, config_path: str, steps: int) -> dict[str, float]:
-    """Shares of a training step, after one warm-up run of two steps that fills caches."""
+    """Shares of a training step, after two warm-up steps."""
     from train import run as application
 
     timer = Timer()
@@ -193,10 +193,10 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 
 def main() -> None:
     parser = parser_of("benchmarks.training", __doc__)
-    parser.add_argument("parts", nargs="*", help="what to measure; all where none is named")
+    parser.add_argument("parts", nargs="*", help="what to measure, by default all")
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose steps are timed")
     parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of steps that are compared")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of compared steps")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--picture", help="PNG of the memory curve")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""The same training under every engine: processes over gloo, launched as a user would, beside one process.
+"""The same training under every engine, launched as a user would, compared with one process.
 
     python -m benchmarks.training.engines [--cases NAME …] [--engines NAME …] [--json FILE]
 
-Each case trains a tiny backbone's heads for the same steps on the same blocks, split in another way by every engine.
+Each case trains a tiny backbone's heads for the same steps on the same blocks, split differently by every engine.
 Losses of all steps and the saved weights must equal the single process's to TOLERANCE, gradient norms to
 NORM_TOLERANCE; a step at rate 0 must save the same bytes; a checkpoint of one engine must resume under another. On a
 machine with GPUs the same runs go over NCCL with `--gpu`.
@@ -35,9 +35,9 @@ from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wid
 
 STEPS = 20
 TOLERANCE = 1e-5
-"""Of losses and weights, relative where they exceed 1: float32 sums in another order."""
+"""Allowed difference of losses and weights, relative above 1: float32 sums have another order."""
 NORM_TOLERANCE = 1e-4
-"""Of gradient norms: the root of one long float32 sum, which engines add up in different pieces."""
+"""Allowed difference of gradient norms: the root of one long float32 sum, which engines split differently."""
 
 GROUNDED = {"family": "grounded", "heads": {"num_heads": 2}, "rates": {"heads": 3e-3}}
 THREE_RATES = {"heads": 3e-3, "base": 1e-3, "heads_to_base": 5e-4}
@@ -46,9 +46,13 @@ DYNAMO = {"family": "dynamo", "heads": {"num_heads": 2}, "rates": THREE_RATES}
 
 @dataclass(frozen=True, kw_only=True)
 class RunCase:
-    """One run: what its config adds, whether the backbone's embeddings are tied, how far engines may differ.
+    """One run.
 
-    In bfloat16, which keeps 8 bits, another order of sums shows in the third digit.
+    Attributes:
+        config: keys of its config beside those that all runs share.
+        tied: the backbone's embeddings are tied.
+        tolerance: allowed difference between engines. In bfloat16, with 8 bits, another order of sums changes the third
+            digit.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +106,7 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How eight blocks a step are split: processes x blocks x accumulation."""
+    """How the eight blocks of a step are split: processes x blocks x accumulation."""
 
     processes: int
     batch: int
@@ -256,7 +260,7 @@ class EngineRow:
 
 
 class Comparison:
-    """Runs beside their single process, in one folder; what has finished there is not run again."""
+    """Runs and their single-process references, in one folder; finished runs are not repeated."""
 
     def __init__(self, folder: Path, *, gpu: bool = False) -> None:
         self.folder = folder
@@ -287,18 +291,17 @@ class Comparison:
         )
 
     def same_bytes(self, case: str, engine: str, split: Split) -> bool:
-        """One step at rate 0 leaves all weights as they were; what is saved must not depend on the engine."""
+        """Whether one step at rate 0, which changes no weight, saves the same bytes as one process."""
         still: dict[str, Any] = {
             "trainer": {"max_steps": 1, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1000}
         }
         found = [read_bytes(self.train(case, *how, **still)) for how in (("single", ONE), (engine, split))]
         return found[0] == found[1]
 
-    def goes_on(self, case: str, before: str, split_before: Split, after: str, split_after: Split) -> float:
+    def resume_under(self, case: str, before: str, split_before: Split, after: str, split_after: Split) -> float:
         """Resume one engine from the middle of another's run; returns the weights' difference to one process's run.
 
-        Weights, moments and data order are the same under every engine, so the second half ends where one process
-        would have.
+        Weights, moments and data order are the same under every engine, so the result is that of one process.
         """
         name = f"{case}-{before}-then-{after}".replace(" ", "_").replace(",", "")
         config, run = write_config(self.folder, name, CASES[case], split_after, gpu=self.gpu, **HALFWAY)
@@ -310,8 +313,8 @@ class Comparison:
         return largest_difference(read_weights(self.train(case, "single", ONE, **HALFWAY)), read_weights(run))
 
 
-def runs(case: str, engine: str, gpu: bool) -> bool:
-    """DeepSpeed trains in float32 on CPUs."""
+def is_supported(case: str, engine: str, gpu: bool) -> bool:
+    """Whether an engine trains a case here: DeepSpeed on CPUs trains only in float32."""
     return gpu or not (CASES[case].config.get("trainer", {}).get("bf16") and engine.startswith("zero"))
 
 
@@ -330,8 +333,8 @@ def main() -> None:
     parser = parser_of("benchmarks.training.engines", __doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="NAME")
-    parser.add_argument("--gpu", action="store_true", help="over NCCL, one process a GPU, in place of gloo")
-    parser.add_argument("--runs", help="keep the runs in this folder; those that have finished there are not run again")
+    parser.add_argument("--gpu", action="store_true", help="over NCCL, with one process for each GPU, instead of gloo")
+    parser.add_argument("--runs", help="store the runs in this folder; finished ones are not repeated")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     console = wide_console()
@@ -343,7 +346,7 @@ def main() -> None:
             (case, engine, TWO)
             for case in options.cases
             for engine in options.engines
-            if runs(case, engine, options.gpu)
+            if is_supported(case, engine, options.gpu)
         ]
         jobs += [
             (case, engine, FOUR) for case in list(CASES)[:2] for engine in options.engines if case in options.cases
@@ -360,7 +363,7 @@ def main() -> None:
         moves = [("single", ONE, engine, TWO) for engine in options.engines]
         moves += [(engine, TWO, "single", ONE) for engine in options.engines]
         moved = {
-            f"{before} on {split.processes} -> {after} on {other.processes}": comparison.goes_on(
+            f"{before} on {split.processes} -> {after} on {other.processes}": comparison.resume_under(
                 "dynamo, three rates", before, split, after, other
             )
             for before, split, after, other in moves
@@ -368,10 +371,10 @@ def main() -> None:
     show(rows, console)
     console.print(f"one step at rate 0 saves the same bytes: {sum(same.values())} of {len(same)}")
     for name, difference in moved.items():
-        console.print(f"resumed half way, {name}: weights differ by {difference:.1e}")
+        console.print(f"resumed halfway, {name}: weights differ by {difference:.1e}")
     write_figures(options.json, {"rows": [vars(row) for row in rows], "same_bytes": same, "resumed": moved})
     if not (all(row.equal for row in rows) and all(same.values()) and max(moved.values()) <= TOLERANCE):
-        sys.exit("an engine trains or saves something else than one process")
+        sys.exit("an engine trained or saved other weights than one process")
 
 
 if __name__ == "__main__":

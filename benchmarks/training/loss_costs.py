@@ -1,10 +1,10 @@
-"""What a teacher costs in the loss: `python -m benchmarks.training.loss_costs`. Forward and backward of the loss alone.
+"""The cost of a teacher in the loss, forward and backward alone: `python -m benchmarks.training.loss_costs`.
 
-Each loss of docs/train.md beside hard labels at several sizes, all taking turns, medians; chunked as training has it
-(train/objective/losses.py). The limit beside them counts products alone: hard labels take three of a row with the
-unembedding (logits, their gradient by states and by weights; two where the unembedding is frozen), a teacher one more
-for its own logits. What is above the limit is softmaxes, logarithms and choices over the vocabulary, which are bound by
-memory.
+Each loss of docs/train.md is timed beside hard labels at several sizes, interleaved, in the chunks of training
+(train/objective/losses.py); figures are medians. The limit beside them counts only matrix products with the
+unembedding: three for hard labels (logits, and gradients of states and weights; two if the unembedding is frozen) and
+one more for a teacher's logits. Time above the limit goes to softmaxes, logarithms and top-n over the vocabulary, which
+are bound by memory.
 """
 # R row, D model width, V vocabulary
 
@@ -34,19 +34,24 @@ HARD, SHARED = "hard", "hard, shared"
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A column: what the teacher is asked for; None: hard labels. `trained`: the unembedding is the head's own."""
+    """A column of the table.
+
+    Attributes:
+        teacher: fields of its `Distillation`; None is hard labels.
+        trained: the unembedding is the head's own and is trained.
+    """
 
     teacher: Mapping[str, Any] | None
     trained: bool = True
 
     @property
     def beside(self) -> str:
-        """The loss of hard labels that it is compared with."""
+        """Name of the hard-label loss to compare with."""
         return HARD if self.trained else SHARED
 
     @property
     def limit(self) -> float:
-        """Its products over those of hard labels."""
+        """Number of products over that of hard labels."""
         own = 3 if self.trained else 2
         return (own + (self.teacher is not None)) / own
 
@@ -63,7 +68,7 @@ LOSSES = {
 
 
 class LossWorkload:
-    """Random weights and states of one size; what is measured does not depend on their values."""
+    """Random weights and states of one size; timings do not depend on their values."""
 
     def __init__(self, vocabulary: int, width: int, rows: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -113,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.training.loss_costs", __doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="V,D,R", help="vocabulary, width, rows")
-    parser.add_argument("--rounds", type=int, default=9, help="turns that each median is over")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each median")
     parser.add_argument("--threads", type=int, default=1, help="threads of a product")
     parser.add_argument("--json", metavar="FILE", help="write milliseconds, machine and versions here")
     return parser
@@ -142,7 +147,7 @@ def measure(size: tuple[int, int, int], rounds: int) -> dict[str, float]:
 
 
 def table(found: Mapping[str, Mapping[str, float]]) -> Table:
-    title = "\nloss with a teacher over loss with hard labels, forward and backward; own unembeddings but where shared"
+    title = "\nloss with a teacher over loss with hard labels, forward and backward; own unembeddings unless shared"
     soft = [name for name, loss in LOSSES.items() if loss.teacher is not None]
     made = figures_table(title, "vocabulary,\nwidth, rows", f"{HARD},\nms", f"{SHARED},\nms", *soft)
     for size, milliseconds in found.items():

@@ -2,10 +2,10 @@
 
     python -m benchmarks.training.plan [--case NAME …]
 
-Each case trains two steps of a small random Llama through the real Trainer, in a process of its own. On CPUs the peak
-of allocated tensors is read from the allocator's own record (torch.profiler), on CUDA from max_memory_allocated; the
-plan's figure comes from tensors without memory. Resident memory beside it holds what is no tensor too: libraries'
-workspaces, and what the allocator keeps. Exits with 1 where plan and measurement differ by more than 15 %.
+Each case trains two steps of a small random Llama through the real Trainer, in its own process. On CPUs the peak of
+allocated tensors is read from the allocator's record (torch.profiler), on CUDA from max_memory_allocated. Resident
+memory beside it includes libraries' workspaces and memory that the allocator does not return. The exit code is 1 if
+plan and measurement differ by more than 15 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from train.plan.memory import LAUNCHES, memory_of
 from train.plan.plan import make_plan
 
 TOLERANCE = 0.15
-STEPS = 2  # the optimizer's states are there from the second on
+STEPS = 2  # the optimizer's states exist from the second on
 MARK = "planned steps"
 SHAPE = {
     "vocab_size": 4096,
@@ -106,7 +106,7 @@ def planned(config: TrainConfig) -> int:
 
 
 def train_once(config: TrainConfig, answer: Any) -> None:
-    """Put the peak of allocated tensors and the growth of resident memory, in bytes, into the queue."""
+    """Put the peak of allocated tensors and the growth of resident memory, both in bytes, into the queue."""
     torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = peak_on_cuda(config) if torch.cuda.is_available() else peak_on_cpu(config)
@@ -121,8 +121,8 @@ def peak_on_cuda(config: TrainConfig) -> int:
 
 
 def peak_on_cpu(config: TrainConfig) -> int:
-    """What the allocator has given out since before the model was built, at its highest while steps ran."""
-    gc.collect()  # an earlier model's tensors are not to go while this one is measured
+    """Peak bytes of allocated tensors during the steps, the model included."""
+    gc.collect()  # no tensor of an earlier model may be freed during the measurement
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         trainer = build_trainer(config)
         with torch.profiler.record_function(MARK):
@@ -133,7 +133,7 @@ def peak_on_cpu(config: TrainConfig) -> int:
 
 
 def highest_total(events: list[dict[str, Any]]) -> int:
-    """The highest total of a profile's memory events after the mark began, less what was there before the first one.
+    """The highest total of a profile's memory events after the mark began, minus the total before the first event.
 
     >>> def memory(ts, total, size=0):
     ...     return {"name": "[memory]", "ts": ts, "args": {"Total Allocated": total, "Bytes": size}}
@@ -161,7 +161,7 @@ def build_trainer(config: TrainConfig) -> Any:
 
 
 def measured(config: TrainConfig) -> tuple[int, int]:
-    """In a process of its own: a peak never falls within one."""
+    """Peak and resident bytes, measured in a new process, since a process's peak never falls."""
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
     process = context.Process(target=train_once, args=(config, answer))
@@ -180,7 +180,7 @@ def compare(name: str) -> tuple[int, int, int]:
 
 def main() -> None:
     parser = parser_of("benchmarks.training.plan", __doc__)
-    parser.add_argument("--case", nargs="*", choices=list(CASES), help="cases to run; all where none is named")
+    parser.add_argument("--case", nargs="*", choices=list(CASES), help="cases to run, by default all")
     title = "Peak of a training step, MB: planned and measured tensors, and resident memory beside them"
     measured_of = ("planned", "measured", "planned / measured", "resident")
     table = figures_table(title, "case, blocks x tokens", *measured_of)
@@ -190,7 +190,7 @@ def main() -> None:
         worst = max(worst, abs(plan / peak - 1))
         table.add_row(name, *(f"{n / 1e6:.1f}" for n in (plan, peak)), f"{plan / peak:.3f}", f"{resident / 1e6:.0f}")
     wide_console().print(table)
-    print(f"farthest apart: {worst:.1%}; allowed: {TOLERANCE:.0%}")
+    print(f"largest difference: {worst:.1%}; allowed: {TOLERANCE:.0%}")
     sys.exit(int(worst > TOLERANCE))
 
 

@@ -1,8 +1,8 @@
 """Kill a run at random moments, resume it, compare with one that never stopped: `python -m benchmarks.training.resume`.
 
-The real command with heads on the demo backbone, killed with SIGKILL some random time after its start or in the middle
-of a save, again and again until it has ended. Equal are all final weights bit by bit and all lines of metrics.jsonl,
-times left out.
+The real command trains heads on the demo backbone. It is killed with SIGKILL a random time after its start or in the
+middle of a save, and resumed, until it has ended. Final weights must be equal bit by bit, and so must all lines of
+metrics.jsonl except times.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[str]) -> float:
     """Wait for the run's end; returns the seconds.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the run failed.
     """
     started = time.perf_counter()
     output = process.communicate()[1]
@@ -59,7 +59,7 @@ def saving(folder: Path) -> Path | None:
 
 
 def kill(process: subprocess.Popen[str], folder: Path, seconds: float, *, in_save: bool) -> bool:
-    """Kill after so many seconds, or in the first save after that; False where the run ended before."""
+    """Kill the run after some seconds, or in the first save after that; returns False if it ended before."""
     at = time.perf_counter() + seconds
     while time.perf_counter() < at or (in_save and saving(folder) is None):
         if process.poll() is not None:
@@ -84,7 +84,7 @@ def describe_kill(folder: Path) -> tuple[str, str]:
 
 
 def equal(one: Path, other: Path) -> tuple[bool, bool]:
-    """Whether all final weights are the same bit by bit, and whether all lines are."""
+    """Whether all final weights are equal bit by bit, and whether all lines are equal."""
     first, second = (load_file(run / "last/heads.safetensors") for run in (one, other))
     same = first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     return same, lines(one) == lines(other)
@@ -112,7 +112,7 @@ def main() -> None:
         while kills < options.kills:
             seconds = generator.uniform(0.2, 0.9) * duration
             process = start(parts, options.steps, *(("--resume", "true") if parts.exists() else ()))
-            if not kill(process, parts, seconds, in_save=kills % 2 == 1):  # it ended before: compared, and begun again
+            if not kill(process, parts, seconds, in_save=kills % 2 == 1):  # it ended before: compare, and start again
                 same.append(equal(whole, parts))
                 shutil.rmtree(parts)
                 continue

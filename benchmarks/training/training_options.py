@@ -1,4 +1,4 @@
-"""What the options of a training run give: compiled layers, stored hidden states, a second process, a GPU."""
+"""How much the options of a training run gain: compiled layers, stored hidden states, a second process, a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from train.loop.batches import collate
 from train.objective.model import TrainedModel
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bfloat16, from the makers' data sheets."""
+"""Dense bfloat16 FLOP/s, from the makers' data sheets."""
 DEMO_SHAPE = Workload(family="medusa", unembedding="shared", vocab=2048, width=192, layers=8, batch=16)
 ONE_BILLION = Workload(
     family="grounded", unembedding="shared", vocab=128_256, width=2048, layers=16, batch=8, length=2048
@@ -46,9 +46,9 @@ ONE_BILLION = Workload(
 
 
 def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
-    """Decoder layers as they are and compiled, taking turns: a frozen backbone's forward, a trained one's step."""
+    """Uncompiled and compiled decoder layers, interleaved: a frozen backbone's forward, a trained one's step."""
     torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
-    names = ("backbone", "part", "as it is", "compiled", "ratio", "compiling took")
+    names = ("backbone", "part", "uncompiled", "compiled", "ratio", "compiling took")
     table = figures_table("torch.compile", *names, left=2)
     rows = []
     for workload in (DEMO_SHAPE, WORKLOADS[0]):
@@ -63,7 +63,7 @@ def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
 
 
 def compile_rows(workload: Workload, rounds: int) -> Iterator[dict[str, Any]]:
-    """One backbone's parts."""
+    """The rows of one backbone."""
     kinds: dict[str, tuple[bool, Callable[[TrainedModel, dict[str, Tensor]], Callable[[], Any]]]] = {
         "frozen backbone, forward": (False, without_autograd),
         "backbone and heads trained, whole step": (True, our_step),
@@ -91,7 +91,7 @@ def without_autograd(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[
 
 
 def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
-    """Tokens per second with a running backbone, while states are stored, and with stored states."""
+    """Tokens per second while the backbone runs, while states are stored, and with stored states."""
     workload = WORKLOADS[0]
     generator = np.random.default_rng(0)
     rows = [
@@ -114,7 +114,7 @@ def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, Path(folder)
-        epoch(blocks)  # pays for allocations
+        epoch(blocks)  # warm-up
         start = time.perf_counter()
         cached = cache_hidden_states(
             model, blocks, collate=collate, batch_size=workload.batch, dtype=None, context=nullcontext
@@ -138,9 +138,9 @@ def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:
 
 
 def scaling_table(console: Console, config: str, steps: int) -> dict[int, float]:
-    """The user's own command on one and two processes, one thread and one core each; tokens of the whole batch."""
-    title = f"DDP over CPUs: {Path(config).name}, one thread a process, {steps} steps"
-    table = figures_table(title, "processes", "tokens per second", "of twice the speed", left=0)
+    """The user's own command on one and two processes, with one thread and one core each."""
+    title = f"DDP over CPUs: {Path(config).name}, one thread for each process, {steps} steps"
+    table = figures_table(title, "processes", "tokens per second", "share of double speed", left=0)
     speeds = {processes: launch(config, steps, processes) for processes in (1, 2)}
     for processes, speed in speeds.items():
         table.add_row(str(processes), f"{speed:,.0f}", "" if processes == 1 else f"{speed / (2 * speeds[1]):.0%}")
@@ -177,11 +177,11 @@ def launch(config: str, steps: int, processes: int) -> float:
 def gpu_table(console: Console, rounds: int, *, workload: Workload = ONE_BILLION, device: str = "cuda") -> dict:
     """A frozen 1B-shape backbone in bfloat16 with heads: model FLOPs of a step over the device's peak.
 
-    Model FLOPs are the backbone's forward (2 a parameter and token, attention scores besides) and the products that
-    heads cannot avoid; nothing is counted twice for being computed again.
+    Model FLOPs are the backbone's forward (2 for each parameter and token, and attention scores) and the heads'
+    unavoidable products; recomputation is not counted.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        console.print("No GPU is here: the 1B-shape backbone with model FLOPs utilisation was left out.")
+        console.print("No GPU was found: the 1B-shape backbone with model FLOPs utilisation is skipped.")
         return {}
     rows = []
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
@@ -203,7 +203,7 @@ def gpu_table(console: Console, rounds: int, *, workload: Workload = ONE_BILLION
         used = flops / seconds / peak if peak else float("nan")
         rows.append({"compiled": compiled, "seconds": seconds, "flops": flops, "mfu": used})
         cells = [
-            "compiled" if compiled else "as they are",
+            "compiled" if compiled else "uncompiled",
             f"{1000 * seconds:,.0f}",
             f"{workload.tokens / seconds:,.0f}",
         ]

@@ -1,10 +1,11 @@
-"""A training step of ours beside a straightforward loop and beside what no loop can avoid.
+"""Our training step beside a plain one and beside a lower bound.
 
-(a) reference: backbone forward, one cross-entropy a head over full logits, AdamW; as one would write it down
+(a) reference: backbone forward, one cross-entropy for each head over full logits, AdamW
 (b) ours: `TrainedModel` and fused AdamW, as `train.py` builds them
-(c) floor: the backbone's forward, measured, and the products that heads cannot avoid at the measured matmul rate
+(c) floor: the backbone's forward, measured, and the heads' unavoidable matrix products at the measured matmul rate
 
-All three take turns in one process, round by round; peaks are of processes of their own, as a peak never falls.
+The three are interleaved in one process. Peak memory is measured in a new process each, as a process's peak never
+falls.
 """
 # B batch, T position, R row, D model width, V vocabulary
 
@@ -37,7 +38,7 @@ RATE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A random Llama-like backbone, heads on it, and batches of one document a block."""
+    """A random Llama-like backbone, heads on it, and batches whose blocks hold one document each."""
 
     family: str
     unembedding: str
@@ -85,7 +86,7 @@ WORKLOADS = (
 
 
 def reference_step(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], None]:
-    """(a): position-wise heads, trained as one would write it down."""
+    """(a): a plain training step of position-wise heads."""
     heads, tokens_BT = model.token_heads, batch["input_ids"]
     assert isinstance(heads, PositionWiseHeads)
     optimizer = torch.optim.AdamW(heads.parameters(), lr=RATE)
@@ -122,9 +123,10 @@ def our_step(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], None
 
 
 def heads_products(workload: Workload, model: TrainedModel) -> float:
-    """FLOPs of the matrix products of one step that heads cannot avoid, 2 for each multiply-add.
+    """FLOPs of the heads' unavoidable matrix products in one step, 2 for each multiply-add.
 
-    Forward, a matrix's gradient, its input's: first matrices read frozen states; a frozen unembedding has no gradient.
+    A matrix takes three products: forward, its own gradient, its input's gradient. A head's first matrix reads frozen
+    states, which need no gradient, and a frozen unembedding has none.
     """
     assert model.token_heads is not None
     total = 0.0
@@ -165,7 +167,7 @@ def seconds_of(step: Callable[[], Any], device: str = "cpu") -> float:
 
 
 def take_turns(steps: dict[str, Callable[[], Any]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Seconds of each step in each round; one round before pays for allocations."""
+    """Seconds of each step in each round, after a warm-up round."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():
@@ -176,7 +178,7 @@ def take_turns(steps: dict[str, Callable[[], Any]], rounds: int, device: str = "
 
 
 def measure(workload: Workload, rounds: int) -> dict[str, float]:
-    """Seconds of (a), (b) and (c), medians over the rounds; ratios are medians of the rounds' own."""
+    """Medians over the rounds: seconds of (a), (b) and (c), and the ratios within a round."""
     batch, model = workload.data(), workload.build()
     product, product_flops = matmul_step(workload, model)
     steps = {
@@ -207,7 +209,7 @@ def peak_of(kind: str, workload: Workload, answer: Any) -> None:
 
 
 def forget_peak() -> int:
-    """Resident bytes now; imports may have taken more for a moment, and that peak is forgotten."""
+    """Reset the peak, which imports may have raised, and return the resident bytes now."""
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 
@@ -218,7 +220,7 @@ def resident(field: str) -> int:
 
 
 def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
-    """What `target` puts into the queue that it is given last."""
+    """Run `target` in a new process; returns what it puts into the queue, its last argument."""
     answer = (context := multiprocessing.get_context("spawn")).Queue()
     process = context.Process(target=target, args=(*arguments, answer))
     process.start()

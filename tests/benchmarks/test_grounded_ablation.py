@@ -130,7 +130,7 @@ def test_noise_needs_seeds():
     (line,) = [line for line in claims({"grounded": grounded[:1], "gru": worse}) if line.startswith("gru")]
     assert "better with one seed (head 3 +0.0 points" in line
     (line,) = [line for line in claims({"grounded": grounded[1:], "gru": worse}) if line.startswith("gru")]
-    assert "one seed does not tell" in line
+    assert "not settled by one seed" in line
     (line,) = [line for line in claims({"grounded": grounded, "gru": worse * 2}) if line.startswith("gru")]
     assert ": reached (head 3 -2.0 points, head 4 -2.0 points; noise 4.0, 4.0)" in line
 

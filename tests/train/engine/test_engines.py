@@ -77,7 +77,7 @@ def test_two_processes_train_what_one_trains(comparison, engine, case, named):
     ids=["fsdp2-single", "zero1-single", "single-zero3"],
 )
 def test_a_run_that_another_engine_goes_on_with_ends_the_same(comparison, case, before, after):
-    assert comparison.goes_on(case, *before, *after) <= TOLERANCE
+    assert comparison.resume_under(case, *before, *after) <= TOLERANCE
 
 
 def test_fsdp_on_one_process_is_refused(monkeypatch):
