@@ -1,6 +1,6 @@
-"""Optional packages: what an installation without an extra is told when it comes to need one.
+"""Optional packages: a missing one ends in a sentence that names the extra to install.
 
-The wheel depends on what decoding with heads needs. Other packages come with an extra (`headway[cli]`, `[train]`,
+The wheel requires only what decoding with heads needs. Other packages come with an extra (`headway[cli]`, `[train]`,
 `[lora]`, `[plots]`; pyproject.toml has the lists) and are imported where they are used, inside `needs_extra`.
 """
 
@@ -16,7 +16,7 @@ class MissingExtraError(ImportError):
 
 @contextmanager
 def needs_extra(extra: str, use: str) -> Iterator[None]:
-    """Imports that stand in this block come with an extra.
+    """Within the context, packages of an extra are imported.
 
     Args:
         extra: its name in pyproject.toml.
@@ -35,7 +35,7 @@ a_package_that_is_missing; pip install "headway[lora]".
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in ("", *OURS):  # a mistake of ours, which no extra mends
+        if package in ("", *OURS):  # our own bug, which no extra would fix
             raise
         raise MissingExtraError(
             f'{use}, which needs the package {package}; pip install "headway[{extra}]".', name=package

@@ -1,8 +1,8 @@
-"""What a downloaded file names is one name in its own folder and no link; nothing is written or removed through links.
+"""Names from downloaded files stay inside their folder, and nothing is written or removed through links.
 
-Folders of heads, n-gram tables and runs come from elsewhere, and so do the names that their JSON files hold. `..`, an
-absolute path or a planted link would have a save overwrite or remove something of the user's, or a load read it. Links
-that the hub's cache is made of (snapshots/… to blobs/…) stay within it and are followed.
+Folders of heads, n-gram tables and runs may be downloaded, and so may the names in their JSON files. With `..`, an
+absolute path or a planted link, a load could read other files of the user, and a save overwrite or remove them. Links
+of the hub's cache (snapshots/… to blobs/…) stay within it and are followed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def find_inside(folder: str | Path, name: Any) -> Path:
     """The file or folder of that name, whether or not it exists.
 
     Raises:
-        ValueError: more than one name, or a link.
+        ValueError: the name is a path of several names, or a link.
     """
     if not is_one_name(name):
         raise ValueError(
@@ -56,7 +56,7 @@ def links_out(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all it holds, a file, or a link itself. What cannot be removed stays, without an error."""
+    """Remove a folder with its content, a file, or a link itself; failures are ignored."""
     try:
         path.unlink(missing_ok=True)
     except OSError:  # a folder
@@ -64,6 +64,6 @@ def remove(path: Path) -> None:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """A new file for writing; one that was left there, or a link, is removed first and never written through."""
+    """A new file for writing; an old file or link of that name is removed first, so nothing is written through it."""
     path.unlink(missing_ok=True)
     return path.open("xb")

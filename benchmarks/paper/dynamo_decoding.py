@@ -48,7 +48,7 @@ from benchmarks.shared import (
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.dynamo.threshold import Adaptive
-from heads.evaluation.methods import Method, Outcome, Promise, SampledSettings, plain, stated
+from heads.evaluation.methods import Method, Outcome, Promise, SampledSettings, outcome_of, plain
 from heads.evaluation.tables import measure, progress_bar, speed_table
 from heads.ngrams.table import NgramTable
 from train.data.hidden_states import checksum
@@ -231,7 +231,7 @@ def timed(
 
         def run(prompt_1T: Tensor) -> Outcome:
             output = settings.generate(opened.model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
-            return stated(output, prompt_1T)
+            return outcome_of(output, prompt_1T)
 
         return Method(name=name, run=run, promises=promises)
 

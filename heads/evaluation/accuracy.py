@@ -1,8 +1,8 @@
-"""How often each head is right, position by position: against the data, and against the backbone's own next token.
+"""Accuracy of each head, position by position: against the data, and against the backbone's own next token (agreement).
 
-The papers plot top-1 and top-5 accuracy against the data. Decoding gains from agreement: a draft of head k is accepted
-where it is the token that the backbone itself would choose there, and the agreement of rank r decides which trees pay.
-For heads with a draft vocabulary, a token that they do not score counts as wrong; their loss is over the others.
+The papers plot top-1 and top-5 accuracy against the data. Decoding depends on agreement: a draft of head k is accepted
+if it is the token that the backbone would choose there, and agreement by rank decides which trees pay. For heads with a
+draft vocabulary, a token that they do not score counts as wrong and is left out of their loss.
 """
 # B block, T position, R row, C row of one chunk, D model width, V vocabulary, K head
 

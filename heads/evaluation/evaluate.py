@@ -1,7 +1,7 @@
 """Measure one folder of heads on held-out blocks: perplexity, PPL_d (if the heads allow it) and accuracy.
 
-`evaluate` runs the measurements that were asked for; an `Evaluation` shows them as tables, as panels of a picture and
-as JSON with everything that is needed to measure them again. `headway evaluate` is its command.
+`evaluate` runs the requested measurements; an `Evaluation` shows them as tables, as panels of a picture and as JSON
+with everything that is needed to repeat them. `headway evaluate` is its command.
 """
 # R row (a position of some block), C row of a chunk, V vocabulary
 
@@ -45,11 +45,11 @@ THRESHOLDS = ",".join(f"{i / 10:g}" for i in range(11))
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """Measurements of one folder of heads; what was not asked for is None or empty.
+    """Measurements of one folder of heads; those that were not requested are None or empty.
 
     Attributes:
         settings: how PPL_d decides n.
-        table_folder: of the co-occurrence table in these settings.
+        table_folder: folder of the co-occurrence table in these settings.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Evaluation:
         return found
 
     def panels(self) -> list[Panel]:
-        """What a picture can show of it."""
+        """The panels of its picture."""
         return [partial(draw_dynamic, points=self.dynamic)] if self.dynamic else []
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def evaluate(
     """Run the measurements under a progress bar.
 
     Args:
-        metrics: of METRICS.
-        thresholds: ε_b at which PPL_d is measured as well; may be empty.
+        metrics: names in METRICS.
+        thresholds: values of ε_b at which PPL_d is measured; may be empty.
         settings: how PPL_d decides n, without a co-occurrence table.
         table_folder: the table that `headway count-ngrams` made for the co-occurrence masks.
 
@@ -172,7 +172,7 @@ def measure_accuracy(
 
 
 def read_metrics(metrics: str | None, *, with_heatmaps: bool) -> list[str]:
-    """The names in --metrics, with commas between them; without it perplexity, unless heat maps are asked for.
+    """The names in --metrics, separated by commas; by default perplexity, or nothing if heat maps are requested.
 
     >>> read_metrics(None, with_heatmaps=False), read_metrics("accuracy, perplexity", with_heatmaps=True)
     (['perplexity'], ['accuracy', 'perplexity'])

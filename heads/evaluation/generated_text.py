@@ -1,8 +1,8 @@
-"""Compare generated token ids with plain generation's: repetition, the first difference, and which ones are excused.
+"""Compare generated token ids with plain generation's: repetition, first differences, and which of them are excused.
 
-In finite precision a pass over a tree and a pass over one token round differently. A difference is therefore excused
-where plain generation's own scores of both tokens lie within rounding of the best score. After an excused difference
-plain generation continues from the other text's prefix, so that every later difference needs an excuse of its own.
+In finite precision a pass over a tree and a pass over one token round differently. So a difference is excused if plain
+generation's own scores of both tokens lie within rounding of the best score. After an excused difference plain
+generation continues from the other text's prefix, so that every later difference needs its own excuse.
 """
 # V vocabulary
 
@@ -19,14 +19,14 @@ ScoresAt = Callable[[list[int]], Tensor]
 """Plain generation's processed scores (V,) for the token after these new tokens."""
 
 Excuse = Callable[[list[int], list[int]], bool]
-"""May these two texts differ at their first difference?"""
+"""Whether the first difference of two texts is excused."""
 
 ContinueFrom = Callable[[list[int]], list[int]]
-"""Plain generation's new tokens, starting with these ones."""
+"""Plain generation's continuation of these new tokens, which it starts with."""
 
 # Two ways to compute one logit (one token at a time, a whole tree, a whole prefix) differed on an 8-layer model by up
-# to 9 units of eps * (largest score) in float32 and by 1.3 in bfloat16 and float16, whose sums are kept in float32 and
-# rounded once. A gap lies between two logits, so it can close by twice that; the rest is for deeper models.
+# to 9 units of eps * (largest score) in float32 and by 1.3 in bfloat16 and float16, whose sums are taken in float32 and
+# rounded once. A gap lies between two logits, so it can close by twice that; the rest allows for deeper models.
 ROUNDING_UNITS = {torch.float64: 32.0, torch.float32: 32.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 
 
@@ -54,7 +54,7 @@ def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
-    """What float32 scores say about a place where a text differs from plain generation's.
+    """The float32 scores at a position where a text differs from plain generation's.
 
     >>> Ruling(position=4, plain=7, other=9, gap=0.02, rounding=0.015).within_rounding
     True

@@ -1,10 +1,10 @@
-"""Ask the model itself whether a method's text is plain generation's: by its own scores, or by a float32 copy's.
+"""Decide whether a method's text counts as plain generation's, by the model's own scores or by a float32 copy's.
 
 In bfloat16 and float16 a logit depends on whether the pass ran over one token, a tree or a whole prompt, because sums
-are taken in another order. No decoder that scores several tokens at once can then match one that does not wherever the
-two best tokens lie within the precision's own error. `Float32Judge` measures that error at the place in question, as
-the difference between the low-precision scores and a float32 copy's. Two candidates closer than twice the error may
-change places; a wrong mask or position makes texts differ where the candidates are not close.
+are taken in another order. So a decoder that scores several tokens in one pass may choose another token than plain
+generation where the two best tokens lie within the rounding error. `Float32Judge` measures that error at the position
+of the difference, as the largest difference between the low-precision scores and a float32 copy's. Two candidates
+closer than twice the error may change places; a wrong mask or position would make texts differ elsewhere too.
 """
 # T prompt position, L prompt and new tokens, V vocabulary
 
@@ -40,7 +40,7 @@ class Float32Judge:
         if self.model.dtype not in LOW_PRECISION:
             name = str(self.model.dtype).removeprefix("torch.")
             raise ValueError(
-                f"The float32 judge was asked about a model in {name}; it rules on bfloat16 and float16 (--dtype)."
+                f"The float32 judge was given a model in {name}; allowed are bfloat16 and float16 (--dtype)."
             )
 
     def __call__(self, prompt_1T: Tensor, plain: list[int], other: list[int]) -> Ruling | None:
@@ -80,12 +80,12 @@ class Float32Judge:
 
 @dataclass(frozen=True, kw_only=True)
 class SameText:
-    """Compares a method's tokens with plain generation's, with the model at hand to excuse ties.
+    """Compares a method's tokens with plain generation's and excuses ties by the model's scores.
 
-    Sampled texts are compared as they are: where a random number falls between two tokens, no tie can be read off.
+    Sampled texts are compared without excuses, since scores do not show between which tokens a random number fell.
 
     Attributes:
-        float32: decides which differences are excused; None excuses a fixed number of the dtype's rounding units.
+        float32: decides which differences are excused; None allows a fixed number of the dtype's rounding units.
     """
 
     model: Any
@@ -116,8 +116,8 @@ class SameText:
 
 def scores_after(model: Any, settings: Settings, prompt_1T: Tensor, new: list[int]) -> Tensor:
     """Plain generation's processed scores (V,) for the token after a prompt and new tokens."""
-    asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
-    scores_V: Tensor = settings.generate(model, extended(prompt_1T, new), **asked).scores[0][0]
+    options = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+    scores_V: Tensor = settings.generate(model, extended(prompt_1T, new), **options).scores[0][0]
     return scores_V
 
 

@@ -1,7 +1,7 @@
 """The decoding methods that are compared: plain `generate`, prompt lookup, draft models, tree and dynamic decoding.
 
-A method decodes one prompt; all methods of a comparison share one `GreedySettings` or one `SampledSettings`. Every
-method is lossless but `dynamic` and trees under typical acceptance, which are marked as lossy.
+A method decodes one prompt; all methods of a comparison share one `GreedySettings` or one `SampledSettings`. Methods
+are lossless except `dynamic` and trees under typical acceptance, which are marked as lossy.
 """
 # T prompt position
 
@@ -35,7 +35,7 @@ LOOKUP_ALONE = "lookup without heads"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one `generate` call returned.
+    """The result of one `generate` call.
 
     Attributes:
         tokens: the new tokens.
@@ -54,8 +54,8 @@ class Method:
 
     Attributes:
         count_passes: counts backbone passes in an untimed run, for methods whose outcome has no count.
-        promises: plain generation's text, which is compared; or its distribution alone, since its random numbers are
-            taken in another order; or nothing, where it is lossy.
+        promises: plain generation's text, which is then compared; or its distribution alone, for a method that takes
+            random numbers in another order; or "lossy".
     """
 
     name: str
@@ -69,7 +69,7 @@ class GreedySettings:
     """How every method of a comparison generates greedily.
 
     Attributes:
-        new_tokens: tokens to generate at most; an end-of-text token ends a text earlier.
+        new_tokens: most tokens to generate; an end-of-text token ends a text earlier.
         repetition_penalty: as in `generate`; 1 changes nothing.
     """
 
@@ -88,13 +88,13 @@ class GreedySettings:
 class SampledSettings:
     """How every method of a comparison samples, from the backbone's whole distribution at a temperature.
 
-    A text that is sampled at temperature 1 does not loop as a small model's greedy text does. Each call begins with the
-    same seed, so that a method that takes one random number for each token writes plain generation's text.
+    Sampled text does not loop as a small model's greedy text does. Each call begins with the same seed, so a method
+    that takes one random number for each token writes plain generation's text.
 
     Attributes:
-        new_tokens: tokens to generate at most; an end-of-text token ends a text earlier.
+        new_tokens: most tokens to generate; an end-of-text token ends a text earlier.
         temperature: above 0.
-        seed: of torch's global generator, which is the one that `generate` samples from.
+        seed: seed of torch's global generator, from which `generate` samples.
     """
 
     new_tokens: int = 128
@@ -102,7 +102,7 @@ class SampledSettings:
     seed: int = 0
 
     def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
-        """`model.generate` with these settings, from the seed on."""
+        """`model.generate` with these settings, after setting the seed."""
         torch.manual_seed(self.seed)
         fields = {"max_new_tokens": self.new_tokens, "do_sample": True, "temperature": self.temperature, "top_k": 0}
         return unpadded(model, prompt_1T, fields | more)
@@ -112,17 +112,17 @@ Settings = GreedySettings | SampledSettings
 
 
 def unpadded(model: Any, prompt_1T: Tensor, fields: dict[str, Any]) -> Any:
-    """A prompt may hold the pad token, which `generate` would take for padding where no mask is given."""
+    """`model.generate` with a mask of ones: without one, it would take a pad token in the prompt for padding."""
     return model.generate(prompt_1T, attention_mask=torch.ones_like(prompt_1T), **fields)
 
 
 def own_random_numbers(settings: Settings) -> Promise:
-    """What a lossless method promises that accepts drafts by random numbers of its own."""
+    """The promise of a lossless method that accepts drafts with its own random numbers."""
     return "same distribution" if isinstance(settings, SampledSettings) else "same text"
 
 
 def plain(model: Any, settings: Settings) -> Method:
-    """`model.generate`: one pass for each token; the prompt's pass gives the first."""
+    """`model.generate`: one pass for each token, the prompt's pass included."""
 
     def run(prompt_1T: Tensor) -> Outcome:
         tokens = new_tokens(settings.generate(model, prompt_1T), prompt_1T)
@@ -155,7 +155,7 @@ def assistant_model(model: Any, draft_model: Any, settings: Settings) -> Method:
 
 
 def assisted(model: Any, settings: Settings, name: str, **more: Any) -> Method:
-    """`model.generate` with drafts; it does not say how many passes it made, so an untimed run counts them."""
+    """`model.generate` with drafts; an untimed run counts its passes, which `generate` does not return."""
 
     def run(prompt_1T: Tensor) -> Outcome:
         return Outcome(tokens=new_tokens(settings.generate(model, prompt_1T, **more), prompt_1T))
@@ -174,7 +174,7 @@ def draft_model(model: Any, draft: Any, settings: Settings, k: int | Literal["ad
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
-        return stated(output, prompt_1T)
+        return outcome_of(output, prompt_1T)
 
     name = "draft model" if k == DEFAULT_K else f"draft model, k={k}"
     return Method(name=name, run=run, promises=own_random_numbers(settings))
@@ -195,14 +195,14 @@ def tree(
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
-        return stated(output, prompt_1T)
+        return outcome_of(output, prompt_1T)
 
     lossy = rule == "typical" and isinstance(settings, SampledSettings)  # greedy text is the same under any rule
     return Method(name=name, run=run, promises="lossy" if lossy else "same text")
 
 
 def lookup_alone(model: Any, token_heads: TokenHeads, settings: Settings, num_tokens: int = DEFAULT_LOOKUP) -> Method:
-    """Our decoder with the looked-up chain and no heads: what rows "with lookup" would give without them."""
+    """Our decoder with the looked-up chain and without heads."""
     return tree(model, token_heads, settings, LOOKUP_ALONE, Tree.root_only(), num_tokens)
 
 
@@ -215,17 +215,17 @@ def dynamic(
     cooccurrence: Cooccurrence | None = None,
     top_k: int = 50,
 ) -> Method:
-    """Dynamic decoding, lossy: each pass emits the likeliest n-gram, as long as the threshold allows."""
+    """Dynamic decoding, lossy: each pass emits the likeliest n-gram that reaches the threshold."""
     decoding = DynamicDecoding(token_heads, threshold, cooccurrence, top_k=top_k)
 
     def run(prompt_1T: Tensor) -> Outcome:
         output = settings.generate(model, prompt_1T, custom_generate=decoding, return_dict_in_generate=True)
-        return stated(output, prompt_1T)
+        return outcome_of(output, prompt_1T)
 
     return Method(name=name, run=run, promises="lossy")
 
 
-def stated(output: Any, prompt_1T: Tensor) -> Outcome:
+def outcome_of(output: Any, prompt_1T: Tensor) -> Outcome:
     """The outcome of a decoding whose output has `stats`."""
     stats = output.stats
     return Outcome(tokens=new_tokens(output.sequences, prompt_1T), passes=stats.row_passes, seconds=dict(stats.seconds))
@@ -237,7 +237,7 @@ def new_tokens(sequences_1L: Tensor, prompt_1T: Tensor) -> list[int]:
 
 
 def end_tokens(model: Any) -> list[int]:
-    """The tokens that end a text according to the model's generation config: none, one or several."""
+    """The end-of-text tokens of the model's generation config: none, one or several."""
     named = model.generation_config.eos_token_id
     return [] if named is None else named if isinstance(named, list) else [named]
 
@@ -259,7 +259,7 @@ def counted_forwards(model: Any) -> Iterator[list[None]]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace one object's method for a while; its class and other objects keep theirs."""
+    """Within the context, replace a method of one object; its class and other objects are unchanged."""
     before = vars(owner).get(name)
     setattr(owner, name, function)
     try:

@@ -5,8 +5,8 @@ The mean of log p runs over all positions t of a text for which x_{t+n} lies in 
     PPL_n    exp(−mean log p(x_{t+n} | x_{1:t}))             n = 1 is the backbone, n = k + 1 is head k
     PPL_1:n  exp(−mean 1/n log p(x_{t+1:t+n} | x_{1:t}))     the geometric mean of PPL_1 … PPL_n at these positions
 
-The equation divides by T though its sum has T − n terms; this file divides by the number of terms. Grounded heads read
-the true tokens in between: theirs is p(x_{t+n} | x_{1:t+n-1}), and their PPL_1:n follows from the chain rule.
+The equation divides by T though its sum has T − n terms; this file divides by the number of terms. Grounded heads also
+read the true tokens in between, so they give p(x_{t+n} | x_{1:t+n-1}), and PPL_1:n follows from the chain rule.
 """
 # T position
 
@@ -27,7 +27,7 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """exp(−mean log p) with a 95 % interval from the differences between texts; no interval for a single text.
+    """exp(−mean log p) with a 95 % interval from the variance between texts; a single text has no interval.
 
     >>> found = Estimate.of(sums=[-3.0, -5.0], counts=[2, 2], texts=[0, 1])
     >>> [round(number, 1) for number in (found.value, found.low, found.high)], found.terms
@@ -73,7 +73,7 @@ class Perplexity:
 
 
 def refuse_draft_vocabulary(token_heads: TokenHeads) -> None:
-    """Refuse heads that give most tokens of the vocabulary no probability.
+    """Refuse heads that score only some tokens of the vocabulary.
 
     Raises:
         ValueError: the heads have a draft vocabulary.

@@ -1,7 +1,7 @@
 """Draw PNG pictures of training and speed: accuracy of each head, tokens per pass, and speeds side by side.
 
-Colour-blind readers can tell the colours apart (Okabe and Ito's palette), and every line is named at its end.
-matplotlib comes with `headway[plots]` and is imported only where a picture is drawn, through `new_figure`.
+Colours are Okabe and Ito's palette, which colour-blind readers can distinguish, and every line is named at its end.
+matplotlib comes with `headway[plots]` and is imported only when a picture is drawn, through `new_figure`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def draw_speed_blocks(blocks: Mapping[str, Sequence[MethodResult]], path: str | 
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches. Commands that draw at their end call this first, so that they fail early.
+    """An empty figure; sizes are in inches. Commands that draw at their end call this first, to fail early.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    with needs_extra("plots", "A picture is to be drawn"):
+    with needs_extra("plots", "A picture was requested"):
         from matplotlib.figure import Figure
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -77,7 +77,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run; of a step that was evaluated twice, as after a resume, the last one."""
+    """The evaluations of a run; if a step was evaluated twice, as after a resume, the last one."""
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist; a run writes it with `report_to: [jsonl]`.")
     lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -156,7 +156,7 @@ def head_colors(num_heads: int) -> list[Any]:
     """The palette; for more heads than it has colours, a sequence from dark to light."""
     if num_heads <= len(PALETTE):
         return list(PALETTE[:num_heads])
-    with needs_extra("plots", "A picture is to be drawn"):
+    with needs_extra("plots", "A picture was requested"):
         from matplotlib import colormaps
     return [colormaps["viridis"](0.85 * i / (num_heads - 1)) for i in range(num_heads)]
 

@@ -1,8 +1,8 @@
-"""Held-out text cut into blocks, and what the backbone and each head predict along the true tokens of a block.
+"""Held-out text cut into blocks, and the teacher-forced predictions of the backbone and each head along a block.
 
-A block is read on its own, without the text before it. `read_blocks` takes them from the user's files or from the text
-that was held out when the backbone was trained; `predict` runs one pass and yields the backbone's hidden states, then
-those of head 1, 2, … (the teacher-forced predictions that accuracy and perplexity are computed from).
+A block is read without the text before it. `read_blocks` takes blocks from the user's files or from the text that was
+held out when the backbone was trained. `predict` runs one pass and yields the backbone's hidden states, then those of
+head 1, 2, …, from which accuracy and perplexity are computed.
 """
 # B block, T position, R row (a position of some block), C row of a chunk, k candidate, D model width, V vocabulary
 
@@ -46,10 +46,10 @@ def read_blocks(
 ) -> list[Block]:
     """At most `count` blocks of `block_tokens` tokens, spread evenly over all texts.
 
-    The shorter rest of a text is used only if it is the whole text.
+    A text's last, shorter block is used only if it is the whole text.
 
     Args:
-        documents: token ids, in place of files and of text held out from the backbone.
+        documents: token ids of texts, used instead of files and held-out text.
 
     Raises:
         ValueError: blocks too short for the heads or too long for the backbone, or texts that give no block.
@@ -78,7 +78,7 @@ def read_texts(opened: Opened, files: Sequence[Path]) -> Iterator[list[int]]:
     record = Path(opened.source) / "training.json"
     if not files and not record.is_file():
         raise ValueError(
-            f"The backbone {opened.source} does not say which text it never saw (no {record.name} with "
+            f"The backbone {opened.source} does not record which text was held out (no {record.name} with "
             f"heldout_files); give --text FILE."
         )
     for file in files:

@@ -1,4 +1,4 @@
-"""Read prompts to measure with: from a file of the user's, or from held-out text of the Python standard library.
+"""Read prompts for measurements from a user's file, or from held-out text of the Python standard library.
 
 A `.txt` file holds one prompt in each paragraph (blank lines between them), or in each line if it has no blank line.
 A `.jsonl` file holds one object a line: {"prompt": …} or {"text": …} is a text; {"messages": […]} or
@@ -33,7 +33,7 @@ def read_prompts(
     """The first `count` prompts of a file, each (1, T), cut to their first `max_tokens` tokens.
 
     Raises:
-        ValueError: no such file, another kind of file, or a line that is no prompt; says which line.
+        ValueError: no such file, an unknown kind of file, or a line that is no prompt, which the error names.
     """
     path = Path(path)
     readers: dict[str, Callable[[Path], Sequence[Prompt]]] = {".txt": read_paragraphs, ".jsonl": read_json_lines}
@@ -87,7 +87,7 @@ def read_object(line: str, place: str) -> Prompt:
 
 
 def encode_numbered(prompt: Prompt, tokenizer: Any, which: str) -> Tensor:
-    """`encode`; the error names the prompt."""
+    """`encode`, with errors that name the prompt."""
     try:
         return encode(prompt, tokenizer)
     except ValueError as error:
@@ -118,15 +118,15 @@ def check_length(model: Any, prompts: Sequence[Tensor], new_tokens: int) -> None
 
 
 def default_prompts(backbone: str | Path, tokenizer: Any, count: int, num_tokens: int = 64) -> list[Tensor]:
-    """Prompts from the text that was held out when a backbone was trained; its folder must say which text.
+    """Prompts from the text that was held out when a backbone was trained, as its folder records.
 
     Raises:
-        ValueError: the folder does not say.
+        ValueError: the folder has no such record.
     """
     record = Path(backbone) / "training.json"
     if not record.is_file():
         raise ValueError(
-            f"The backbone {backbone} does not say which text it never saw (no {record.name} with heldout_files); "
+            f"The backbone {backbone} does not record which text was held out (no {record.name} with heldout_files); "
             f"give a .txt or .jsonl file of prompts."
         )
     return demo_prompts(tokenizer, load_heldout_files(record), count, num_tokens)
@@ -135,18 +135,18 @@ def default_prompts(backbone: str | Path, tokenizer: Any, count: int, num_tokens
 def demo_prompts(tokenizer: Any, heldout_files: Sequence[str], count: int, num_tokens: int = 64) -> list[Tensor]:
     """`count` prompts of `num_tokens` tokens: one from each of `count` files spread over the held-out files.
 
-    A prompt begins at the first line start after a third of the file, past imports and licences. Files that are too
-    short are skipped.
+    A prompt begins at the first line start after a third of the file, past imports and licences. Short files are
+    skipped.
 
     Raises:
-        ValueError: fewer files are long enough.
+        ValueError: too few files are long enough.
     """
     prompts = [cut_prompt(text, tokenizer, num_tokens) for _, text in stdlib_documents("heldout", heldout_files)]
     long_enough = [prompt_1T for prompt_1T in prompts if prompt_1T.shape[1] == num_tokens]
     if len(long_enough) < count:
         raise ValueError(
-            f"{count} prompts were asked for, but only {len(long_enough)} held-out files of this Python's standard "
-            f"library are long enough for one of {num_tokens} tokens; ask for fewer or give a file of prompts."
+            f"{count} prompts of {num_tokens} tokens were requested, but only {len(long_enough)} held-out files of "
+            f"this Python's standard library are long enough; request fewer, or give a file of prompts."
         )
     return [long_enough[i * len(long_enough) // count] for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""Show measured speeds as a table for people, and write them as JSON with machine, versions and command."""
+"""Show measured speeds as a table, and write them as JSON with machine, versions and command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PACKAGES = ("headway", "torch", "transformers", "tokenizers")
 def speed_table(results: Sequence[MethodResult], title: str) -> Table:
     """One line for each method: 95 % interval of the ratio over prompts, its range over single repeats.
 
-    Where texts were scored by another model, their perplexity under it stands beside the repeated 4-grams.
+    If another model scored the texts, their perplexity under it stands beside the repeated 4-grams.
     """
     scored = any(result.perplexity is not None for result in results)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
@@ -101,7 +101,7 @@ def measure(
     """`compare` methods on a model under a progress bar.
 
     Args:
-        float32: decides which differences are excused; None lets the model itself.
+        float32: decides which differences are excused; None uses the model's own scores.
         other_model: a model with the same tokenizer that scores all texts; None leaves that column out.
     """
     with progress_bar(console, what, count_runs(methods, prompts, repeats)) as advance:
@@ -142,7 +142,7 @@ def versions() -> dict[str, str]:
 def write_json(
     path: str | Path, blocks: Mapping[str, Sequence[MethodResult]], device: torch.device, **more: Any
 ) -> None:
-    """Write results by block (the settings they share), and all that is needed to measure them again."""
+    """Write results by block (of shared settings), with all that is needed to repeat them."""
     content = {
         "blocks": {name: [dataclasses.asdict(result) for result in results] for name, results in blocks.items()},
         "machine": describe_machine(device),
@@ -154,7 +154,7 @@ def write_json(
 
 
 def write_content(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write JSON, its folder included."""
+    """Write a JSON file, and create its folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

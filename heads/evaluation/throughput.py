@@ -1,9 +1,9 @@
 """Measure the speed of decoding methods side by side in one run, as ratios to the first method.
 
-Tokens per second are of whole `generate` calls, the prompt's pass included. In each repeat all methods decode every
-prompt one after another, in an order that rotates, so that a slow moment of the machine falls on all of them. Speeds
-and ratios are medians over the repeats, so that no ratio lies outside the range of its repeats. The ratio's interval is
-a paired bootstrap over prompts (Efron and Tibshirani, 1993): it says how far the ratio depends on the texts.
+Tokens per second are those of whole `generate` calls, the prompt's pass included. In each repeat all methods decode
+every prompt one after another, in rotating order, so that a slow moment of the machine falls on all of them. Speeds and
+ratios are medians over the repeats. The ratio's interval is a paired bootstrap over prompts (Efron and Tibshirani,
+1993) and shows how much the ratio depends on the texts.
 """
 # T prompt position, P prompt, R repeat, S resample
 
@@ -33,7 +33,7 @@ SHARES = (0.025, 0.975)  # between them lie 95 % of the resamples
 
 @dataclass(kw_only=True)
 class Record:
-    """Measurements of one method on one prompt: seconds of each repeat, and its phases where the method tells them."""
+    """Measurements of one method on one prompt: seconds of each repeat, and of its phases if the method has them."""
 
     outcome: Outcome
     passes: int
@@ -43,17 +43,17 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
-    """What `compare` found for one method; speeds are of whole `generate` calls on a batch of one.
+    """The result of one method in `compare`; speeds are those of whole `generate` calls on a batch of one.
 
     Attributes:
         ratio: tokens per second over the first method's; `ratio_low` and `ratio_high` are its range over repeats.
         interval: 95 % interval of the ratio, by a paired bootstrap over prompts.
         repeated_4grams: share of 4-grams of new tokens that repeat an earlier one of the same text, mean over prompts.
         same_text: compared with the first method: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or
-            "no: prompt i, token j", both counted from 1; for methods that do not promise it what they do promise.
-        perplexity: of the new tokens under another model, where one was asked; a high one says that a text is unlikely.
-        rulings: what a float32 judge says about each difference from the first method's text, where one was asked.
-        milliseconds: of one pass by phase, "other" included; empty if the method does not tell its phases.
+            "no: prompt i, token j", both counted from 1; for methods that do not promise the same text, their promise.
+        perplexity: perplexity of the new tokens under another model; None without one.
+        rulings: a float32 judge's ruling on each difference from the first method's text; empty without a judge.
+        milliseconds: milliseconds of one pass by phase, with "other"; empty if the method does not measure phases.
 
     Raises:
         ValueError: the ratio lies outside the range of its repeats.
@@ -94,16 +94,16 @@ def compare(
     """Measure all methods on all prompts; ratios and texts are compared with the first method's.
 
     Args:
-        verdict: compares (prompt, the first method's tokens, a method's tokens); `SameText(…)` asks the model.
-        log_likelihood: of a method's tokens after (prompt, tokens) under another model, in nats; None asks none.
-        clock: seconds; must wait for an accelerator to finish (`clock_of`).
+        verdict: compares (prompt, the first method's tokens, a method's tokens), such as `SameText(…)`.
+        log_likelihood: log-likelihood of (prompt, a method's tokens) under another model, in nats; None: no model.
+        clock: returns seconds; must wait for an accelerator to finish (`clock_of`).
         advance: called after each of the `count_runs(…)` runs, for a progress bar.
     """
     if repeats < 1 or not prompts or not methods:
-        raise ValueError(f"{repeats} repeats of {len(prompts)} prompts were asked for; at least one of each is needed.")
+        raise ValueError(f"{repeats} repeats of {len(prompts)} prompts were given; give at least one of each.")
     records: dict[tuple[str, int], Record] = {}
     for method in methods:
-        method.run(prompts[0])  # warm-up: the first call of a method pays for allocations and kernel choice
+        method.run(prompts[0])  # warm-up: a method's first call allocates memory and chooses kernels
         advance()
     for repeat in range(repeats):
         for p, prompt_1T in enumerate(prompts):
@@ -125,7 +125,7 @@ def compare(
 
 
 def count_runs(methods: Sequence[Method], prompts: Sequence[Tensor], repeats: int) -> int:
-    """How often `compare` calls `advance`."""
+    """The number of calls of `advance` in `compare`."""
     return len(methods) * (1 + repeats * len(prompts))
 
 
@@ -184,7 +184,7 @@ def arrays(records: Sequence[Record]) -> tuple[Figures, Figures]:
 def ratios(
     tokens_P: Figures, seconds_PR: Figures, plain_tokens_P: Figures, plain_seconds_PR: Figures, times: Figures
 ) -> Figures:
-    """Speed over plain generation's in each repeat (…, R), each prompt counted so many times (…, P)."""
+    """Speed over plain generation's in each repeat (…, R), with each prompt counted `times` (…, P) times."""
     ours = (times @ tokens_P)[..., None] / (times @ seconds_PR)
     plain = (times @ plain_tokens_P)[..., None] / (times @ plain_seconds_PR)
     found: Figures = ours / plain
@@ -192,7 +192,7 @@ def ratios(
 
 
 def resample(prompts: int, count: int, generator: np.random.Generator) -> Figures:
-    """(S, P): how often each prompt is taken in each of `count` samples of as many prompts, with replacement.
+    """(S, P): how often each prompt occurs in each of `count` samples of P prompts with replacement.
 
     >>> resample(3, 4, np.random.default_rng(0)).sum(axis=1)
     array([3., 3., 3., 3.])
@@ -222,13 +222,13 @@ def ratio_interval(
 def perplexity(
     prompts: Sequence[Tensor], texts: Sequence[list[int]], log_likelihood: Callable[[Tensor, list[int]], float]
 ) -> float:
-    """Of all new tokens of all texts together."""
+    """Perplexity over all new tokens of all texts."""
     total = sum(log_likelihood(prompt_1T, text) for prompt_1T, text in zip(prompts, texts, strict=True))
     return math.exp(-total / sum(map(len, texts)))
 
 
 def milliseconds_per_pass(records: Sequence[Record]) -> dict[str, float]:
-    """By phase: each prompt's median over repeats, summed over prompts; "other" is the rest of the wall time."""
+    """Milliseconds by phase: sums over prompts of medians over repeats; "other" is the rest of the wall time."""
     if not all(record.phases for record in records):
         return {}
     passes = sum(record.passes for record in records)
@@ -252,8 +252,8 @@ def describe_verdicts(verdicts: Sequence[Verdict]) -> str:
     ties = sum(found.ties for found in verdicts)
     if not ties:
         return "yes"
-    judged = any(found.rulings for found in verdicts)
-    return f"yes ({ties} excused)" if judged else f"yes ({ties} tie{'s' * (ties > 1)})"
+    has_judge = any(found.rulings for found in verdicts)
+    return f"yes ({ties} excused)" if has_judge else f"yes ({ties} tie{'s' * (ties > 1)})"
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:

@@ -76,9 +76,9 @@ def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None 
     """(probability, path) of the most likely nodes below the root, best first; the first n are a best tree.
 
     Args:
-        nodes: how many to return; fewer if fewer can ever be accepted.
-        depth: the longest path.
-        width: how many nodes of a level, the likeliest ones, may have children; None: any number.
+        nodes: how many to return; fewer if no others were ever right.
+        depth: length of the longest path.
+        width: number of nodes of a level, the likeliest ones, that may have children; None: any number.
     """
     level: list[tuple[float, Path]] = [(1.0, ())]
     found: list[tuple[float, Path]] = []
@@ -95,7 +95,7 @@ def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None 
 
 
 def order(node: tuple[float, Path]) -> tuple[float, int, Path]:
-    """The most likely node first; of equals the one nearer to the root, so that a parent precedes its child."""
+    """Sort key: most likely nodes first; of equals the one nearer to the root, so that a parent precedes its child."""
     probability, path = node
     return (-probability, len(path), path)
 
@@ -116,13 +116,13 @@ def places_of(nodes: Sequence[tuple[float, Path]], ranks_PK: np.ndarray) -> np.n
 
 
 def accepted(places_PK: np.ndarray, nodes: int) -> np.ndarray:
-    """(P,): the number of tokens that a tree of `nodes` nodes has accepted at each place."""
+    """(P,): the number of tokens accepted at each place with a tree of `nodes` nodes."""
     lengths_P: np.ndarray = (places_PK < nodes).sum(axis=1)
     return lengths_P
 
 
 def count_passes(accepted_P: np.ndarray) -> int:
-    """Passes of decoding a text, given the tokens accepted at each place; a pass emits one token more.
+    """Number of passes to decode a text, given the tokens accepted at each place; a pass emits one token more.
 
     >>> count_passes(np.array([2, 0, 0, 1, 0]))         # 3 tokens, then 2
     2

@@ -1,4 +1,4 @@
-"""The settings of tuning: how tokens are chosen, how many rows are decoded together, and how long is measured."""
+"""The settings of tuning: how tokens are chosen, the batch size, and the length of measurements."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
-    """What a tree is fitted for.
+    """The use that a tree is fitted to.
 
     Attributes:
         new_tokens: tokens to generate after each prompt.
         batch: rows decoded together.
         repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
         repeats: rounds of timing, of which medians are taken.
-        checked_prompts: prompts that the winner decodes, at least one batch.
-        compile: decode them with compiled passes as well; tree.json says so if that was faster.
+        checked_prompts: prompts that are decoded with the fastest tree, at least one batch.
+        compile: also decode them with compiled passes; tree.json records whether that was faster.
 
     Raises:
-        ValueError: a number outside of what is allowed.
+        ValueError: a number is out of range.
     """
 
     new_tokens: int = 128
@@ -42,7 +42,7 @@ class TuneConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of `generate` that say how tokens are chosen."""
+        """Arguments of `generate` for choosing tokens."""
         settings: dict[str, Any] = {"do_sample": self.temperature > 0}
         if self.temperature > 0:
             settings["temperature"] = self.temperature

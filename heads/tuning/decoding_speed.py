@@ -1,4 +1,4 @@
-"""Measure tokens a second of whole `generate` calls without the prompts' passes, to compare with predictions."""
+"""Measure tokens per second of whole `generate` calls without the prompts' passes, to compare with predictions."""
 # B row, T prompt position
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heads.tuning.replay import length_of, pad_left
 from heads.tuning.timing import Clock, Timestamps
 
 Progress = Callable[[str, int], Callable[[], Any]]
-"""Begins a stage (name, total); the function that it returns advances it by one."""
+"""Begins a stage of a progress bar (name, total); returns the function that advances it by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ def measure_speeds(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> dict[str, Speed]:
-    """Run each decoding (None: plain `generate`) on the first prompts, in batches, one decoding after the other.
+    """Run each decoding (None: plain `generate`) on the first prompts, in batches, interleaved.
 
     Raises:
-        ValueError: all texts end at once, so that there is nothing to measure.
+        ValueError: no text has two new tokens, so that there is nothing to measure.
     """
     wanted = max(config.checked_prompts, config.batch)
     count = wanted - wanted % config.batch
@@ -54,7 +54,7 @@ def measure_speeds(
             ]
             advance()
     if any(tokens <= 0 for tokens, _, _ in totals.values()):
-        raise ValueError("The texts after the prompts end at once; give prompts that the backbone continues.")
+        raise ValueError("The texts end right after the prompts; give prompts that the backbone continues.")
     return {
         name: Speed(tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
         for name, (tokens, passes, seconds) in totals.items()

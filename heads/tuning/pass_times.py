@@ -1,9 +1,9 @@
-"""The model of a pass's time, fitted to measurements: from a tree to the seconds of one pass with it.
+"""A model of a pass's time, fitted to measurements: predicts the seconds of a pass with a tree.
 
     seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + rest
 
-heads/tuning/timing.py measures the terms. Between measured numbers of nodes the model interpolates linearly; above the
-largest one time grows in proportion.
+heads/tuning/timing.py measures the terms. Between measured numbers of nodes time is interpolated linearly; above the
+largest it grows in proportion.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class PassTimes:
 
     Attributes:
         plain: one step of plain `generate`.
-        verify: by number of nodes, the root included.
-        step: of one head, by (head, expanding nodes of a row).
-        grow: of drafting a dynamic tree, by (depth, width); heads that read no drafted token have width 1 alone.
-        rest_static, rest_dynamic: what a pass takes beyond drafting and verifying.
-        grounded: each expanding node of a level costs a row; otherwise one row serves the level.
+        verify: verifying, by number of nodes, the root included.
+        step: one head's step, by (head, expanding nodes of a row).
+        grow: drafting a dynamic tree, by (depth, width); heads that read no drafted token have only width 1.
+        rest_static, rest_dynamic: the rest of a pass after drafting and verifying.
+        grounded: whether each expanding node of a level costs a row; otherwise one row serves the level.
     """
 
     batch: int
@@ -41,7 +41,7 @@ class PassTimes:
     grounded: bool
 
     def scaled(self, factor: float) -> PassTimes:
-        """The times of a machine that is slower by this factor."""
+        """The times on a machine that is slower by this factor."""
         return replace(
             self,
             plain=factor * self.plain,
@@ -58,13 +58,13 @@ class PassTimes:
         return sum(self.step_at(k, count) for k, count in enumerate(expanding, start=1))
 
     def step_at(self, head: int, expanding: int) -> float:
-        """Head `head` over so many expanding nodes."""
+        """One step of head `head` over `expanding` nodes."""
         counts = sorted(count for k, count in self.step if k == head)
         seconds = [self.step[head, count] for count in counts]
         return float(np.interp(expanding, counts, seconds)) * max(1.0, expanding / counts[-1])
 
     def verify_at(self, nodes: int) -> float:
-        """Verifying so many nodes."""
+        """Verifying `nodes` nodes."""
         counts = sorted(self.verify)
         seconds = float(np.interp(nodes, counts, [self.verify[count] for count in counts]))
         return seconds * max(1.0, nodes / counts[-1])

@@ -1,9 +1,8 @@
-"""Replay the backbone's own text: find what its heads would have drafted at every place of it.
+"""Replay the backbone's own text: find what its heads would have drafted at every position.
 
-At a place of the text a tree accepts its longest path that agrees with the text. So one walk along the text, which
-commits its tokens one by one and drafts at each place, tells for every tree how many tokens it would have accepted; no
-tree has to be decoded. Only the contract of a family is used, so that the replayed drafts are those of decoding,
-whatever state the family keeps.
+At each position a tree accepts its longest path that agrees with the text. So one walk along the text, which commits
+its tokens one by one and drafts at each position, gives for every tree the number of tokens that it would have
+accepted, without decoding with it. The walk uses only the contract of a family, so its drafts are those of decoding.
 """
 # B row of a batch, T prompt position, L position, P place of one row's text, K depth, E candidate, V vocabulary
 
@@ -25,9 +24,9 @@ from heads.evaluation.methods import end_tokens
 from heads.interface.token_heads import TokenHeads
 
 RANKS = 10
-"""Candidates of a node that are distinguished; a token of a lower rank counts as not drafted."""
+"""Ranks of a node's candidates that are counted; a token of a lower rank counts as not drafted."""
 NEVER = 2**30
-"""The place of a node that is no candidate."""
+"""The place of a node that is not a candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the heads drafted at each place of one row's text; the token at a place is the root of its tree.
+    """The heads' drafts at each place of one row's text; the token at a place is the root of its tree.
 
     Attributes:
         ranks_PK: the rank of the text's token among head k's candidates, given the text before it; RANKS if it is
@@ -109,7 +108,7 @@ def replay(
 
     Args:
         widths: beam widths of dynamic trees.
-        nodes: the largest node budget that will be asked about.
+        nodes: the largest node budget of interest.
         advance: called at each place.
     """
     prompt, heads_range = texts.valid_BT.shape[1], range(1, token_heads.num_heads + 1)

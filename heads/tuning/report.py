@@ -1,4 +1,4 @@
-"""Show what tuning found: tables, a sentence about the choice, and a picture."""
+"""Show the result of tuning: tables, sentences about the choice, and a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANKS_SHOWN = 4
 
 
 def show(console: Console, tuning: Tuning) -> None:
-    """Print all tables, then what was chosen and which heads it uses."""
+    """Print all tables, then the choice and the heads that it uses."""
     tables: Sequence[Table] = (
         acceptance_table(tuning.counts),
         verify_table(tuning.times),
@@ -32,12 +32,12 @@ def show(console: Console, tuning: Tuning) -> None:
     )
     for table in tables:
         console.print(table)
-    for sentence in (verdict(tuning), say_heads(tuning)):
+    for sentence in (verdict(tuning), describe_heads(tuning)):
         console.print(sentence, highlight=False, soft_wrap=True)
 
 
 def acceptance_table(counts: RankCounts) -> Table:
-    table = new_table("\nacceptance: the candidate of this rank was right,\ngiven that its path was")
+    table = new_table("\nacceptance: share of right candidates by rank,\ngiven that the path to them was right")
     for column in ("depth", "after rank", "places", *(f"rank {rank}" for rank in range(RANKS_SHOWN))):
         table.add_column(column, justify="right")
     depths = max(1, *counts.at_depth)
@@ -108,24 +108,24 @@ def decoded_table(tuning: Tuning) -> Table:
 
 
 def verdict(tuning: Tuning) -> str:
-    """Say what is used from now on, and why."""
-    return say_tree(tuning) + (say_compiled(tuning) if tuning.config.compile else "")
+    """What decoding will use, and why."""
+    return describe_tree_choice(tuning) + (describe_compiled(tuning) if tuning.config.compile else "")
 
 
-def say_heads(tuning: Tuning) -> str:
-    """Say how many heads the tree uses, and at which node budget each of them would pay."""
-    said = [
-        f"head {head} {'at none of the budgets tried' if nodes is None else f'from {nodes} nodes on'}"
+def describe_heads(tuning: Tuning) -> str:
+    """How many heads the tree uses, and from which node budget each of them pays."""
+    budgets = [
+        f"head {head} {'at no budget' if nodes is None else f'from {nodes} nodes'}"
         for head, nodes in tuning.heads_pay_from.items()
     ]
     return (
         f"It uses {tuning.tree.depth or 0} of {tuning.num_heads} heads. The fastest static trees, heads alone and "
-        f"predicted for up to {max(tuning.times.verify)} nodes, use {', '.join(said)}."
+        f"predicted for up to {max(tuning.times.verify)} nodes, use {', '.join(budgets)}."
     )
 
 
-def say_compiled(tuning: Tuning) -> str:
-    """Say how fast compiled passes decoded; predictions are for passes that are not compiled."""
+def describe_compiled(tuning: Tuning) -> str:
+    """The speed of compiled passes; predictions are for passes that are not compiled."""
     fastest = {
         compiled: max(
             (speed.tokens_per_second for name, speed in tuning.decoded.items() if name.endswith(COMPILED) == compiled),
@@ -140,7 +140,7 @@ def say_compiled(tuning: Tuning) -> str:
     )
 
 
-def say_tree(tuning: Tuning) -> str:
+def describe_tree_choice(tuning: Tuning) -> str:
     ratios = {kind: choice.tokens_per_second / tuning.plain for kind, choice in tuning.finalists.items()}
     if tuning.kind == "plain":
         how, why = "with prompt lookup alone" if tuning.lookup else "plainly", why_plain(tuning, ratios)
@@ -164,7 +164,7 @@ def say_tree(tuning: Tuning) -> str:
 
 
 def why_plain(tuning: Tuning, ratios: Mapping[Kind, float]) -> str:
-    """No draft is accepted, or no tree is predicted to be faster, or the predicted one decoded more slowly."""
+    """Why no tree is used: no draft is accepted, no tree is predicted to be faster, or it decoded more slowly."""
     if not ratios:
         return "no drafted token is accepted on these prompts, so train the heads further or give other prompts"
     if tuning.predicted == "plain":
@@ -185,7 +185,7 @@ def new_table(title: str) -> Table:
 
 
 def draw_tuning(tuning: Tuning, path: str | Path) -> None:
-    """Draw milliseconds of verifying and predicted tokens a second, both against the number of nodes."""
+    """Draw milliseconds of verifying and predicted tokens per second, both against the number of nodes."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     nodes = sorted(tuning.times.verify)

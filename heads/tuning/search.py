@@ -1,12 +1,12 @@
-"""Search the tree that emits most tokens a second: 1 + E[accepted] over the seconds of a pass.
+"""Search for the tree with the most tokens per second: 1 + E[accepted] over the seconds of a pass.
 
 Static trees: for each limit on depth and on expanding nodes, the best trees of all sizes are the first nodes of one
-sequence (heads/tuning/acceptance_rates.py). Without a limit on expanding nodes this is the optimum for each size and
-depth; limits are searched too because each level and each expanding node costs drafting time.
-Dynamic trees: every node budget, depth and beam width, by replay of the trees themselves.
+sequence (heads/tuning/acceptance_rates.py). Without a limit on expanding nodes they are optimal for their size and
+depth; limits are searched because each level and each expanding node costs drafting time.
+Dynamic trees: every node budget, depth and beam width, by replay.
 
-A static tree is fitted to counts, so its tokens per pass on the counted texts would be too good. Texts are therefore
-split in two, and trees grown on either half are replayed on the other.
+A static tree is fitted to counts, so its tokens per pass on the same texts would be too high. So texts are split in
+two, and trees grown on one half are replayed on the other.
 """
 # P place, K depth
 
@@ -26,14 +26,15 @@ from heads.tuning.replay import Replay
 
 EXPANDING_LIMITS = (1, 2, 4, 8, None)
 LEADERS = 3
-"""Trees of either kind whose whole passes are timed: the best of many noisy predictions is too good."""
+"""Trees of each kind whose whole passes are timed, since the best of many noisy predictions is too optimistic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A tree with its predicted speed; `tokens_per_pass` is for each row of a batch.
+    """A tree with its predicted speed; `tokens_per_pass` is that of a row.
 
-    `places`, for static trees alone: one array (P, K) for each text, as `places_of` gives it.
+    Attributes:
+        places: for static trees, the (P, K) array of `places_of` for each text.
     """
 
     tree: Tree | DynamicTree
@@ -86,7 +87,7 @@ def static_sizes(
 
 
 def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Sort texts, of which those at odd places come first and those at even places after them.
+    """Restore the order of texts of which the odd ones come first, followed by the even ones.
 
     >>> in_order([1, 3, 0, 2, 4])
     [0, 1, 2, 3, 4]
@@ -96,7 +97,7 @@ def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def choice_of(tree: Tree, replays: Sequence[Replay], times: PassTimes) -> Choice:
-    """The predicted speed of any static tree of a size that was timed."""
+    """A static tree of a timed size with its predicted speed."""
     nodes = [(0.0, path) for path in tree.paths[1:]]
     places = [places_of(nodes, one.ranks_PK) for one in replays]
     return Choice(
@@ -129,12 +130,12 @@ def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Cho
 
 
 def fastest(choices: Sequence[Choice]) -> Choice:
-    """The choice with most tokens a second; of equals the smallest tree."""
+    """The choice with the most tokens per second; of equals the smallest tree."""
     return max(choices, key=lambda choice: (choice.tokens_per_second, -choice.nodes))
 
 
 def leaders(choices: Sequence[Choice]) -> list[Choice]:
-    """The `LEADERS` fastest different trees, without those that have no draft accepted."""
+    """The `LEADERS` fastest different trees of which some draft is accepted."""
     ordered = sorted(choices, key=lambda choice: (-choice.tokens_per_second, choice.nodes))
     found: dict[DynamicTree | tuple[tuple[int, ...], ...], Choice] = {}
     for choice in ordered:
@@ -150,7 +151,7 @@ def best_by_size(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def pays_from(choices: Sequence[Choice], head: int) -> int | None:
-    """The node budget from which on the fastest tree of every larger budget uses this head; None: there is none.
+    """The smallest budget such that the fastest trees of it and all larger budgets use this head; None: no budget.
 
     >>> trees = [Tree([[0]]), Tree([[0], [0, 0]]), Tree([[0], [1], [2]]), Tree([[0], [0, 0], [0, 0, 0], [1]])]
     >>> choices = [Choice(tree=tree, nodes=tree.num_nodes, depth=tree.depth, tokens_per_pass=1.5, seconds_per_pass=1.0,

@@ -1,8 +1,8 @@
-"""Measure what a pass costs on this machine: verifying by nodes, drafting by depth and expanding nodes, and the rest.
+"""Measure the cost of a pass on this machine: verifying by nodes, drafting by depth and expanding nodes, and the rest.
 
-Verifying and drafting are timed by themselves, at a given batch size and context length. The rest (acceptance, commit,
-Python) is what whole passes of `generate` with a reference tree take beyond them, so that it holds whatever they miss.
-All measurements are interleaved and repeated, and medians count: a slow moment of the machine falls on all of them.
+Verifying and drafting are timed separately, at a given batch size and context length. The rest (acceptance, commit,
+Python) is the time of a whole `generate` pass with a reference tree minus these two. All measurements are interleaved
+and repeated, and medians are taken, so that a slow moment of the machine falls on all of them.
 """
 # B row, S context position, N node, M expanding node of one level (over all rows)
 
@@ -45,8 +45,8 @@ def measure_times(
     """Measure each term of a pass after the context `tokens_BS`.
 
     Args:
-        settings: how `generate` chooses tokens in whole passes, whose processors take time too.
-        clock: seconds; must wait for an accelerator to finish (`clock_of`).
+        settings: arguments of `generate` for choosing tokens in whole passes, since processors take time.
+        clock: returns seconds; must wait for an accelerator to finish (`clock_of`).
         advance: called `repeats` + 1 times.
     """
     timer = PassTimer(token_heads, tokens_BS, clock, settings)
@@ -76,14 +76,14 @@ def measure_times(
 def interleaved_medians(
     tasks: Mapping[Key, Callable[[], float]], repeats: int, advance: Callable[[], Any] = lambda: None
 ) -> dict[Key, float]:
-    """The median of what each task returns, all of them called in turn, from another start in each round.
+    """The median of each task's results; the tasks are interleaved, and each round starts with another one.
 
     >>> interleaved_medians({"a": lambda: 1.0, "b": iter([9.0, 2.0, 3.0, 7.0]).__next__}, repeats=3)
     {'a': 1.0, 'b': 3.0}
     """
     found: dict[Key, list[float]] = {key: [] for key in tasks}
     for task in tasks.values():
-        task()  # warm-up: the first call pays for allocations and kernel choice
+        task()  # warm-up: the first call allocates memory and chooses kernels
     advance()
     for repeat in range(repeats):
         for key in rotated(list(tasks), repeat):
@@ -174,7 +174,7 @@ class PassTimer:
         return lambda: self.seconds_per_pass(decoding)
 
     def seconds_per_pass(self, decoding: TreeDecoding | None) -> float:
-        """Seconds of one pass in `generate` itself, while all rows run; None is plain `generate`."""
+        """Seconds of one pass inside `generate`, before any row ends; None is plain `generate`."""
         stamps = Timestamps(self.clock)
         output = generate(
             self.backbone.model,

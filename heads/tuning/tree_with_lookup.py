@@ -1,9 +1,9 @@
-"""Find the tree that is best together with prompt lookup, by simulating decoding with the decoder's own `Lookup`.
+"""Find the best tree beside prompt lookup, by simulating decoding with the decoder's own `Lookup`.
 
-Where a chain of tokens is copied, a tree's further nodes seldom matter. So the best tree with lookup is often smaller
-than the best tree alone. The text is known, and so is how many tokens each tree has accepted at each place of it
-(heads/tuning/replay.py). It follows for each place whether a pass verifies the tree, tree and chain, or the chain
-alone, and how many tokens it accepts. This holds for a single row; in a batch rows wait for each other.
+Where a chain of tokens is copied, a tree's further nodes seldom matter, so the best tree with lookup is often smaller
+than the best tree alone. The text and the number of tokens that each tree accepts at each place are known
+(heads/tuning/replay.py). From these follows at each place whether a pass verifies the tree, tree and chain, or the
+chain alone, and how many tokens it accepts. This holds for a single row; rows of a batch wait for each other.
 """
 # P place, K depth
 
@@ -33,7 +33,7 @@ class TreeWithLookup:
 def best_tree_with_lookup(
     choices: Sequence[Choice], replays: Sequence[Replay], times: PassTimes, lookup: int
 ) -> TreeWithLookup | None:
-    """The static tree with most tokens a second with chains of `lookup` tokens; None if no draft is accepted."""
+    """The static tree with the most tokens per second beside chains of `lookup` tokens; None if none is accepted."""
     best: dict[tuple[int, int], Choice] = {}
     for choice in choices:
         if choice.tokens_per_pass <= 1:
@@ -58,7 +58,7 @@ def simulate(choice: Choice, replays: Sequence[Replay], times: PassTimes, lookup
 
 
 def simulate_passes(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int) -> list[tuple[int, int, bool]]:
-    """For each pass over one text: the chain's length, the tokens emitted, whether the tree is verified as well."""
+    """For each pass over a text: the chain's length, the tokens emitted, and whether the tree is verified too."""
     looking, found, place, last = Lookup(lookup), [], 0, len(accepted_P)
     while place < last:
         at = one.prompt + place + 1

@@ -1,9 +1,9 @@
-"""Fit a tree to heads, machine and kind of text: measure acceptance and times, search, and decode with the winner.
+"""Fit a tree to heads, machine and kind of text: measure acceptance and times, search, and decode with the best tree.
 
-A prediction is for the heads alone and for the passes after the prompt's: tokens per pass, by replay, over the seconds
-of a pass, which are timed whole for the best static and dynamic trees. For a batch it holds while all rows run. Prompt
-lookup adds drafts that this prediction leaves out. So the winner decodes with and without lookup, compared with lookup
-alone and with plain `generate`, and tree.json names the method that was the fastest on these texts.
+A prediction is for the heads alone and the passes after the prompt's: tokens per pass, by replay, over the seconds of a
+pass. For the best static and dynamic trees whole passes are timed. For a batch the prediction holds until the first row
+ends. It leaves out prompt lookup, so the best tree is also decoded with and without lookup, beside lookup alone and
+plain `generate`, and tree.json names the method that was fastest on these texts.
 """
 # B row, L position
 
@@ -32,7 +32,7 @@ from heads.tuning.tree_with_lookup import TreeWithLookup, best_tree_with_lookup
 from heads.tuning.tuned_tree import COMPILED, LOOKUP_ALONE, PLAIN, TREE, TREE_AND_LOOKUP, Tuning, predict_kind
 
 ROWS = 16
-"""Texts that are written and replayed in one batch."""
+"""Texts that are generated and replayed in one batch."""
 
 
 def tune(
@@ -43,14 +43,14 @@ def tune(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> Tuning:
-    """Measure, search, and decode with the winner, at one batch size.
+    """Measure, search, and decode with the best tree, at one batch size.
 
     Args:
         prompts: (1, T) each, at least two.
-        clock: seconds; must wait for an accelerator to finish (`clock_of`).
+        clock: returns seconds; must wait for an accelerator to finish (`clock_of`).
 
     Raises:
-        ValueError: fewer than two prompts, or texts that end at once.
+        ValueError: fewer than two prompts, or no text has two new tokens.
     """
     return tune_batches(token_heads, prompts, [config], clock=clock, progress=progress)[0]
 
@@ -63,7 +63,7 @@ def tune_batches(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> list[Tuning]:
-    """The same for configs that differ in their batch size alone: texts are written and replayed once."""
+    """`tune` for configs that differ only in batch size; texts are generated and replayed once."""
     if len(prompts) < 2:
         raise ValueError(
             f"{len(prompts)} prompts were given; trees are grown on one half and tested on the other, so give 2."
@@ -102,7 +102,7 @@ def fit(
     clock: Clock,
     progress: Progress,
 ) -> Tuning:
-    """Search among the trees with these times, and decode with the winner."""
+    """Search among the trees with these times, and decode with the best tree."""
     static, dynamic = list(static_choices(replays, times)), list(dynamic_choices(replays, times))
     timer = PassTimer(token_heads, context_of(texts, config.batch), clock, config.settings)
     advance = progress("timing the best", config.repeats + 1)
@@ -111,7 +111,7 @@ def fit(
     kind = predict_kind(finalists, plain)
     winner = None if kind == "plain" else finalists[kind].tree
     with_lookup = None
-    if config.batch == 1:  # in a batch rows wait for each other, which is not simulated
+    if config.batch == 1:  # rows of a batch wait for each other, which is not simulated
         slower = [dataclasses.replace(one, seconds_per_pass=calibration * one.seconds_per_pass) for one in static]
         with_lookup = best_tree_with_lookup(slower, replays, times.scaled(calibration), DEFAULT_LOOKUP)
     return Tuning(
@@ -137,7 +137,7 @@ def whole_over_modelled(static: Sequence[Choice], finalists: dict[Kind, Choice])
 
 
 def context_of(texts: Sequence[Texts], batch: int) -> Tensor:
-    """(B, S): prompts and half of the text after them, with rows repeated up to the batch size."""
+    """(B, S): prompts with half of their texts, rows repeated up to the batch size."""
     cut = [text.tokens_BL[:, : (text.valid_BT.shape[1] + text.tokens_BL.shape[1]) // 2] for text in texts]
     length = min(tokens_BL.shape[1] for tokens_BL in cut)
     rows_RS = torch.cat([tokens_BL[:, :length] for tokens_BL in cut])
@@ -153,17 +153,17 @@ def replay_all(token_heads: TokenHeads, texts: Sequence[Texts], times: PassTimes
         for one in replay(token_heads, text, widths=widths, nodes=max(times.verify), advance=advance)
     ]
     if len(found) < 2:
-        raise ValueError("The texts after the prompts end at once; give prompts that the backbone continues.")
+        raise ValueError("The texts end right after the prompts; give prompts that the backbone continues.")
     return found
 
 
 def time_finalists(
     timer: PassTimer, static: Sequence[Choice], dynamic: Sequence[Choice], repeats: int, advance: Callable[[], Any]
 ) -> tuple[dict[Kind, Choice], float]:
-    """The fastest tree of either kind, and plain tokens a second, all timed in the same rounds of whole passes.
+    """The fastest tree of each kind, and plain tokens per second, all timed in the same rounds of whole passes.
 
     Args:
-        static, dynamic: the leaders of either kind; a kind without leaders has no finalist.
+        static, dynamic: the leaders of each kind; a kind without leaders has no finalist.
         advance: called `repeats` + 1 times.
     """
     choices: dict[Kind, Sequence[Choice]] = {"static": static, "dynamic": dynamic}
@@ -186,9 +186,9 @@ def decode_winner(
     clock: Clock,
     progress: Progress,
 ) -> dict[str, Speed]:
-    """Decode some prompts plainly, with lookup alone, with the winner alone, and with a tree and lookup.
+    """Decode some prompts plainly, with lookup alone, with the best tree alone, and with a tree and lookup.
 
-    With `config.compile` our methods run once more with compiled passes, after a round that compiles their graphs.
+    With `config.compile` our methods are also measured with compiled passes, after a round that compiles their graphs.
     """
     methods: dict[str, tuple[Tree | DynamicTree, int]] = {LOOKUP_ALONE: (Tree.root_only(), DEFAULT_LOOKUP)}
     if winner is not None:

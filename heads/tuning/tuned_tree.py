@@ -1,4 +1,4 @@
-"""The result of tuning: everything that was measured, what was the fastest, and what is written to tree.json."""
+"""The result of tuning: all measurements, the fastest method, and the content of tree.json."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from heads.tuning.search import Choice, pays_from
 from heads.tuning.tree_with_lookup import TreeWithLookup
 
 PLAIN, LOOKUP_ALONE, TREE, TREE_AND_LOOKUP = "plain", "lookup alone", "tuned tree", "tree with lookup"
-"""The methods that are decoded in the end."""
+"""The methods that are decoded after the search."""
 COMPILED = ", compiled"
-"""Follows the name of a method whose passes are compiled."""
+"""Suffix of a method whose passes are compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Everything that was measured, and what follows from it.
+    """All measurements, and what follows from them.
 
     Attributes:
-        replays: the texts that acceptance was measured on.
-        static, dynamic: every tree that was considered, with its predicted times.
-        finalists: the fastest of either kind, with whole passes timed; none of a kind whose drafts are never accepted.
-        plain: tokens a second of plain `generate`, timed in the same rounds as the finalists.
-        with_lookup: the static tree that is predicted to be the fastest together with prompt lookup, for one row.
-        calibration: seconds of whole passes over the sum of their stages, which were timed earlier: a stage that is
-            timed alone finds warmer caches, and machines change their speed.
-        decoded: measured speeds by method, on prompts of the fit; of trees only the one predicted to be the fastest.
+        replays: the texts on which acceptance was measured.
+        static, dynamic: every tree of the search, with its predicted times.
+        finalists: the fastest tree of each kind, by timed whole passes; a kind whose drafts are never accepted has
+            none.
+        plain: tokens per second of plain `generate`, timed in the same rounds as the finalists.
+        with_lookup: the static tree that is predicted to be fastest beside prompt lookup, for a batch of 1.
+        calibration: seconds of whole passes over the sum of their stages, which were timed earlier; stages timed
+            separately have warmer caches, and a machine's speed changes.
+        decoded: measured speeds by method, on prompts of the fit; of trees only the one predicted to be fastest.
     """
 
     config: TuneConfig
@@ -59,17 +60,17 @@ class Tuning:
 
     @property
     def num_heads(self) -> int:
-        """K, whether the tree uses all of them or not."""
+        """K, even if the tree uses fewer heads."""
         return int(self.replays[0].ranks_PK.shape[1])
 
     @property
     def heads_pay_from(self) -> dict[int, int | None]:
-        """For each head the budget from which on the fastest static trees use it, heads alone; None: none does."""
+        """For each head the budget from which the fastest static trees use it, heads alone; None: no budget."""
         return {head: pays_from(self.static, head) for head in range(1, 1 + self.num_heads)}
 
     @property
     def predicted(self) -> Kind:
-        """The faster finalist, or plain if no finalist beats it."""
+        """The kind of the faster finalist, or "plain" if no finalist is faster than plain `generate`."""
         return predict_kind(self.finalists, self.plain)
 
     @property
@@ -79,7 +80,7 @@ class Tuning:
 
     @property
     def method(self) -> str:
-        """The fastest method without the remark that its passes are compiled."""
+        """The fastest method, without the suffix for compiled passes."""
         return self.fastest.removesuffix(COMPILED)
 
     @property
@@ -140,25 +141,26 @@ def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: in
 
 
 def join_batches(made: Sequence[TunedTree], token_heads: TokenHeads) -> tuple[TunedTree, list[int]]:
-    """One tree.json of all that was made and of what the heads' own file says about other batch sizes, by size.
+    """One tree.json of the new trees and of those in the heads' present file for other batch sizes.
+
+    Trees in the present file that were fitted to other weights or another machine are dropped.
 
     Returns:
-        the tree of the smallest size with the others behind it, and the sizes that were kept from before. What was
-        fitted to other weights or another machine is not kept.
+        The tree of the smallest batch size, which holds the others, and the batch sizes taken from the present file.
     """
     before = token_heads.tuned_tree
     known = before.entries if isinstance(before, TunedTree) else ()
     sizes = {one.batch for one in made}
-    kept = [one for one in known if one.batch and one.batch not in sizes and one.why_unusable(token_heads) is None]
-    alone = [dataclasses.replace(one, other_batches=()) for one in (*made, *kept)]
+    older = [one for one in known if one.batch and one.batch not in sizes and one.why_unusable(token_heads) is None]
+    alone = [dataclasses.replace(one, other_batches=()) for one in (*made, *older)]
     first, *others = sorted(alone, key=lambda one: one.batch or 0)
-    return dataclasses.replace(first, other_batches=tuple(others)), sorted(one.batch or 0 for one in kept)
+    return dataclasses.replace(first, other_batches=tuple(others)), sorted(one.batch or 0 for one in older)
 
 
 def describe_prediction(tuning: Tuning) -> dict[str, Any]:
-    """Predictions for the passes after the prompt's, with lookup if it is used; then the measured tokens a second.
+    """Predictions for the passes after the prompt's, with lookup if it is used, and measured tokens per second.
 
-    `heads_used` counts the heads that the tree asks; `heads_pay_from` has the static budget from which on each pays.
+    `heads_used` is the number of heads that draft; `heads_pay_from` has the static budget from which each head pays.
     """
     used = {"heads_used": tuning.tree.depth, "heads_pay_from": list(tuning.heads_pay_from.values())}
     return predict_speed(tuning) | used

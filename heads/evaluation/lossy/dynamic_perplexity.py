@@ -1,10 +1,10 @@
-"""PPL_d: the perplexity of lossy dynamic decoding, against the tokens that a pass emits (DynaMo, figure 14).
+"""PPL_d: the perplexity of lossy dynamic decoding, against tokens per pass (DynaMo, figure 14).
 
-The paper says that the joint distribution and ε_b decide n, and that PPL_d is calculated on the tokens generated. Here
-a walk goes along the true text. At position t, `decide` finds n as dynamic decoding would after x_{1:t}; the true
-x_{t+1:t+n} are scored with the heads' unchanged distributions at t (no temperature, no mask), and the walk continues at
-t + n. It ends where fewer than K + 1 tokens are left, so that no n is cut short. ε_b = 1 gives PPL_1 of all tokens of
-the walk, ε_b = 0 gives PPL_1:K+1 of every (K + 1)-th position.
+In the paper the joint distribution and ε_b decide n, and PPL_d is calculated on the tokens generated. Here it is
+calculated along the true text. At position t, `decide` finds n as dynamic decoding would after x_{1:t}; the true
+x_{t+1:t+n} are scored with the heads' unprocessed distributions at t (no temperature, no mask), and t + n is next. This
+ends where fewer than K + 1 tokens are left, so that no n is cut. ε_b = 1 gives PPL_1 of all these tokens, ε_b = 0 gives
+PPL_1:K+1 of every (K + 1)-th position.
 """
 # B block, T position, R row (a position of some block), N place (n = 1 … K + 1), k candidate, V vocabulary
 
@@ -26,7 +26,7 @@ from heads.interface.token_heads import TokenHeads
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicPerplexity:
-    """PPL_d at one threshold ε_b, and how many tokens one decision (one pass, in decoding) emits on average."""
+    """PPL_d at one threshold ε_b, and the mean number of tokens of a decision (in decoding, of a pass)."""
 
     threshold: float
     perplexity: Estimate
@@ -39,7 +39,7 @@ class DecisionSettings:
     adaptive threshold.
 
     Attributes:
-        config: of the joint distribution; each threshold of the sweep replaces its own.
+        config: settings of the joint distribution, without its threshold, which the sweep gives.
         cooccurrence: a table of n-grams of up to K + 1 tokens; None masks nothing.
         temperature: above 0.
         penalty: repetition penalty, at least 1; the block's tokens up to t count as seen.
@@ -63,7 +63,7 @@ class DecisionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPredictions:
-    """What walks along a batch of blocks need; its rows are the positions with K + 1 tokens after them.
+    """Predictions along a batch of blocks; its rows are the positions with K + 1 tokens after them.
 
     Attributes:
         counts: number of rows of each block, in the order in which the blocks are stacked.

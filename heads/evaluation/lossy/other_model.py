@@ -1,7 +1,7 @@
-"""How likely a text is to another model than the one that wrote it: what is lost by decoding that is not lossless.
+"""The likelihood of a text under another model, as a measure of what lossy decoding loses.
 
-A model rates its own likeliest tokens highest, so its own likelihood rewards text that loops. The other model has to
-read the same token ids. Its figure is compared with that of plain generation's text and is no scale of its own.
+A model gives its own likeliest tokens the highest scores, so its own likelihood would reward text that loops. The other
+model must read the same token ids. Its figure has a meaning only beside that of plain generation's text.
 """
 # B text, T prompt position, N new token, L prompt and new tokens, V vocabulary
 
@@ -38,6 +38,6 @@ def log_likelihood(other_model: Any, prompt_1T: Tensor, tokens: list[int]) -> fl
 
 @torch.no_grad()
 def new_token_losses(model: Any, tokens_BL: Tensor, prompt_length: int) -> Tensor:
-    """-log p (natural) of each token behind the prompt (B, N) in float64, whatever stands behind a text's end."""
+    """(B, N): -log p (natural) of each token after the prompt in float64, padding after a text's end included."""
     logits_BNV = model(tokens_BL).logits[:, prompt_length - 1 : -1].double()
     return nn.functional.cross_entropy(logits_BNV.transpose(1, 2), tokens_BL[:, prompt_length:], reduction="none")

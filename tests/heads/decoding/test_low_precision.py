@@ -126,7 +126,7 @@ def test_same_text_and_a_text_that_ended():
 
 
 def test_a_float32_model_is_its_own_judge():
-    with pytest.raises(ValueError, match="asked about a model in float32; it rules on bfloat16 and float16"):
+    with pytest.raises(ValueError, match="given a model in float32; allowed are bfloat16 and float16"):
         Float32Judge(model=shared_model("llama", "sdpa", torch.float32), settings=REQUEST)
 
 

@@ -103,7 +103,7 @@ def test_it_is_said_how_many_heads_the_tree_uses_and_when_the_others_pay():
         f"It uses {tuning.tree.depth} of 3 heads. The fastest static trees, heads alone and predicted"
     )
     for head, nodes in tuning.heads_pay_from.items():
-        assert f"head {head} {'at none of the budgets tried' if nodes is None else f'from {nodes} nodes on'}" in said
+        assert f"head {head} {'at no budget' if nodes is None else f'from {nodes} nodes'}" in said
     fastest = {one.nodes: one.depth for one in search.best_by_size(tuning.static)}
     for head, nodes in tuning.heads_pay_from.items():
         wanted = [size for size in fastest if all(depth >= head for n, depth in fastest.items() if n >= size)]
@@ -241,7 +241,7 @@ def test_checked_prompts_whose_texts_end_at_once_are_refused(batch, monkeypatch)
     monkeypatch.setattr(model.generation_config, "pad_token_id", PAD)
     config = TuneConfig(new_tokens=8, batch=batch, checked_prompts=2)
     decodings = {"plain": None, "tree": heads.TreeDecoding(token_heads, 4)}
-    with pytest.raises(ValueError, match="texts after the prompts end at once"):
+    with pytest.raises(ValueError, match="texts end right after the prompts"):
         measure_speeds(model, decodings, prompts, config, counting_clock())
 
 
