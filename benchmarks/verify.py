@@ -66,6 +66,13 @@ CHECKS = {
         shows="a pass of 1 to 64 nodes behind 512 to 8k tokens in plain steps, and what tokens per pass are worth",
         measures=(),
     ),
+    "real_costs": Check(
+        command="python -m benchmarks.speed.real_costs",
+        quick="--quick",
+        shows="the demo's text and acceptance at the price of larger models, in float32 and bfloat16: passes of 1 to "
+        "64 nodes; heads alone, lookup without heads and both beside plain generate; the share of tokens per pass that "
+        "becomes speed; rows that an earlier call finished are kept",
+    ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 import heads
 from benchmarks.shared import held_out
+from benchmarks.speed.real_costs import __main__ as command
+from benchmarks.speed.real_costs.cells import Line, Speeds
+from benchmarks.speed.real_costs.report import verdicts
 from benchmarks.speed.real_costs.shapes import SHAPES, Shape, what_stops
 from benchmarks.speed.real_costs.wide_backbone import wide_config, widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
@@ -92,3 +96,42 @@ def test_a_shape_that_does_not_fit_says_how_much_memory_it_needs(monkeypatch: py
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 2**18, "SC_PAGE_SIZE": 2**12}[name])
     assert what_stops(SHAPES["0.16B"], torch.bfloat16) == ""
     assert what_stops(SHAPES["7B"], torch.bfloat16) == "it needs about 18.1 GiB of memory and 1.0 are free"
+
+
+def test_rows_are_measured_once_and_reported_from_where_they_are_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SHAPES, "0.16B", SMALL[1])
+    monkeypatch.setattr(command, "ON_BASE", ("grounded",))
+    asked = ["--quick", "--batches", "2", "--groups", "1", "--new-tokens", "4", "--rounds", "1", "--no-tuned"]
+    asked += ["--out", str(tmp_path)]
+    command.main(asked)
+    text = capsys.readouterr().out
+    assert "a larger model's price" in text
+    for method in ("plain", "grounded alone", "grounded with lookup", "lookup without heads", "dynamo alone"):
+        assert method in text
+    monkeypatch.setattr(command, "open_widened", None)  # nothing is opened for rows that are stored
+    command.main(asked)
+    tables = text[text.index("milliseconds of a pass") :]
+    assert capsys.readouterr().out.endswith(tables)
+    command.main([*asked, "--report", "--groups", "3"])
+    assert "grounded alone" not in capsys.readouterr().out, "a row of other settings is another row"
+
+
+def test_the_target_is_said_of_the_fastest_heads_alone() -> None:
+    def line(method: str, ratio: float, tree: str = "a tree") -> Line:
+        return Line(
+            method=method,
+            tree=tree,
+            tokens_per_pass=2.0,
+            tokens_per_second=1.0,
+            ratio=ratio,
+            interval=(ratio, ratio),
+            same_text="yes",
+        )
+
+    lines = [line("plain", 1.0, ""), line("gru alone", 1.5), line("medusa alone", 1.84), line("gru with lookup", 3.0)]
+    cell = Speeds(shape="0.4B", dtype="bfloat16", batch=1, lines=lines)
+    (said,) = verdicts([cell])
+    assert said.startswith("0.4B bfloat16: medusa alone is 1.84 × plain with 2.00 tokens per pass, 0.92 of that bound")
+    assert said.endswith(": reached")

@@ -1,0 +1,145 @@
+"""What heads gain at a larger model's price: `python -m benchmarks.speed.real_costs`. Rows that are done are kept.
+
+The demo backbone's passes cost almost what their nodes cost, which no large model's do. Widened to the shapes of 0.16
+to 7 billion weights it writes the same text, and as much is accepted; milliseconds are those of the shape. Measured are
+passes over 1 to 64 nodes, and plain generate, heads alone, lookup without heads and heads with lookup, greedily with a
+repetition penalty. Every row (a shape, a dtype, a batch size) is stored in --out once it is done, so that a call that
+was interrupted goes on, and a call for more rows measures only those; --report prints what is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.paper.trained_rows import StoredRow, load_or_measure
+from benchmarks.shared import describe_cpu, parse_with_defaults_of, parser_of, run_benchmark, say, wide_console
+from benchmarks.speed.real_costs.cells import (
+    Passes,
+    Speeds,
+    Widened,
+    measure_passes,
+    measure_speeds,
+    open_widened,
+)
+from benchmarks.speed.real_costs.report import show
+from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.tables import describe_machine, versions
+
+ON_BASE = ("medusa", "grounded", "gru")
+OWN_BACKBONE = ("dynamo",)
+PENALTY = 1.1
+QUICK: dict[str, Any] = {"shapes": ["0.16B"], "dtypes": ["float32"], "batches": [1], "groups": 2, "new_tokens": 16}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse_with_defaults_of("quick", QUICK, build_parser(), arguments)
+    console = wide_console()
+    say(
+        console, f"{describe_cpu()}, {options.groups} groups of prompts, {options.new_tokens} new tokens, greedy with a"
+    )
+    say(
+        console,
+        f"repetition penalty of {PENALTY}, one round of all methods in turn for each group, end tokens unheeded",
+    )
+    rows = list(wanted(options))
+    if not options.report:
+        for row in rows:
+            measure(row, say=lambda text: say(console, text))
+    found = [content for row in rows if (content := row.stored.read()) is not None]
+    passes = [Passes(**content) for content in found if "milliseconds" in content]
+    speeds = [Speeds(**content) for content in found if "lines" in content]
+    show(console, passes, speeds)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = parser_of("benchmarks.speed.real_costs", __doc__)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.16B", "0.83B"])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1], help="rows decoded together")
+    parser.add_argument("--groups", type=int, default=6, help="groups of so many held-out prompts as a batch has rows")
+    parser.add_argument("--new-tokens", type=int, default=32, help="for each prompt")
+    parser.add_argument("--rounds", type=int, default=5, help="of passes, interleaved; medians count")
+    parser.add_argument("--no-tuned", action="store_true", help="leave out the trees that are tuned for each shape")
+    parser.add_argument("--out", default="checkpoints/runs/real_costs", help="folder of finished rows")
+    parser.add_argument("--report", action="store_true", help="print what is stored and measure nothing")
+    parser.add_argument("--quick", action="store_true", help=f"a share of all this: {QUICK}")
+    return parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row that was asked for: passes where `batch` is 0, else methods at that batch size."""
+
+    stored: StoredRow
+    shape: str
+    dtype: str
+    batch: int
+    options: argparse.Namespace
+
+
+def wanted(options: argparse.Namespace) -> Iterator[Row]:
+    """Rows in the order in which they are measured: one shape in one dtype after another.
+
+    What a row depends on beside its settings is the machine and torch.
+    """
+    common = {"machine": describe_machine(torch.device("cpu")), "torch": versions()["torch"]}
+    for shape in options.shapes:
+        for dtype in options.dtypes:
+            for batch in (0, *options.batches):
+                asked: dict[str, Any] = {"rounds": options.rounds}
+                if batch:
+                    asked = {name: getattr(options, name) for name in ("groups", "new_tokens", "no_tuned")}
+                settings = {**common, **asked, "shape": shape, "dtype": dtype, "batch": batch}
+                name = f"{shape}-{dtype}-" + (f"batch{batch}" if batch else "passes")
+                stored = StoredRow(folder=Path(options.out), name=name, settings=settings)
+                yield Row(stored=stored, shape=shape, dtype=dtype, batch=batch, options=options)
+
+
+def measure(row: Row, say: Callable[[str], None]) -> None:
+    """Measure a row that is not stored yet; one that does not fit this machine's memory is named and left out."""
+    if row.stored.read() is not None:
+        return
+    shape, dtype = SHAPES[row.shape], getattr(torch, row.dtype)
+    gc.collect()  # the last row's weights go before the next ones come
+    if reason := what_stops(shape, dtype):
+        say(f"{row.stored.name} is left out: {reason}")
+        return
+
+    def opened(families: Sequence[str]) -> Widened:
+        return open_widened(families, shape, dtype)
+
+    if not row.batch:
+        load_or_measure(
+            row.stored,
+            Passes,
+            lambda _: Passes(
+                shape=row.shape, dtype=row.dtype, milliseconds=measure_passes(opened(("medusa",)), row.options.rounds)
+            ),
+        )
+        return
+    settings = GreedySettings(new_tokens=row.options.new_tokens, repetition_penalty=PENALTY)
+    load_or_measure(row.stored, Speeds, lambda _: measure_methods(row, settings, opened))
+
+
+def measure_methods(row: Row, settings: GreedySettings, opened: Callable[[Sequence[str]], Widened]) -> Speeds:
+    """All families; dynamo's backbone is its own, so its ratio is to that backbone's plain generate."""
+    lines = []
+    for families in (ON_BASE, OWN_BACKBONE):
+        found = measure_speeds(
+            opened(families), settings, row.batch, row.options.groups, tuned=not row.options.no_tuned
+        )
+        lines += found if families == ON_BASE else found[1:]
+        gc.collect()
+    return Speeds(shape=row.shape, dtype=row.dtype, batch=row.batch, lines=lines)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

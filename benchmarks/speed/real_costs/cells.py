@@ -1,0 +1,221 @@
+"""What is measured of one shape in one dtype: what a pass costs, and methods side by side at one batch size.
+
+Every method decodes the same prompts, one group of rows after another, in turn with plain `generate`. End tokens are
+not heeded, so that all rows of a batch run to the end and none waits for another. Trees are chosen for the shape: what
+is accepted is replayed on the demo's own backbone, which is the same function, and only times are the larger one's.
+"""
+# B row of a group, T prompt position, L text position
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.shared import held_out
+from benchmarks.speed.pass_costs import filled_state, make_pass
+from benchmarks.speed.real_costs.shapes import Shape
+from benchmarks.speed.real_costs.wide_backbone import widen_backbone
+from benchmarks.speed.real_costs.wide_heads import widen_heads
+from heads.backbone.model import Backbone
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.decoding.trees.static import Tree
+from heads.evaluation.generated_text import Verdict
+from heads.evaluation.judges import Float32Judge, SameText
+from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method, Outcome
+from heads.evaluation.throughput import clock_of, compare
+from heads.interface.token_heads import TokenHeads
+from heads.tuning.config import TuneConfig
+from heads.tuning.replay import write_texts
+from heads.tuning.report import describe
+from heads.tuning.search import Choice, fastest, static_choices
+from heads.tuning.timing import interleaved_medians, measure_times
+from heads.tuning.tune import context_of, replay_all
+
+NODES = (1, 4, 8, 16, 32, 64)
+CONTEXT = 128  # committed tokens before a pass that is timed
+ROUNDS = 3  # of times for a tuned tree, of which medians are taken
+BEST = "grounded"
+"""The family that is also measured with a tuned tree, and beside a looked-up chain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Median milliseconds of a pass by its nodes."""
+
+    shape: str
+    dtype: str
+    milliseconds: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One method; `interval` is the ratio's 95 % interval over groups of prompts, `tree` what it verified."""
+
+    method: str
+    tree: str
+    tokens_per_pass: float
+    tokens_per_second: float
+    ratio: float
+    interval: tuple[float, float]
+    same_text: str
+
+    @property
+    def reached(self) -> float:
+        """The share of the speed that passes at the price of plain steps would give."""
+        return self.ratio / self.tokens_per_pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Methods at one batch size; the first is plain `generate`."""
+
+    shape: str
+    dtype: str
+    batch: int
+    lines: list[Any]
+
+    def __post_init__(self) -> None:
+        """Lines that come from a file are dicts."""
+        object.__setattr__(self, "lines", [Line(**x) if isinstance(x, dict) else x for x in self.lines])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widened:
+    """The demo's backbone and heads, as they are and widened; neither ends a text."""
+
+    narrow: Opened
+    model: Any
+    token_heads: dict[str, TokenHeads]
+
+
+def open_widened(families: Sequence[str], shape: Shape, dtype: torch.dtype) -> Widened:
+    """Families on one backbone, in another shape."""
+    narrow = open_heads([f"checkpoints/demo/{family}" for family in families])
+    narrow.model.generation_config.eos_token_id = None
+    backbone = Backbone(widen_backbone(narrow.model, shape, dtype))
+    wide = {name: widen_heads(one, backbone) for name, one in narrow.token_heads.items()}
+    return Widened(narrow=narrow, model=backbone.model, token_heads=wide)
+
+
+def measure_passes(widened: Widened, rounds: int) -> dict[str, float]:
+    """Milliseconds by nodes, in interleaved rounds; the first, which is not counted, pays for allocations."""
+    backbone = next(iter(widened.token_heads.values())).backbone
+    clock, state = clock_of(backbone.device), filled_state(backbone, CONTEXT)
+    passes = {nodes: make_pass(backbone, state, nodes) for nodes in NODES}
+
+    def timed(nodes: int) -> float:
+        start = clock()
+        passes[nodes]()
+        return clock() - start
+
+    found = interleaved_medians({nodes: lambda nodes=nodes: timed(nodes) for nodes in NODES}, rounds)  # type: ignore[misc]
+    return {str(nodes): 1000 * seconds for nodes, seconds in found.items()}
+
+
+def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
+    """`count` groups (B, T) of held-out prompts."""
+    prompts = held_out(widened.narrow, count * batch)
+    return [torch.cat(prompts[i::count]) for i in range(count)]
+
+
+def measure_speeds(widened: Widened, settings: GreedySettings, batch: int, groups: int, *, tuned: bool) -> list[Line]:
+    """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together."""
+    prompts = groups_of(widened, groups, batch)
+    decodings, trees = build_decodings(widened, settings, batch, tuned=tuned)
+    methods = [make_method(name, widened.model, settings, decoding) for name, decoding in decodings.items()]
+    same = SameRows(widened, settings)
+    found = compare(methods, prompts, repeats=1, verdict=same, clock=clock_of(widened.model.device))
+    return [
+        Line(
+            method=row.name,
+            tree=trees.get(row.name, ""),
+            tokens_per_pass=row.tokens_per_pass,
+            tokens_per_second=row.tokens_per_second,
+            ratio=row.ratio,
+            interval=row.interval,
+            same_text=row.same_text,
+        )
+        for row in found
+    ]
+
+
+def build_decodings(
+    widened: Widened, settings: GreedySettings, batch: int, *, tuned: bool
+) -> tuple[dict[str, TreeDecoding | None], dict[str, str]]:
+    """Decodings by name (None is plain `generate`), and their trees in words."""
+    decodings: dict[str, TreeDecoding | None] = {"plain": None}
+    for name, token_heads in widened.token_heads.items():
+        decodings[f"{name} alone"] = TreeDecoding(token_heads, lookup=0)
+    if (best := widened.token_heads.get(BEST)) is not None:
+        if tuned and (choice := tuned_choice(widened, settings, batch)) is not None:
+            decodings[f"{BEST} alone, tuned"] = TreeDecoding(best, choice.tree, lookup=0)
+        decodings[LOOKUP_ALONE] = TreeDecoding(best, Tree.root_only(), lookup=DEFAULT_LOOKUP)
+        decodings[f"{BEST} with lookup"] = TreeDecoding(best, lookup=DEFAULT_LOOKUP)
+    trees = {name: describe(one.settings.at(batch).tree) for name, one in decodings.items() if one is not None}
+    return decodings, trees | {LOOKUP_ALONE: "a chain"}
+
+
+def tuned_choice(widened: Widened, settings: GreedySettings, batch: int) -> Choice | None:
+    """The static tree with most tokens a second in this shape; None where no draft is accepted."""
+    config = TuneConfig(
+        new_tokens=settings.new_tokens, batch=batch, repetition_penalty=settings.repetition_penalty, repeats=ROUNDS
+    )
+    prompts = held_out(widened.narrow, 32)[1::2]
+    narrow, wide = widened.narrow.token_heads[BEST], widened.token_heads[BEST]
+    texts = write_texts(narrow.backbone.model, prompts, config.request, rows=len(prompts), advance=lambda: None)
+    clock = clock_of(wide.backbone.device)
+    times = measure_times(wide, context_of(texts, batch), settings=config.settings, repeats=config.repeats, clock=clock)
+    choices = list(static_choices(replay_all(narrow, texts, times, lambda what, total: lambda: None), times))
+    return fastest(choices) if choices else None
+
+
+def make_method(name: str, model: Any, settings: GreedySettings, decoding: TreeDecoding | None) -> Method:
+    """A method over a group of prompts (B, T), which all get as many new tokens."""
+
+    def run(prompts_BT: Tensor) -> Outcome:
+        if decoding is None:
+            tokens = new_rows(settings.generate(model, prompts_BT), prompts_BT)
+            return Outcome(tokens=tokens, passes=len(tokens))
+        output = settings.generate(model, prompts_BT, custom_generate=decoding, return_dict_in_generate=True)
+        return Outcome(tokens=new_rows(output.sequences, prompts_BT), passes=output.stats.row_passes)
+
+    return Method(name=name, run=run)
+
+
+def new_rows(sequences_BL: Tensor, prompts_BT: Tensor) -> list[int]:
+    """The new tokens of all rows, one row after the other."""
+    tokens: list[int] = sequences_BL[:, prompts_BT.shape[1] :].flatten().tolist()
+    return tokens
+
+
+class SameRows:
+    """Compares a group's texts with plain generation's row by row.
+
+    Where a low precision's texts differ, the demo's own backbone in float32 is the judge: it is the same function.
+    """
+
+    def __init__(self, widened: Widened, settings: GreedySettings) -> None:
+        judge = None
+        if widened.model.dtype != torch.float32:
+            judge = Float32Judge(model=widened.model, settings=settings)
+            judge._copy = copy.copy(widened.narrow.model)
+        self.same = SameText(model=widened.model, settings=settings, float32=judge)
+        self.length = settings.new_tokens
+
+    def __call__(self, prompts_BT: Tensor, plain: list[int], ours: list[int]) -> Verdict:
+        """The first difference that is not excused, if any, counted over all rows."""
+        rows, ties = len(prompts_BT), 0
+        for b in range(rows):
+            at = slice(b * self.length, (b + 1) * self.length)
+            found = self.same(prompts_BT[b : b + 1], plain[at], ours[at])
+            if found.differs_at is not None:
+                return Verdict(differs_at=b * self.length + found.differs_at)
+            ties += found.ties
+        return Verdict(ties=ties)

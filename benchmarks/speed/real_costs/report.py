@@ -1,0 +1,81 @@
+"""Tables of the demo's text at a larger model's price, and the share of tokens per pass that becomes speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.shared import figures_table, say
+from benchmarks.speed.real_costs.cells import NODES, Line, Passes, Speeds
+
+TARGET = 0.9
+LABEL = (
+    "The demo's text and acceptance at a larger model's price: its backbone and heads, zero-padded to each shape, "
+    "write the same text (2,048 tokens of vocabulary; attention heads of 32 units)."
+)
+
+
+def show(console: Console, passes: Sequence[Passes], speeds: Sequence[Speeds]) -> None:
+    """Print all that was measured so far."""
+    say(console, LABEL)
+    if passes:
+        console.print(passes_table(passes))
+    if speeds:
+        console.print(speeds_table(speeds))
+        for line in verdicts(speeds):
+            say(console, line)
+
+
+def passes_table(found: Sequence[Passes]) -> Table:
+    """Milliseconds by nodes, and in brackets in passes of one node."""
+    table = figures_table("\nmilliseconds of a pass (plain steps)", "shape", "dtype", *map(str, NODES), left=2)
+    for row in found:
+        one = row.milliseconds["1"]
+        cells = (f"{ms:.0f} ({ms / one:.2f})" for ms in (row.milliseconds[str(nodes)] for nodes in NODES))
+        table.add_row(row.shape, row.dtype, *cells)
+    return table
+
+
+def speeds_table(found: Sequence[Speeds]) -> Table:
+    columns = ("tokens\nper pass", "tokens\nper s", "× plain", "95 % over\nprompts", "share\nreached")
+    table = figures_table("\nspeed beside plain generate", "shape", "dtype", "batch", "method", *columns, left=4)
+    table.add_column("tree")
+    table.add_column("same text")
+    for cell in found:
+        for line in cell.lines:
+            table.add_row(
+                cell.shape, cell.dtype, str(cell.batch), line.method, *figures(line), line.tree, line.same_text
+            )
+    return table
+
+
+def figures(line: Line) -> tuple[str, ...]:
+    low, high = line.interval
+    share = "" if line.tree == "" else f"{line.reached:.2f}"
+    return (
+        f"{line.tokens_per_pass:.2f}",
+        f"{line.tokens_per_second:.1f}",
+        f"{line.ratio:.2f}",
+        f"{low:.2f}–{high:.2f}",
+        share,
+    )
+
+
+def verdicts(found: Sequence[Speeds]) -> list[str]:
+    """For each cell of one row the heads alone that reach the largest share of their bound, beside the target.
+
+    The bound is the tokens per pass: passes at the price of plain steps, with drafting free.
+    """
+    lines = []
+    for cell in found:
+        alone = [line for line in cell.lines if line.method.endswith(("alone", "alone, tuned")) and line.tree]
+        if cell.batch == 1 and alone:
+            best = max(alone, key=lambda line: line.ratio)
+            said = "reached" if best.reached >= TARGET else "not reached"
+            lines.append(
+                f"{cell.shape} {cell.dtype}: {best.method} is {best.ratio:.2f} × plain with {best.tokens_per_pass:.2f} "
+                f"tokens per pass, {best.reached:.2f} of that bound; target {TARGET}: {said}"
+            )
+    return lines
