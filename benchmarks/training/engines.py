@@ -15,13 +15,14 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ TOLERANCE = 1e-5
 """Allowed difference of losses and weights, relative above 1: float32 sums have another order."""
 NORM_TOLERANCE = 1e-4
 """Allowed difference of gradient norms: the root of one long float32 sum, which engines split differently."""
+
+FUTURE_WARNING = re.compile(r"^.*FutureWarning: .*\n(?:  .*\n)?", re.MULTILINE)
+"""With the line of source that Python prints below it."""
 
 GROUNDED = {"family": "grounded", "heads": {"num_heads": 2}, "rates": {"heads": 3e-3}}
 THREE_RATES = {"heads": 3e-3, "base": 1e-3, "heads_to_base": 5e-4}
@@ -183,6 +187,7 @@ def launch(config: Path, engine: str, split: Split, *arguments: str) -> str:
         command += ["-m", "accelerate.commands.launch", "--config_file", f"launch/{engine}.yaml"]
         command += ["--num_processes", str(split.processes), "--main_process_port", free_port()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(config.parent / "cache")}
+    environment["PYTHONFAULTHANDLER"] = "1"  # a process that aborts says where
     done = subprocess.run(
         [*command, "train.py", "--config", str(config), *arguments],
         cwd=ROOT,
@@ -191,10 +196,21 @@ def launch(config: Path, engine: str, split: Split, *arguments: str) -> str:
         env=environment,
         check=False,
     )
-    output = done.stdout + done.stderr
     if done.returncode:
-        raise RuntimeError(f"{engine} on {split.processes} processes ended with {done.returncode}:\n{output[-4000:]}")
-    return output
+        raise RuntimeError(
+            f"{engine} on {split.processes} processes ended with {done.returncode}; the end of its stdout:\n"
+            f"{tail(done.stdout)}\nand of its stderr:\n{tail(done.stderr)}"
+        )
+    return done.stdout + done.stderr
+
+
+def tail(output: str, length: int = 4000) -> str:
+    """The last characters, without warnings of libraries about their own future, of which a run prints pages.
+
+    >>> tail("x.py:7: FutureWarning: y goes away\\n  warnings.warn(\\nKilled")
+    'Killed'
+    """
+    return FUTURE_WARNING.sub("", output)[-length:]
 
 
 def free_port() -> str:
@@ -262,9 +278,10 @@ class EngineRow:
 class Comparison:
     """Runs and their single-process references, in one folder; finished runs are not repeated."""
 
-    def __init__(self, folder: Path, *, gpu: bool = False) -> None:
+    def __init__(self, folder: Path, *, gpu: bool = False, launch: Callable[..., str] = launch) -> None:
         self.folder = folder
         self.gpu = gpu
+        self.launch = launch
 
     def train(self, case: str, engine: str, split: Split, **more: Any) -> Path:
         settings = hashlib.sha256(json.dumps(more).encode()).hexdigest()[:8]
@@ -273,7 +290,7 @@ class Comparison:
         finished = self.folder / f"{name}.finished"
         if not finished.exists():
             shutil.rmtree(run, ignore_errors=True)
-            finished.write_text(launch(config, engine, split))
+            finished.write_text(self.launch(config, engine, split))
         return run
 
     def compare(self, case: str, engine: str, split: Split) -> EngineRow:
@@ -309,7 +326,7 @@ class Comparison:
         shutil.copytree(self.train(case, before, split_before, **HALFWAY), run)
         shutil.rmtree(run / f"checkpoint-{STEPS}")
         shutil.rmtree(run / "last")
-        launch(config, after, split_after, "--resume", "true")
+        self.launch(config, after, split_after, "--resume", "true")
         return largest_difference(read_weights(self.train(case, "single", ONE, **HALFWAY)), read_weights(run))
 
 

@@ -1,9 +1,10 @@
-"""Every engine trains what one process trains: the user's own command over gloo, the same blocks in other splits.
+"""Every engine trains what one process trains: over gloo, the same blocks in other splits.
 
-One run an engine here; all cases, four processes, moves between engines and bytes: `python -m
-benchmarks.training.engines`.
+Each engine runs once by the user's own command, the other runs are forks; all cases, four processes, moves between
+engines and bytes: `python -m benchmarks.training.engines`.
 """
 
+import fcntl
 import importlib.util
 import shutil
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from forked import launch_forked
 
-from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison
+from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison, launch, prepare
 from train.engine.engine import (
     Engine,
     announce_compiling,
@@ -38,25 +40,42 @@ with_deepspeed = pytest.mark.skipif(
 in_ten_minutes = pytest.mark.timeout(600)  # up to three runs of up to two processes, on cores that others use too
 
 
+class Shared(Comparison):
+    """A run that another worker of the tests has begun is waited for."""
+
+    def train(self, case, engine, split, **more):
+        with (self.folder / f"{case}-{engine}-{split}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return super().train(case, engine, split, **more)
+
+
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory):
-    return Comparison(tmp_path_factory.mktemp("engines"))
+def comparison(tmp_path_factory, request):
+    """Its runs are forks; one folder for all workers."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "engines"
+    folder.mkdir(exist_ok=True)
+    with (folder / "base.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prepare(folder, tied=False)
+    return Shared(folder, launch=launch_forked)
 
 
 @with_gloo
 @in_ten_minutes
 @pytest.mark.parametrize(
-    ("engine", "case", "named"),
+    ("engine", "case", "named", "start"),
     [
-        ("ddp", "dynamo, three rates", "DDP"),
-        ("fsdp2", "dynamo, three rates", "FSDP2"),
-        ("fsdp2", "medusa, LoRA on bfloat16, self-distillation", "FSDP2"),
-        pytest.param("zero1", "grounded, frozen", "DeepSpeed ZeRO-1", marks=with_deepspeed),
-        pytest.param("zero3", "dynamo, three rates", "DeepSpeed ZeRO-3", marks=with_deepspeed),
+        ("ddp", "dynamo, three rates", "DDP", launch),
+        ("fsdp2", "dynamo, three rates", "FSDP2", launch),
+        ("fsdp2", "medusa, LoRA on bfloat16, self-distillation", "FSDP2", launch_forked),
+        pytest.param("zero1", "grounded, frozen", "DeepSpeed ZeRO-1", launch, marks=with_deepspeed),
+        pytest.param("zero3", "dynamo, three rates", "DeepSpeed ZeRO-3", launch, marks=with_deepspeed),
     ],
 )
-def test_two_processes_train_what_one_trains(comparison, engine, case, named):
-    row = comparison.compare(case, engine, TWO)
+def test_two_processes_train_what_one_trains(comparison, engine, case, named, start):
+    comparison.train(case, "single", ONE, **HALFWAY)
+    row = Shared(comparison.folder, launch=start).compare(case, engine, TWO)  # with what was trained there
     assert row.equal, row
     run = comparison.train(case, engine, TWO, **HALFWAY)  # the same: it is not run again
     said = (run.parent / f"{run.name}.finished").read_text().splitlines()
