@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from forked import Forked
 from safetensors.torch import load_file
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from train.config import read_config
 from train.run import run
 
-ROOT = Path(__file__).resolve().parents[1]
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "heads_overhead"}
 
 
@@ -82,8 +78,7 @@ def train(config, *flags):
 
 
 SLOW = """
-import os, time
-os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})  # one thread: it rounds as the tests do
+import time
 from train.checkpoint import save
 from train.loop.trainer import HeadsTrainer
 from train.run import main
@@ -108,22 +103,8 @@ def slow_script(folder, *, step=0.0, save=0.0):
 
 
 def start(config, *flags, script, **environment):
-    """The user's command in its own process group."""
-    return subprocess.Popen(
-        [sys.executable, str(script), "--config", config, *flags],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
+    """The script in a process, group and session of its own."""
+    return Forked(script, ["--config", config, *flags], {**os.environ, **environment})
 
 
 def wait_until(condition, process, seconds=60):

@@ -8,7 +8,6 @@ import pytest
 from tiny_run import (
     add_bad_token,
     assert_same_run,
-    free_port,
     logged,
     prepare,
     slow_script,
@@ -19,12 +18,11 @@ from tiny_run import (
     write_config,
 )
 
+from benchmarks.training.engines import free_port
 from train.checkpoint.interruption import EXIT_CODE, MARKER, SAME_KEY, SAME_SIGNAL, Interruption
 from train.checkpoint.progress import read_progress
 from train.checkpoint.whole import LIST, checkpoints, newest_whole, step_of
 from train.loop.trainer import HeadsTrainer
-
-pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are kept on one core")
 
 
 @pytest.fixture

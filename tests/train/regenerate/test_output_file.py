@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 from regenerated_runs import ENDS, rows, write
+from repository import ROOT
 from tiny import tiny_model
-from tiny_run import ROOT
 from transformers import GenerationConfig
 
 from train.regenerate.output import OutputFile, is_finished
