@@ -148,7 +148,7 @@ class Heads(TokenHeads):
         return state
 
     def step(self, k: int, level: list[Tensor], tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, list[Tensor]]:
-        chosen = [newest[parents_M] for newest in level]
+        chosen = [newest.index_select(0, parents_M) for newest in level]
         return chosen[k - 1], chosen
 
 

@@ -98,5 +98,5 @@ class Heads(RepresentationHeads):
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """See `TokenHeads.step`; a level holds the nodes' inputs [f ; E_1 ; … ; E_k]: each token is embedded once."""
-        inputs_MI = torch.cat([level[parents_M], self.read(tokens_M, level.dtype)], dim=1)
+        inputs_MI = torch.cat([level.index_select(0, parents_M), self.read(tokens_M, level.dtype)], dim=1)
         return self.bodies[k - 1](inputs_MI), inputs_MI

@@ -93,7 +93,7 @@ class Heads(RepresentationHeads):
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """See `TokenHeads.step`, for any k; a level holds the nodes' h."""
-        hidden_MD = self.cell(self.read(tokens_M, level.dtype), level[parents_M])
+        hidden_MD = self.cell(self.read(tokens_M, level.dtype), level.index_select(0, parents_M))
         return hidden_MD, hidden_MD
 
 

@@ -58,5 +58,5 @@ class Heads(PositionWiseHeads):
 
     def step(self, k: int, level: Tensor, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Tensor]:
         """See `TokenHeads.step`; these heads read no drafted token, so a level holds the tap alone."""
-        tap_MD = level[parents_M]
+        tap_MD = level.index_select(0, parents_M)
         return self.bodies[k - 1](tap_MD), tap_MD

@@ -88,8 +88,8 @@ class PositionWiseHeads(TokenHeads):
 
     def step(self, k: int, level: Any, tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, Any]:
         tap_PD, tokens_P = level
-        tap_MD = tap_PD[parents_M]
-        tokens_Mk = torch.cat([tokens_P[parents_M], tokens_M[:, None]], dim=1)
+        tap_MD = tap_PD.index_select(0, parents_M)
+        tokens_Mk = torch.cat([tokens_P.index_select(0, parents_M), tokens_M[:, None]], dim=1)
         return self.head(k, tap_MD, tokens_Mk), (tap_MD, tokens_Mk)
 
 

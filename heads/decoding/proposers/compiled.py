@@ -54,7 +54,7 @@ class CompiledDrafting:
         key, start = (tuple(index.tree.paths), rows), time.perf_counter()
         run = self.graph(key)
         try:
-            tokens_XN = run(token_heads, projections, level, repeat_last(root_B, rows), index.levels, index.order_N)
+            tokens_XN = run(token_heads, projections, level, repeat_last(root_B, rows), index.levels, index.order_BN)
         except torch._dynamo.exc.Unsupported as error:
             raise ValueError(
                 f"compile=True was given, but torch makes no graph of drafting with {self.family} heads "

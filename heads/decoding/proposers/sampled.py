@@ -89,21 +89,21 @@ def sample_tree(
         state: the family's state after the last commit.
         processors: the request's; those that shape a distribution shape q too.
     """
-    drafted, distributions = [root_B[:, None]], []
+    drafted, distributions = [root_B], []
     level, tokens_M = token_heads.first_level(state), root_B
-    sampled_MC = root_B[:, None]
     for k, at in enumerate(index.levels, start=1):
         parents_M = at.parents_M if token_heads.grounded else index.rows_B
         if k > 1 and token_heads.grounded:
-            tokens_M = sampled_MC[at.parents_M, at.ranks_M]
+            tokens_M = drafted[-1].index_select(0, at.taken_M)
         hidden_RD, level = token_heads.step(k, level, tokens_M, parents_M)
         q_RS = shape_distribution(projections[k - 1](hidden_RD), processors)
         q_RV = projections[k - 1].spread(q_RS, 0.0)  # what is not scored is never sampled
         distributions.append(q_RV.view(len(root_B), -1, q_RV.shape[-1]))
         q_MS = q_RS.repeat_interleave(len(at.parents_M) // len(q_RS), dim=0)
         sampled_MC = projections[k - 1].ids(sample_without_replacement(q_MS, at.num_candidates, generator))
-        drafted.append(sampled_MC[at.child_parents_BC, at.child_ranks_C])
-    return torch.cat(drafted, dim=1)[:, index.order_N], torch.cat(distributions, dim=1)
+        drafted.append(sampled_MC.flatten())
+    tokens_BN = torch.cat(drafted).index_select(0, index.order_BN.flatten()).view(index.order_BN.shape)
+    return tokens_BN, torch.cat(distributions, dim=1)
 
 
 def shape_distribution(logits_RV: Tensor, processors: LogitsProcessorList) -> Tensor:

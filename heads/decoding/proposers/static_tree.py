@@ -4,7 +4,7 @@ A grounded head k reads the tokens drafted before it, so depth k is drafted from
 al., section 3.2, "grounded tree candidates"). An independent head gives every node of a depth the same candidates
 (the Cartesian product of Cai et al., section 2.1), so one row a head is computed, and all nodes read it.
 """
-# B batch, N tree node, M expanding node of one level (over all rows), C child, R candidate rank
+# B batch, N tree node, M expanding node of one level (over all rows), R candidate rank, C candidate of one level = M·R
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from heads.interface.token_heads import TokenHeads
 
 @dataclass(frozen=True, kw_only=True)
 class LevelIndex:
-    """A tree level's indices for a batch: row b's nodes stand at b·m … b·m + m - 1."""
+    """A tree level's indices for a batch: row b's nodes stand at b·m … b·m + m - 1.
+
+    Attributes:
+        parents_M: each node's parent among the nodes of the level above.
+        taken_M: which of the level above's candidates (C,) each node is; of the first level nothing is asked.
+    """
 
     parents_M: Tensor
-    ranks_M: Tensor
-    child_parents_BC: Tensor
-    child_ranks_C: Tensor
+    taken_M: Tensor
     num_candidates: int
 
 
@@ -36,6 +39,9 @@ class TreeIndex:
 
     Args:
         chain: nodes of a second branch below the root, whose tokens come from elsewhere; 0: none.
+
+    Attributes:
+        order_BN: where each node's token stands in (the roots, the candidates of level 0, those of level 1, …).
     """
 
     def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
@@ -43,28 +49,31 @@ class TreeIndex:
         self.shape = tree.with_chain(chain) if chain else tree
         self.depth_N = self.shape.depth_tensor(device)
         self.sees_NN = self.shape.sees_NN(device)
-        self.order_N = torch.tensor(tree.draft_order, device=device)
         self.rows_B = torch.arange(batch, device=device)
-        self.levels = [self._level(depth, device, grounded) for depth in range(tree.depth)]
+        self.levels = [self._level(depth, grounded) for depth in range(tree.depth)]
+        self.order_BN = self._order(grounded)
 
-    def _level(self, depth: int, device: torch.device | str, grounded: bool) -> LevelIndex:
-        level = self.tree.levels[depth]
-        nodes, above = (
-            (len(level.parents), len(self.tree.levels[depth - 1].parents) if depth else 1) if grounded else (1, 1)
-        )
-        parents_m = torch.tensor(level.parents if grounded else [0], device=device)
-        child_parents_C = (
-            torch.tensor(level.child_parents, device=device)
-            if grounded
-            else torch.zeros_like(torch.tensor(level.child_parents, device=device))
-        )
+    def _level(self, depth: int, grounded: bool) -> LevelIndex:
+        level, device = self.tree.levels[depth], self.rows_B.device
+        parents, ranks = (level.parents, level.ranks) if grounded else ((0,), (0,))
+        above = self.tree.levels[depth - 1] if depth else level
+        nodes_above = len(above.parents) if depth and grounded else 1
+        parents_M = (self.rows_B[:, None] * nodes_above + torch.tensor(parents, device=device)).flatten()
+        ranks_M = torch.tensor(ranks, device=device).repeat(len(self.rows_B))
         return LevelIndex(
-            parents_M=(self.rows_B[:, None] * above + parents_m).flatten(),
-            ranks_M=torch.tensor(level.ranks if grounded else [0], device=device).repeat(len(self.rows_B)),
-            child_parents_BC=self.rows_B[:, None] * nodes + child_parents_C,
-            child_ranks_C=torch.tensor(level.child_ranks, device=device),
-            num_candidates=level.num_candidates,
+            parents_M=parents_M, taken_M=parents_M * above.num_candidates + ranks_M, num_candidates=level.num_candidates
         )
+
+    def _order(self, grounded: bool) -> Tensor:
+        before, drafted = len(self.rows_B), [self.rows_B[:, None]]
+        for level, index in zip(self.tree.levels, self.levels, strict=True):
+            nodes, count = len(level.parents) if grounded else 1, index.num_candidates
+            children = zip(level.child_parents, level.child_ranks, strict=True)
+            places = [(parent if grounded else 0) * count + rank for parent, rank in children]
+            of_row = torch.tensor(places, device=self.rows_B.device)
+            drafted.append(before + self.rows_B[:, None] * (nodes * count) + of_row)
+            before += len(index.parents_M) * count
+        return torch.cat(drafted, dim=1)[:, list(self.tree.draft_order)]
 
 
 def draft(
@@ -76,7 +85,7 @@ def draft(
         projections: head k's at index k - 1, read once for each `generate` call.
         state: the family's state after the last commit.
     """
-    return fill(token_heads, projections, token_heads.first_level(state), root_B, index.levels, index.order_N)
+    return fill(token_heads, projections, token_heads.first_level(state), root_B, index.levels, index.order_BN)
 
 
 def fill(
@@ -85,19 +94,16 @@ def fill(
     level: Any,
     root_B: Tensor,
     levels: Sequence[LevelIndex],
-    order_N: Tensor,
+    order_BN: Tensor,
 ) -> Tensor:
     """The same from the level above the root: nothing but arithmetic, which may be compiled."""
-    drafted = [root_B[:, None]]
-    tokens_M = root_B
-    candidates_MR = root_B[:, None]
+    drafted, tokens_M = [root_B], root_B
     for k, at in enumerate(levels, start=1):
         if k > 1 and token_heads.grounded:
-            tokens_M = candidates_MR[at.parents_M, at.ranks_M]
+            tokens_M = drafted[-1].index_select(0, at.taken_M)
         hidden_MD, level = token_heads.step(k, level, tokens_M, at.parents_M)
-        candidates_MR = best_tokens(projections[k - 1], hidden_MD, at.num_candidates)
-        drafted.append(candidates_MR[at.child_parents_BC, at.child_ranks_C])
-    return torch.cat(drafted, dim=1)[:, order_N]
+        drafted.append(best_tokens(projections[k - 1], hidden_MD, at.num_candidates).flatten())
+    return torch.cat(drafted).index_select(0, order_BN.flatten()).view(order_BN.shape)
 
 
 def best_tokens(projection: Projection, hidden_MD: Tensor, count: int) -> Tensor:
