@@ -180,6 +180,20 @@ def read_hooks(modules: Iterable[nn.Module]) -> list[Any]:
     ]
 
 
+def fastest_mode(*models: nn.Module) -> type[torch.no_grad] | type[torch.inference_mode]:
+    """The mode for passes without gradients: inference mode, whose operations keep no books for autograd.
+
+    Its tensors can never be trained on, so where others may keep one it is `torch.no_grad`: hooks and replaced forwards
+    keep what they see, and weights that are sharded or packed keep buffers between passes.
+    """
+    modules = [module for model in models for module in model.modules()]
+    hooked = any(forward or before or after for _, forward, before, after in read_hooks(modules))
+    own = all(
+        type(p) is nn.Parameter and not hasattr(p, "ds_id") for module in modules for p in module.parameters(False)
+    )
+    return torch.inference_mode if own and not hooked else torch.no_grad
+
+
 def read_output_path(model: Any) -> list[Any]:
     """`read_hooks` of the modules that logits come from."""
     ends = (model, model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())

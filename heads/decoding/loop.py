@@ -14,7 +14,8 @@ distribution after all logits processors, unless the rule says that it is lossy 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class VerifiedRun:
     Args:
         max_depth: the deepest node that the drafter may propose.
         reusable: holds the previous call's caches, and this call's when it ends; None reuses nothing.
+        mode: entered for drafts, passes and commits, and not where processors and criteria of the caller run.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class VerifiedRun:
         call: Call,
         max_depth: int,
         reusable: ReusableCaches[Any] | None = None,
+        mode: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad,
     ) -> None:
         self.backbone = backbone
         self.drafter = drafter
@@ -56,6 +59,7 @@ class VerifiedRun:
         self.call = call
         self.request = call.request
         self.reusable = reusable
+        self.mode = mode
         self.stats = DecodingStats(accepted_per_depth=[0] * max_depth)
 
     @torch.no_grad()
@@ -63,15 +67,16 @@ class VerifiedRun:
         self.backbone.check_length(self.call.valid_BT, self.request.max_length)
         rows = self.call.rows()
         state = self.prefill(rows)
-        state, running = self.drop_ended(state, rows)
+        with self.mode():
+            state, running = self.drop_ended(state, rows)
         while running:
-            with self.stats.time("draft"):
+            with self.stats.time("draft"), self.mode():
                 proposal = self.drafter.propose(running)
             with self.stats.time("verify"):
                 output, logits_BNV = self.verify(state, running, proposal)
             with self.stats.time("accept"):
                 paths = self.accept(running, proposal, logits_BNV)
-            with self.stats.time("commit"):
+            with self.stats.time("commit"), self.mode():
                 state = self.commit(state, output, paths)
                 state, running = self.drop_ended(state, running)
         if self.reusable is not None:
@@ -95,8 +100,9 @@ class VerifiedRun:
             def begin(output: Pass, plan: CommitPlan) -> None:
                 self.drafter.begin(output, plan, rows)
 
-            state, output = self.backbone.read(tokens_BT, valid_BT, self.drafter.taps, cached, commit=begin)
-            last_logits_BV = self.backbone.logits(output.final_BND[:, -1])
+            with self.mode():
+                state, output = self.backbone.read(tokens_BT, valid_BT, self.drafter.taps, cached, commit=begin)
+                last_logits_BV = self.backbone.logits(output.final_BND[:, -1])
             self.stats.prompt_tokens = int(valid_BT.sum())
             self.stats.drafted = [[] for _ in rows]
             self.stats.count_pass(len(rows))
@@ -133,9 +139,10 @@ class VerifiedRun:
         if self.request.processors:
             for row in running:  # the text goes to the device before the pass: behind it, the copy would wait for it
                 row.prefix()
-        depth = self.within_text(running, proposal)
-        output = self.backbone.verify(state, proposal.tokens_BN, depth, proposal.sees, self.drafter.taps)
-        return output, self.backbone.logits(output.final_BND)
+        with self.mode():
+            depth = self.within_text(running, proposal)
+            output = self.backbone.verify(state, proposal.tokens_BN, depth, proposal.sees, self.drafter.taps)
+            return output, self.backbone.logits(output.final_BND)
 
     def within_text(self, running: list[Row], proposal: Proposal) -> Tensor:
         """The nodes' depths, of which those behind the text's last token are cut.

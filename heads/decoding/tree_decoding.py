@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from heads.backbone.compiled import compiled
+from heads.backbone.support import fastest_mode
 from heads.decoding.acceptance.rules import Rule, read_rule
 from heads.decoding.defaults import AnyTree, SettingsByBatch
 from heads.decoding.loop import VerifiedRun
@@ -83,6 +84,7 @@ class TreeDecoding(Decoding):
         self.backbone = compiled(token_heads.backbone) if compiles else token_heads.backbone
         self.drafting = compiled_drafting(token_heads) if compiles else None
         self.reusable: ReusableCaches[HeadsDrafter] | None = ReusableCaches() if keep_caches else None
+        self._mode: Any = None
 
     def check_model(self, model: Any) -> None:
         check_heads(self.token_heads, model)
@@ -99,8 +101,12 @@ class TreeDecoding(Decoding):
             generator=self.generator,
         )
         backbone = self.backbone if settings.compile else self.token_heads.backbone
+        mode = torch.no_grad if settings.compile else fastest_mode(backbone.model, self.token_heads)
+        if mode is not self._mode:  # caches of one mode cannot be written to in the other
+            self._mode = mode
+            self.forget()
         max_depth = max(settings.tree.depth or 0, MAX_GROWTH * settings.lookup)
-        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable).decode()
+        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable, mode).decode()
 
     def forget(self) -> None:
         """Free the caches that the last call left; the next call reads its whole prompt."""
