@@ -98,7 +98,8 @@ def read_vocab_size(config: BackboneConfig) -> int:
 
 def max_positions(model: Any) -> int | None:
     """The longest text that a model takes, in tokens; None where its config does not say."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    config = model.config.get_text_config()
+    return getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))  # the latter: MPT
 
 
 def resolve_dtype(dtype: Dtype, device: torch.device | str | None) -> Any:

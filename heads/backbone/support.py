@@ -42,17 +42,22 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
 
 
 def refuse_what_is_no_model(model: Any) -> None:
-    """A path, a name, heads or anything else in place of a causal LM."""
+    """A path, a name, heads, a model without an output layer over tokens or anything else in place of a causal LM."""
     if not isinstance(model, nn.Module) or not hasattr(unwrap(model), "get_decoder"):
         given = repr(model) if isinstance(model, str | Path) else f"a {type(model).__name__}"
         raise ValueError(
             f"{given} was given in place of a model; give a causal LM of transformers, such as "
             f"AutoModelForCausalLM.from_pretrained(…) loads."
         )
+    if unwrap(model).get_output_embeddings() is None:
+        raise ValueError(
+            f"{type(unwrap(model)).__name__} has no output layer that scores tokens; give the causal LM with it, such "
+            f"as AutoModelForCausalLM.from_pretrained(…) loads."
+        )
 
 
 def unwrap(model: Any) -> Any:
-    """The causal LM in a `PeftModel` or behind `torch.compile`, whose own `generate` ends in the causal LM's.
+    """The causal LM in a `PeftModel`, `PeftMixedModel` or behind `torch.compile`; their `generate` ends in its own.
 
     Raises:
         ValueError: an adapter that adds tokens of its own before the text.
@@ -61,7 +66,9 @@ def unwrap(model: Any) -> Any:
     if "peft" not in sys.modules:
         return model
     with needs_extra("lora", "This model has a LoRA adapter"):
-        from peft import PeftModel
+        from peft import PeftMixedModel, PeftModel
+    if isinstance(model, PeftMixedModel):  # adapters of several kinds, all on layers
+        return getattr(model.base_model.model, "_orig_mod", model.base_model.model)
     if not isinstance(model, PeftModel):
         return model
     if model.active_peft_config.is_prompt_learning:

@@ -36,9 +36,14 @@ class CachedText(Generic[D]):
 
 
 class ReusableCaches(Generic[D]):
-    """The caches of at most one call. A call removes them and stores its own at its end, a failed call none."""
+    """The caches of at most one call. A call removes them and stores its own at its end, a failed call none.
 
-    def __init__(self) -> None:
+    Args:
+        others: models beside the backbone whose caches are kept, such as a draft model.
+    """
+
+    def __init__(self, *others: nn.Module) -> None:
+        self._others = others
         self._cached: CachedText[D] | None = None
         self._weights: list[Any] = []
 
@@ -64,8 +69,8 @@ class ReusableCaches(Generic[D]):
         self._cached = None
 
     def begin(self, model: nn.Module) -> None:
-        """Forget caches of other weights, hooks or adapters than the model's now."""
-        weights = mark_weights(model)
+        """Forget caches of other weights, hooks or adapters than those of the model and the others now."""
+        weights = [mark_weights(one) for one in (model, *self._others)]
         if weights != self._weights:
             self._weights = weights
             self.forget()

@@ -19,7 +19,7 @@ from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.compiled import compiled_drafting
 from heads.decoding.proposers.heads import HeadsDrafter
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
-from heads.decoding.request.entry import Call, Decoding, check_heads, check_token_heads
+from heads.decoding.request.entry import Call, Decoding, check_generator, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.reuse import ReusableCaches
 from heads.interface.token_heads import TokenHeads
@@ -75,7 +75,7 @@ class TreeDecoding(Decoding):
     ) -> None:
         check_token_heads(token_heads)
         self.token_heads = token_heads
-        self.generator = generator
+        self.generator = check_generator(generator)
         self.rule = read_rule(rule, generator)
         self.settings = SettingsByBatch(token_heads, tree, lookup, compile, self.rule)
         of_one_row = self.settings.at(1)

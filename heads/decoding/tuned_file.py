@@ -150,7 +150,7 @@ def read_tree_file(path: str | Path) -> TunedTree:
         ValueError: the file is missing, cannot be read or holds something else.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         return replace(parse(content), path=Path(path))
     except FileNotFoundError:
         raise ValueError(f"The tree file {path} does not exist; trees lie in configs/trees/.") from None

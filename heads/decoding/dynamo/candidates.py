@@ -4,7 +4,8 @@ A pass that emits one token (line 19 of DynaMo's Algorithm 1) uses all logits pr
 joint distribution, each place's logits are processed by all of them but the repetition penalty. That is applied to the
 joint distribution, as line 11 divides probabilities, and as the logits of a place do not depend on the tokens before
 it. The processors of a place get the text and the likeliest tokens of the places before it, so that lengths are right
-(minimum length, forced end token) and processors that ban n-grams see the likeliest one.
+(minimum length, forced end token) and processors that ban n-grams see the likeliest one. Copies are
+asked of those that may keep a state, and they themselves before a token is emitted (`keep_allowed` in decoding.py).
 """
 # B batch, R row that is still running, V vocabulary, k candidates of one place
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from heads.decoding.request.request import Row
+from heads.decoding.request.request import Row, fork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def find_candidates(running: list[Row], logits: Sequence[Tensor], top_k: int) ->
         logits: for each place their logits (R, V); the first are the backbone's.
     """
     prefixes = [row.prefix() for row in running]
-    processors = [without_penalty(row.processors) for row in running]
+    processors = [fork(without_penalty(row.processors)) for row in running]
     places: list[Candidates] = []
     for i, logits_RV in enumerate(logits, start=1):
         raw_RV = logits_RV.to(torch.float32, copy=True)  # processors may write into it

@@ -18,9 +18,9 @@ from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.dynamo.candidates import find_candidates, read_penalty
 from heads.decoding.dynamo.joint import MAX_JOINT_ENTRIES, Cooccurrence, Decision, JointConfig, decide, largest_side
 from heads.decoding.dynamo.threshold import Adaptive
-from heads.decoding.request.entry import Call, Decoding, check_heads, check_token_heads
+from heads.decoding.request.entry import Call, Decoding, check_generator, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput, DecodingStats, finish, record
-from heads.decoding.request.request import STATEFUL, Row
+from heads.decoding.request.request import STATEFUL, Row, fork, may_keep_state
 from heads.interface.token_heads import TokenHeads
 from heads.ngrams.device import DeviceTable
 from heads.ngrams.table import NgramTable
@@ -73,7 +73,7 @@ class DynamicDecoding(Decoding):
         order, backbone = token_heads.num_heads + 1, token_heads.backbone
         table = open_cooccurrence(cooccurrence, order, backbone.vocab_size)
         self.cooccurrence = on_device(table, order, backbone.heads_device)
-        self.generator = generator
+        self.generator = check_generator(generator)
 
     def check_model(self, model: Any) -> None:
         check_heads(self.token_heads, model)
@@ -117,7 +117,7 @@ class DynamicRun:
             with self.stats.time("draft"):
                 logits = [logits_RV, *self.predict(heads_state, len(running))]
             with self.stats.time("accept"):
-                new = self.emit(running, self.decide(running, logits), logits_RV)
+                new = self.emit(running, self.decide(running, logits), logits)
             with self.stats.time("commit"):
                 state, heads_state, running, new = self.drop_ended(state, heads_state, running, new)
             if not running:
@@ -168,7 +168,7 @@ class DynamicRun:
             penalty=penalty,
         )
 
-    def emit(self, running: list[Row], decision: Decision | None, logits_RV: Tensor) -> list[list[int]]:
+    def emit(self, running: list[Row], decision: Decision | None, logits: list[Tensor]) -> list[list[int]]:
         """Sample and emit each row's n-gram; the tokens that the backbone has to read."""
         chosen: dict[int, list[int]] = {}
         for here in decision.ngrams if decision else ():
@@ -176,7 +176,8 @@ class DynamicRun:
             chosen |= dict(zip(here.rows_R.tolist(), ngrams, strict=True))
         new = []
         for r, row in enumerate(running):
-            new.append(chosen.get(r) or [row.choose(logits_RV[r])])
+            of_row = [logits_RV[r] for logits_RV in logits]
+            new.append(keep_allowed(row, chosen[r], of_row) if r in chosen else [row.choose(of_row[0])])
             self.emit_row(row, new[-1])
         return new
 
@@ -221,6 +222,28 @@ class DynamicRun:
         return self.backbone.commit(state, output, plan), heads_state, logits_RV
 
 
+def keep_allowed(row: Row, ngram: list[int], logits: list[Tensor]) -> list[int]:
+    """An n-gram up to the first token that a processor with a state forbids, once it has read those before it.
+
+    Such processors, as grammars are, are called once for each token that is emitted, with that token's own prefix. The
+    candidates were found by copies, which read the likeliest tokens in place of those that were then sampled.
+
+    Args:
+        logits: for each place its logits (V,).
+    """
+    if not any(map(may_keep_state, row.processors)):
+        return ngram
+    for i, token in enumerate(ngram):
+        processors = fork(row.processors)
+        _, scores_1V = row.process(logits[i], ngram[:i], processors)
+        if i and scores_1V[0, token] == -torch.inf:
+            return ngram[:i]
+        row.processors = processors
+        if token in row.request.eos_tokens:
+            return ngram[: i + 1]
+    return ngram
+
+
 def check_independent(token_heads: TokenHeads) -> None:
     """Check that the product of the heads is a joint distribution, and one that is small enough.
 
@@ -245,12 +268,16 @@ def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab
     """A table, or the table in a folder, that knows n-grams of `order` tokens of this vocabulary.
 
     Raises:
-        ValueError: shorter n-grams, or another vocabulary.
+        ValueError: no table, shorter n-grams, or another vocabulary.
     """
     if table is None:
         return None
     if isinstance(table, str | Path):
         table = NgramTable.open(table)
+    if not hasattr(table, "cooccurrence"):
+        raise ValueError(
+            f"cooccurrence={table!r} was given; give a table that headway count-ngrams made, its folder, or None."
+        )
     table.check_vocab(vocab_size)
     if table.order < order:
         raise ValueError(

@@ -20,13 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, get_args
+from numbers import Real
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from heads.decoding.dynamo.candidates import Candidates
 from heads.decoding.dynamo.threshold import Adaptive, along, apply_thresholds, static_bound
+from heads.decoding.trees.dynamic import check_integer
 
 MAX_JOINT_ENTRIES = 2**18
 """Entries of one row's J at most: each axis keeps its likeliest candidates so that it fits (64 for n = 3, 22 for 4)."""
@@ -68,6 +70,10 @@ class JointConfig:
     top_k: int = 50
 
     def __post_init__(self) -> None:
+        check_number(self.threshold, "threshold")
+        check_number(self.transparency, "transparency")
+        for name in ("blur", "top_k"):
+            object.__setattr__(self, name, check_integer(getattr(self, name), f"{name}={getattr(self, name)!r}"))
         if not 0 <= self.threshold <= 1:
             raise ValueError(
                 f"threshold={self.threshold} was given; allowed are 0 (always all tokens) to 1 (always one token)."
@@ -87,6 +93,15 @@ class JointConfig:
             raise ValueError("adaptive='blurred' was given with blur=1, which does not blur; give 3 or more.")
         if self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} was given; allowed are 1 and more candidates a place.")
+
+
+def check_number(value: Any, name: str) -> None:
+    """
+    Raises:
+        ValueError: no number; true and false are none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name}={value!r} was given; allowed are numbers.")
 
 
 @dataclass(frozen=True, kw_only=True)

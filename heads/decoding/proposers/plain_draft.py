@@ -20,16 +20,23 @@ class PlainDraft:
     """A causal LM that is called as in plain generation.
 
     Raises:
-        ValueError: its cache cannot drop tokens; `refusal` says why it is no backbone either.
+        ValueError: it is no causal LM, or its cache cannot drop tokens; `refusal` says why it is no backbone either.
     """
 
     def __init__(self, model: Any, refusal: ValueError) -> None:
+        if model.get_output_embeddings() is None:
+            raise ValueError(f"This model cannot draft: {refusal}") from None
         self.model = model.eval()
         self.config = model.config
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.device: torch.device = model.device
         if getattr(model, "_is_stateful", False) or model.config.is_encoder_decoder or not self.crops():
             raise ValueError(f"This model cannot draft: {refusal}") from None
+        if not self.is_causal():
+            raise ValueError(
+                f"{type(model).__name__} reads text in both directions, so what it says of a text's end changes as the "
+                f"text goes on; give a causal LM as the draft model."
+            ) from None
 
     @torch.no_grad()
     def read(self, tokens_U: Tensor, cache: DynamicCache) -> Tensor:
@@ -37,6 +44,13 @@ class PlainDraft:
         output = self.model(input_ids=tokens_U[None].to(self.device), past_key_values=cache, use_cache=True)
         logits_V: Tensor = output.logits[0, -1]
         return logits_V
+
+    @torch.no_grad()
+    def is_causal(self) -> bool:
+        """Whether the logits after two tokens stay when two more follow."""
+        tokens_T = (torch.arange(4) % self.vocab_size).to(self.device)
+        before_V = self.model(input_ids=tokens_T[None, :2]).logits[0, 1]
+        return same_but_for_rounding(self.model(input_ids=tokens_T[None]).logits[0, 1], before_V)
 
     def crops(self) -> bool:
         """Whether four tokens have the same logits when a wrong one was read between them and dropped."""
@@ -48,8 +62,14 @@ class PlainDraft:
             cropped_V, wanted_V = self.read(tokens_T[2:], cache), self.read(tokens_T, whole)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
             return False  # it takes no cache of this kind
-        rounding = 100 * torch.finfo(wanted_V.dtype).eps * float(wanted_V.abs().max().clamp(min=1.0))
-        return bool(((cropped_V - wanted_V).abs() <= rounding).all())
+        return same_but_for_rounding(cropped_V, wanted_V)
+
+
+def same_but_for_rounding(one_V: Tensor, other_V: Tensor) -> bool:
+    """Equal but for rounding, in float32 at best: MPT computes its attention in it, whatever its dtype."""
+    eps = max(torch.finfo(other_V.dtype).eps, torch.finfo(torch.float32).eps)
+    rounding = 100 * eps * float(other_V.abs().max().clamp(min=1.0))
+    return bool(((one_V - other_V).abs() <= rounding).all())
 
 
 def shorten(cache: DynamicCache, length: int) -> None:

@@ -61,7 +61,7 @@ def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
 def read_tokens(backbone: Backbone | PlainDraft) -> dict[int, str]:
     """Text by token id, from the tokenizer.json of where the model was loaded from; empty where there is none."""
     path = find_tokenizer(str(getattr(backbone.config, "_name_or_path", "") or ""))
-    return parse_tokens(json.loads(path.read_text(encoding="utf-8"))) if path else {}
+    return parse_tokens(json.loads(path.read_text(encoding="utf-8-sig"))) if path else {}
 
 
 def find_tokenizer(name: str) -> Path | None:

@@ -95,6 +95,19 @@ def check_token_heads(token_heads: Any) -> None:
         )
 
 
+def check_generator(generator: Any) -> torch.Generator | None:
+    """
+    Raises:
+        ValueError: a seed or anything else in place of a generator.
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ValueError(
+            f"generator={generator!r} was given; give None, or a torch.Generator such as "
+            f"torch.Generator(device).manual_seed(0)."
+        )
+    return generator
+
+
 def check_heads(token_heads: TokenHeads, model: Any) -> None:
     """Heads decode with the model that they were loaded on, and in its dtype unless autocast casts for them.
 

@@ -125,9 +125,9 @@ def copied(processor: Any) -> Any:
         return copy.deepcopy(processor)
     except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
         raise ValueError(
-            f"{type(processor).__name__} was given with rule='typical', which judges drafts that may not be emitted, "
-            f"each with a copy of it, and it cannot be copied ({error}); give it a __deepcopy__, or decode with "
-            f"rule='exact' or 'rejection'."
+            f"{type(processor).__name__} cannot be copied ({error}), but rule='typical' and DynamicDecoding judge "
+            f"tokens that may not be emitted, each with a copy of it; give it a __deepcopy__, or decode by "
+            f"TreeDecoding with rule='exact' or 'rejection'."
         ) from error
 
 

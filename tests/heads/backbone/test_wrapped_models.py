@@ -10,7 +10,7 @@ import torch
 from throwaway_families import make_heads
 from tiny import PAD, random_tokens, tiny_model
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, LlamaForQuestionAnswering, LlamaForSequenceClassification, LlamaModel
 
 import heads
 from heads.backbone.model import Backbone
@@ -49,6 +49,22 @@ def test_a_peft_model_is_taken_as_it_is(folder):
     assert torch.equal(heads.generate(adapted, decoding, input_ids=PROMPT, **ASKED), text)
     with adapted.disable_adapter():
         assert torch.equal(text_of(adapted, decoding), plain)
+
+
+def test_a_mixed_peft_model_is_taken_as_it_is(folder):
+    peft = pytest.importorskip("peft")
+    plain = text_of(model := tiny_model("llama", attn="sdpa"))
+    options = {"target_modules": ["v_proj"], "init_lora_weights": False}
+    mixed = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=32, **options), mixed=True)
+    mixed.add_adapter("other", peft.LoHaConfig(r=2, alpha=32, target_modules=["q_proj"], init_weights=False))
+    mixed.set_adapter(["default", "other"])
+    mixed.eval()
+    decoding = heads.TreeDecoding(heads.load(folder, mixed), 8)
+    text = text_of(mixed)
+    assert not torch.equal(text, plain)
+    assert torch.equal(text_of(mixed, decoding), text)
+    with mixed.disable_adapter():
+        assert torch.equal(text_of(mixed, decoding), plain)
 
 
 def test_a_peft_model_that_adds_tokens_is_refused(folder):
@@ -141,6 +157,17 @@ def test_what_is_no_model_is_refused(given, folder):
     for make in (lambda: heads.load(folder, given), lambda: heads.create("medusa", given)):
         with pytest.raises(ValueError, match=f"{said}.* was given in place of a model; give a causal LM"):
             make()
+
+
+@pytest.mark.parametrize("kind", [LlamaModel, LlamaForSequenceClassification, LlamaForQuestionAnswering])
+def test_a_model_without_an_output_layer_over_tokens_is_refused(kind, folder):
+    model = kind(tiny_model("llama").config)
+    said = f"{kind.__name__} has no output layer that scores tokens; give the causal LM with it"
+    for make in (lambda: heads.load(folder, model), lambda: heads.create("medusa", model)):
+        with pytest.raises(ValueError, match=said):
+            make()
+    with pytest.raises(ValueError, match=f"This model cannot draft: {said}"):
+        heads.DraftModelDecoding(model)
 
 
 def test_heads_are_no_decoder(folder):

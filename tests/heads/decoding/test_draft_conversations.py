@@ -8,7 +8,7 @@ import pytest
 import torch
 from draft_runs import NO_EOS, TOY, K, both, chi_square, joint, limit, noisy, shared
 from reading import reads
-from tiny import left_padded, random_tokens
+from tiny import left_padded, random_tokens, tiny_model
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -53,6 +53,20 @@ def test_a_prompt_that_parts_from_the_text_is_read_from_there():
     assert both(shared("llama"), decoding, first)[1].stats.prompt_tokens == first.shape[1]
     plain, ours = both(shared("qwen3"), decoding, first)
     assert torch.equal(ours.sequences, plain), "the caches of another model are not used"
+
+
+def test_a_draft_model_in_another_dtype_reads_everything_again():
+    """The backbone's cache goes with the draft model's, so that both hold the same tokens."""
+    model, draft_model = tiny_model("llama", attn="sdpa"), tiny_model("llama", attn="sdpa", seed=1)
+    decoding = heads.DraftModelDecoding(draft_model, k=K, keep_caches=True)
+    text = random_tokens(1, 9, seed=50)
+    for dtypes in ((torch.float64,) * 2, (torch.float64, torch.float32), (torch.float32,) * 2):
+        model.to(dtypes[0])
+        draft_model.to(dtypes[1])
+        for prompt_tokens in (9, 1):
+            plain, ours = both(model, decoding, text, max_new_tokens=12)
+            assert torch.equal(ours.sequences, plain)
+            assert ours.stats.prompt_tokens == prompt_tokens
 
 
 def test_kept_caches_are_of_one_row():

@@ -190,6 +190,23 @@ def test_caches_of_a_changed_model_are_forgotten(change):
     assert torch.equal(out.sequences, model.generate(text, **asked))
 
 
+@pytest.mark.parametrize("lookup", [0, 6])
+def test_a_model_in_another_dtype_reads_everything_again(lookup):
+    """There and back, as where a conversation goes on on another device in less precision."""
+    model = tiny_model("llama", attn="sdpa")
+    token_heads = make_heads("grounded", Backbone(model))
+    decoding = heads.TreeDecoding(token_heads, ANY_DEPTH, lookup=lookup, keep_caches=True)
+    text = random_tokens(1, 9, seed=57)
+    for dtype in (torch.float64, torch.float32, torch.float64):
+        model.to(dtype)
+        token_heads.to(dtype)
+        for prompt_tokens in (9, 1):
+            out = say(decoding, text)
+            assert out.stats.prompt_tokens == prompt_tokens
+            asked = {"max_new_tokens": 12, **NO_EOS, "attention_mask": torch.ones_like(text)}
+            assert torch.equal(out.sequences, model.generate(text, **asked))
+
+
 def test_several_rows_and_padding_are_refused():
     decoding = heads.TreeDecoding(fitted_heads("grounded", "llama"), ANY_DEPTH, keep_caches=True)
     with pytest.raises(ValueError, match=r"keep_caches=True was given for 2 rows; caches are kept for one row"):

@@ -206,8 +206,6 @@ def test_typical_acceptance_refuses_processors_that_cannot_be_copied():
             return scores
 
     own = LogitsProcessorList([Own()])
-    with pytest.raises(
-        ValueError, match=r"Own was given with rule='typical', .* cannot be copied \(cannot pickle 'gener"
-    ):
+    with pytest.raises(ValueError, match=r"Own cannot be copied \(cannot pickle 'gener"):
         generate("typical", logits_processor=own, **SAMPLED)
     generate("rejection", logits_processor=own, **SAMPLED)

@@ -226,6 +226,25 @@ def test_a_model_in_place_of_heads_is_refused():
         DynamicDecoding(tiny_model("llama"))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threshold": "a"}, "threshold='a' was given; allowed are numbers"),
+        ({"threshold": None}, "threshold=None was given; allowed are numbers"),
+        ({"threshold": True}, "threshold=True was given; allowed are numbers"),
+        ({"transparency": [1]}, r"transparency=\[1\] was given; allowed are numbers"),
+        ({"blur": 1.5}, "blur=1.5 was given; allowed are integers"),
+        ({"top_k": "3"}, "top_k='3' was given; allowed are integers"),
+        ({"top_k": True}, "top_k=True was given; allowed are integers"),
+        ({"cooccurrence": 7}, "cooccurrence=7 was given; give a table"),
+        ({"generator": 3}, "generator=3 was given; give None, or a torch.Generator"),
+    ],
+)
+def test_options_of_another_type_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        decoding_of(**options)
+
+
 def test_a_generator_makes_sampling_repeatable():
     token_heads, texts = fitted_heads("medusa", "llama"), []
     for seed in (1, 1, 2):

@@ -10,6 +10,9 @@ from draft_runs import PROMPTS, both, shared
 from tiny import SMALL, VOCAB, left_padded, random_tokens
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    BertModel,
     BloomConfig,
     GPTNeoConfig,
     MambaConfig,
@@ -64,6 +67,31 @@ def test_after_kept_and_dropped_tokens_the_cache_is_that_of_a_model_that_reads_e
     reader.keep_rows(torch.tensor([1]))
     reader.keep_slots(4)
     torch.testing.assert_close(reader.read(text[:, 4:9])[0], model(text).logits[0, -1])
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_a_model_that_reads_in_both_directions_is_refused(is_decoder):
+    config = BertConfig(**SMALL, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, is_decoder=is_decoder)
+    model = BertLMHeadModel(config).double().eval()
+    if is_decoder:  # the same weights, read from left to right
+        plain, ours = both(shared("llama"), heads.DraftModelDecoding(model, k=3), max_new_tokens=10)
+        assert torch.equal(ours.sequences, plain)
+        return
+    with pytest.raises(ValueError, match="BertLMHeadModel reads text in both directions"):
+        heads.DraftModelDecoding(model)
+    with pytest.raises(ValueError, match="This model cannot draft"):
+        heads.DraftModelDecoding(BertModel(config))
+
+
+def test_a_text_that_outgrows_a_draft_model_is_refused():
+    torch.manual_seed(0)
+    config = MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=16, expansion_ratio=2)
+    decoding = heads.DraftModelDecoding(AutoModelForCausalLM.from_config(config).double().eval(), k=3)
+    tokens = random_tokens(1, 6, seed=1)
+    plain, ours = both(shared("llama"), decoding, tokens, max_new_tokens=11)  # all but the last are read
+    assert torch.equal(ours.sequences, plain)
+    with pytest.raises(ValueError, match=r"may grow to 18 tokens, .* reads 17, but it has 16 positions"):
+        both(shared("llama"), decoding, tokens, max_new_tokens=12)
 
 
 def test_a_recurrent_state_is_still_refused():

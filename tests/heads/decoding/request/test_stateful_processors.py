@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, SynthIDTextWatermarkingConfig
 
 import heads
+from heads.decoding.request.request import Row
 
 PROMPT = random_tokens(1, 6, seed=1)
 ASKED: dict[str, Any] = {
@@ -116,6 +117,63 @@ def test_a_sampled_text_follows_the_grammar(decoding):
     if decoding != "draft model":  # a draft model asks stateless processors of transformers alone
         assert torch.equal(out.sequences, stateless.sequences)
     assert out.sequences.shape[1] == PROMPT.shape[1] + 20
+
+
+class Counting(Grammar):
+    """Notes the prefixes that it is asked about; copies note theirs elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefixes: list[list[int]] = []
+
+    def of_row(self, row: int) -> Counting:
+        return Counting()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.prefixes.append(input_ids[0].tolist())
+        return super().__call__(input_ids, scores)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_dynamic_decoding_keeps_to_a_grammar(threshold, settings):
+    """Each n-gram ends before a token that the grammar forbids behind the tokens that were emitted before it."""
+    token_heads = fitted_heads("medusa", "llama")
+    ours = heads.DynamicDecoding(token_heads, threshold)
+    out = run(token_heads.backbone.model, ours, Grammar(), **settings)
+    state = 0
+    for token in out.sequences[0, PROMPT.shape[1] :].tolist():
+        assert token in allowed(state)
+        state = (3 * state + token) % STATES
+    assert out.sequences.shape[1] == PROMPT.shape[1] + 20
+    assert (out.stats.tokens > out.stats.passes) == (threshold < 1)
+    if threshold == 1:
+        assert torch.equal(out.sequences, run(token_heads.backbone.model, None, Grammar(), **settings).sequences)
+
+
+def test_dynamic_decoding_asks_a_processor_about_the_emitted_text_alone(monkeypatch):
+    token_heads = fitted_heads("medusa", "llama")
+    rows: list[Row] = []
+    monkeypatch.setattr(Row, "__post_init__", lambda row, init=Row.__post_init__: (rows.append(row), init(row))[1])
+    out = run(token_heads.backbone.model, heads.DynamicDecoding(token_heads, 0.0), Counting())
+    (asked,) = [processor for processor in rows[0].processors if isinstance(processor, Counting)]
+    text = out.sequences[0].tolist()
+    assert asked.prefixes[:20] == [text[:length] for length in range(PROMPT.shape[1], len(text))]
+
+
+def test_dynamic_decoding_refuses_a_processor_that_cannot_be_copied():
+    class Uncopied(Grammar):
+        def of_row(self, row: int) -> Any:
+            return Uncopied()
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot pickle this")
+
+    token_heads = fitted_heads("medusa", "llama")
+    with pytest.raises(ValueError, match=r"Uncopied cannot be copied \(cannot pickle this\), but .*DynamicDecoding"):
+        run(token_heads.backbone.model, heads.DynamicDecoding(token_heads, 0.3), Uncopied())
+    out = run(token_heads.backbone.model, heads.DynamicDecoding(token_heads, 1.0), Uncopied())
+    assert torch.equal(out.sequences, run(token_heads.backbone.model, None, Grammar()).sequences)
 
 
 def test_rows_of_a_batch_have_a_grammar_each():
