@@ -55,9 +55,17 @@ def run_to_the_end(config: TrainConfig) -> None:
 
 
 def explain_errors(action: Callable[[], Any]) -> None:
-    """Run an action; what a user can cause ends in one sentence and exit code 1. HEADWAY_TRACEBACK=1 shows all."""
+    """Run an action; what a user can cause ends in one sentence and exit code 1. HEADWAY_TRACEBACK=1 shows all.
+
+    Ctrl-C ends in one line and exit code 130; a run has words of its own for it (train/checkpoint/interruption.py).
+    """
     try:
         action()
+    except KeyboardInterrupt:
+        if os.environ.get("HEADWAY_TRACEBACK") == "1":
+            raise
+        sys.stderr.write("interrupted: ended before it was done.\n")
+        sys.exit(130)
     except (ValueError, OSError, MissingExtraError) as error:
         if os.environ.get("HEADWAY_TRACEBACK") == "1":
             raise

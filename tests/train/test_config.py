@@ -362,3 +362,38 @@ def test_roles_of_a_source_are_free_names(tmp_path):
     config = read_config(["--config", str(path)])
     assert config.data.train[0].roles == {"visitor": "user"}
     assert config.data.max_bad_fraction == 0.2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("output_dir: a\nfamily: gru\noutput_dir: b\n", r"key 'output_dir' twice, in lines 1 and 3, .* keep one"),
+        (
+            "data:\n  seed: 1\n  train:\n    - path: x\n      path: y\n",
+            r"key 'data.train.path' twice, in lines 4 and 5",
+        ),
+        ("data: {seed: 1}\ndata: {block_size: 3}\n", r"key 'data' twice, in lines 1 and 2"),
+    ],
+)
+def test_a_key_stands_once(tmp_path, text, message):
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_config(["--config", str(tmp_path / "run.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config"], "--config was given without a file"),
+        (["--config="], "--config was given without a file"),
+        (["--config", "."], r"--config . is a folder; runs are described"),
+        (["--output_dir", ""], r"output_dir='' was given; give the name of a folder"),
+        (["--output_dir", "  "], r"output_dir='  ' was given; give the name of a folder"),
+        (["--data.seed", "-1"], r"data.seed=-1 was given; allowed are integers from 0 to 4294967295"),
+        (["--data.seed", "4294967296"], r"data.seed=4294967296 was given"),
+    ],
+)
+def test_flags_that_name_nothing_are_one_sentence(tmp_path, arguments, message):
+    before = [] if arguments[0].startswith("--config") else write(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        read_config([*before, *arguments])

@@ -288,6 +288,24 @@ def test_inspect_data_shows_samples_and_counts(folder, capsys):  # noqa: F811
     assert "text.jsonl" in shown
 
 
+@pytest.mark.parametrize("command", ["plan", "inspect-data", "regenerate-data"])
+def test_ctrl_c_in_a_command_is_one_line(folder, command, capsys, monkeypatch):  # noqa: F811
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for place in (
+        "train.data.inspect.read_sources",
+        "train.plan.command.make_plan",
+        "train.regenerate.command.SourceRows",
+    ):
+        monkeypatch.setattr(place, interrupted)
+    flags = ["--out", str(folder / "out.jsonl")] if command == "regenerate-data" else []
+    with pytest.raises(SystemExit) as stop:
+        train_main([command, "--config", write_config(folder, "interrupted"), *flags])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted: ended before it was done."
+
+
 @pytest.mark.parametrize(
     "arguments", [["inspect"], ["inspect-data", "--config", "nowhere.yaml"], ["inspect-data", "--what"]]
 )

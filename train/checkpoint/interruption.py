@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 EXIT_CODE = 75
+INTERRUPTED, TERMINATED = 130, 143
+"""Codes of a run that was trained to its end and not measured: to start it again would help nobody."""
 MARKER = "requeue"
 SIGNALS = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
 SAME_SIGNAL = 5.0  # seconds: a scheduler signals every process, and a launcher hands its own on to them
@@ -32,12 +34,15 @@ class Interruption:
         received: name of the signal that this process received, for messages.
         agreed: all processes stop after the current step.
         training: whether there is something to save; before that, a signal ends the run immediately.
+        trained: the folder of the trained heads, once all steps are done and they are saved: what remains is to measure
+            them, and a signal ends the run immediately.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
         self.agreed = False
         self.training = False
+        self.trained: Path | None = None
         self._at = 0.0
         self._same = SAME_SIGNAL
         self._process = os.getpid()
@@ -48,7 +53,7 @@ class Interruption:
         `torchrun` turns a second Ctrl-C into SIGTERM, so only the kind of the first signal counts.
 
         Raises:
-            SystemExit: nothing was trained yet.
+            SystemExit: nothing was trained yet, or all is trained and saved.
         """
         if os.getpid() != self._process:
             return  # a process that was forked from this one, such as a worker that reads data
@@ -60,12 +65,22 @@ class Interruption:
             if not self.training:
                 os.write(2, f"{self.received}: ended before training began; nothing had to be saved.\n".encode())
                 raise SystemExit(EXIT_CODE)
+            self.leave_when_trained()
             second = "a second Ctrl-C" if by_key else "a second signal"
             message = f"{self.received}: the run ends after this step is saved; {second} ends it immediately.\n"
             os.write(2, message.encode())
         elif time.monotonic() - self._at > self._same:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def leave_when_trained(self) -> None:
+        """
+        Raises:
+            SystemExit: a signal was received, and all is trained and saved.
+        """
+        if self.received is not None and self.trained is not None:
+            os.write(2, f"{self.received}: all is trained and saved in {self.trained}, but not measured.\n".encode())
+            raise SystemExit(INTERRUPTED if self.received == "Ctrl-C" else TERMINATED)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
@@ -108,7 +108,7 @@ def empty_lists_first(arguments: Sequence[str]) -> list[str]:
     for argument, after in pairwise([*arguments, ""]):
         flag, given, value = argument.partition("=")
         if flag == "--config":
-            content = yaml.safe_load(Path(value if given else after).read_text(encoding="utf-8"))
+            content = yaml.safe_load(Path(value if given else after).read_text(encoding="utf-8-sig"))
             keys = set(yaml_keys(content)) & set(known_lists(TrainConfig))
         else:
             keys = {flag.removeprefix("--")} & set(known_lists(TrainConfig))
@@ -134,34 +134,62 @@ def config_files(arguments: Sequence[str]) -> list[Path]:
     """The YAML files named on the command line.
 
     Raises:
-        ValueError: one does not exist.
+        ValueError: one does not exist, or the flag stands without one.
     """
-    paths = [Path(after) for flag, after in pairwise(arguments) if flag == "--config"]
-    paths += [Path(argument.partition("=")[2]) for argument in arguments if argument.startswith("--config=")]
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"--config {path} does not exist; runs are described in configs/*.yaml.")
-    return paths
+    names = [after for flag, after in pairwise([*arguments, ""]) if flag == "--config"]
+    names += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
+    for name in names:
+        if not name:
+            raise ValueError("--config was given without a file; runs are described in configs/*.yaml.")
+        if not Path(name).is_file():
+            problem = "is a folder" if Path(name).is_dir() else "does not exist"
+            raise ValueError(f"--config {name} {problem}; runs are described in configs/*.yaml.")
+    return [Path(name) for name in names]
 
 
 def check_yaml_keys(path: Path) -> None:
     """Every key of a YAML file must be a field; names the nearest real one.
 
     Raises:
-        ValueError: an unknown key, or a file that is no YAML mapping.
+        ValueError: an unknown key, one that is given twice, or a file that is no YAML mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        check_aliases(yaml.compose(text, Loader=yaml.SafeLoader), {})
+        text = path.read_text(encoding="utf-8-sig")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        check_aliases(node, {})
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date that is none
         raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold keys and values at its top, such as `family: grounded`.")
+    for name, lines in doubled_keys(node):
+        raise ValueError(
+            f"{path} has the key {name!r} twice, in lines {' and '.join(map(str, lines))}, and only the last would "
+            f"count; keep one of them."
+        )
     known = known_keys(TrainConfig)
     for key in yaml_keys(content):
         if key not in known and not key.startswith(FREE_NAMES):
             raise ValueError(f"{path} has the unknown key {key!r}.{nearest(key, known)}")
+
+
+def doubled_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, list[int]]]:
+    """Keys that a mapping has twice, in dotted form, and their lines.
+
+    >>> list(doubled_keys(yaml.compose("data:\\n  seed: 1\\n  path: x\\n  seed: 2")))
+    [('data.seed', [2, 4])]
+    """
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from doubled_keys(item, prefix)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines: dict[str, list[int]] = {}
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        lines.setdefault(name, []).append(key.start_mark.line + 1)
+        yield from doubled_keys(value, f"{name}.")
+    yield from ((name, found) for name, found in lines.items() if len(found) > 1)
 
 
 def check_aliases(node: Any, sizes: dict[int, int]) -> int:

@@ -181,6 +181,10 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise ValueError on what cannot train, before anything is loaded."""
+        if not self.output_dir.strip():
+            raise ValueError(
+                f"output_dir={self.output_dir!r} was given; give the name of a folder for the run's heads and metrics."
+            )
         if self.family is not None:
             build_config(self.family, **self.heads)
         elif self.heads or self.init_from:

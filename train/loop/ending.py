@@ -53,7 +53,7 @@ def finish(trainer: HeadsTrainer) -> None:
             measured |= evaluated[-1]
         else:
             save_last(trainer, measured)  # first, so that a failing evaluation does not lose the result
-            measured |= trainer.evaluate()
+            measured |= evaluate_trained(trainer)
         measured |= trainer.backbone_quality(measured, "eval_")
     log_quality(trainer, measured.get("backbone_ppl"))
     save_last(trainer, measured)
@@ -61,6 +61,21 @@ def finish(trainer: HeadsTrainer) -> None:
     best = f", the best by tokens per pass ({trainer.best_tokens_per_pass:.2f}) in {folder / 'best'}"
     is_there = trainer.best_tokens_per_pass and (folder / "best").is_dir()  # the folder may have been removed since
     logger.info(f"saved in {folder / 'last'}{best if is_there else ''}")
+
+
+def evaluate_trained(trainer: HeadsTrainer) -> dict[str, float]:
+    """Evaluate what `save_last` saved; a signal to stop ends the run here.
+
+    Raises:
+        SystemExit: after a signal.
+    """
+    interruption = trainer.interruption
+    interruption.trained = Path(trainer.args.output_dir) / "last"
+    interruption.leave_when_trained()
+    try:
+        return trainer.evaluate()
+    finally:
+        interruption.trained = None
 
 
 def log_quality(trainer: HeadsTrainer, found: dict[str, Any] | None) -> None:

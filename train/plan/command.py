@@ -41,7 +41,7 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
     launches = read_launches()
     logging.disable(logging.WARNING)  # the run itself will warn
     try:
-        with offline_if_unreachable(config.backbone.name_or_path):
+        with offline_if_unreachable(config.backbone.name_or_path, config.backbone.tokenizer):
             found = make_plan(config, gpus=machine.gpus, device_type=device_type, tokens=machine.tokens)
     finally:
         logging.disable(logging.NOTSET)
@@ -52,10 +52,15 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
 
 
 @contextlib.contextmanager
-def offline_if_unreachable(name_or_path: str) -> Iterator[None]:
-    """Within the context, the hub's client reads only its cache if the backbone is on a hub that does not answer."""
+def offline_if_unreachable(*names: str | None) -> Iterator[None]:
+    """Within the context, the hub's client reads only its cache if one of these is on a hub that does not answer.
+
+    Args:
+        names: the backbone, and its tokenizer if it has another name.
+    """
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not (Path(name_or_path).exists() or can_connect(constants.ENDPOINT))
+    on_hub = any(name is not None and not Path(name).exists() for name in names)
+    constants.HF_HUB_OFFLINE = before or (on_hub and not can_connect(constants.ENDPOINT))
     try:
         yield
     finally:

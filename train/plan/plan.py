@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from heads.backbone.loading import load_tokenizer
-from heads.data.standard_library import STDLIB
+from heads.data.sources import is_here
 from train.config import TrainConfig
 from train.data.packing import build_datasets
 from train.objective.model import TrainedModel
@@ -94,7 +92,7 @@ def make_plan(config: TrainConfig, *, gpus: int = 1, device_type: str = "cuda", 
 
 def count_blocks(config: TrainConfig, model: TrainedModel) -> int | None:
     """Blocks of the training data, packed as a run does; None for streams, or if data or tokenizer are not local."""
-    if config.data.streaming or not all(is_local(source.path) for source in [*config.data.train, *config.data.eval]):
+    if config.data.streaming or not all(is_here(source.path) for source in [*config.data.train, *config.data.eval]):
         return None
     try:
         tokenizer = load_tokenizer(config.backbone)
@@ -103,8 +101,3 @@ def count_blocks(config: TrainConfig, model: TrainedModel) -> int | None:
     vocab_size = model.backbone.vocab_size
     packed: Any = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=vocab_size)
     return len(packed.train)
-
-
-def is_local(path: str) -> bool:
-    """Whether a source is on this machine: a file, a folder, a glob with a match, or Python's standard library."""
-    return path == STDLIB or bool(glob.glob(os.path.expanduser(path)))

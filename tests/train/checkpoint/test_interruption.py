@@ -95,6 +95,21 @@ def test_signals_save_though_no_checkpoint_was_asked_for(folder, monkeypatch, ca
     assert_same_run(whole, folder / "parts")
 
 
+@pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)])
+def test_a_signal_in_the_evaluation_after_the_last_step_ends_at_once(folder, monkeypatch, capfd, number, name, code):
+    """The heads are saved by then, so that nothing is lost but their figures."""
+    config = write_config(folder, "run", evaluation={"every_steps": 0}, save_every_steps=0)
+    monkeypatch.setattr(HeadsTrainer, "evaluate", lambda self: [os.kill(os.getpid(), number), time.sleep(60)])
+    with pytest.raises(SystemExit) as stop:
+        train(config)
+    assert stop.value.code == code
+    assert (
+        f"{name}: all is trained and saved in {folder / 'run' / 'last'}, but not measured.\n" in capfd.readouterr().err
+    )
+    assert tensors(folder / "run")
+    assert not (folder / "run" / MARKER).exists()
+
+
 def signal_in_step(monkeypatch, step, number):
     """Before it begins, so that this step is the last."""
     get_batch_samples = HeadsTrainer.get_batch_samples

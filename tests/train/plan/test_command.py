@@ -120,9 +120,25 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    with offline_if_unreachable("EleutherAI/pythia-70m-deduped"):
-        assert constants.HF_HUB_OFFLINE
-    assert not constants.HF_HUB_OFFLINE
+    for names in (["EleutherAI/pythia-70m-deduped"], [str(ROOT), "EleutherAI/pythia-70m-deduped"]):
+        with offline_if_unreachable(*names):
+            assert constants.HF_HUB_OFFLINE
+        assert not constants.HF_HUB_OFFLINE
+    with offline_if_unreachable(str(ROOT), None):
+        assert not constants.HF_HUB_OFFLINE
+
+
+def test_a_tokenizer_on_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    write_backbone(tmp_path)
+    run = config(tmp_path)
+    run.backbone.tokenizer = "somebody/some-tokenizer"
+    seen = []
+    monkeypatch.setattr("train.plan.command.can_connect", lambda endpoint: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("train.plan.command.make_plan", lambda *_, **__: seen.append(constants.HF_HUB_OFFLINE) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        plan(run, Machine())
+    assert seen == [True]
 
 
 def test_help_explains_the_flags(capsys):
