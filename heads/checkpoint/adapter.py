@@ -133,7 +133,7 @@ def check_adapter(folder: Path) -> None:
         from peft import LoraConfig
     wrong = f"{folder} holds no adapter that was trained with heads"
     try:
-        settings = json.loads(find_inside(folder, SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads(find_inside(folder, SETTINGS).read_text(encoding="utf-8-sig"))
         defaults = json.loads(json.dumps(LoraConfig().to_dict(), default=str))  # type: ignore[no-untyped-call]
         odd = [name for name in set(settings) & set(defaults) - CHOSEN - RECORDED if settings[name] != defaults[name]]
         rank, targets = settings["r"], settings["target_modules"]

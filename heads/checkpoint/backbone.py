@@ -95,7 +95,7 @@ def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
 def record_dtype(path: Path, dtype: torch.dtype | None) -> None:
     """Let config.json name the dtype on disk: the model's own stands there, and "auto" loads in what it names."""
     if dtype is not None:
-        config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+        config = json.loads(path.read_text(encoding="utf-8-sig")) | {"dtype": str(dtype).removeprefix("torch.")}
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -2,24 +2,29 @@
 
 The record is the run's config. Its `data.eval` names sources of their own; with `data.eval_fraction` the rows are those
 that the run set aside of each source: usable documents in the order of the seed, the first share of them
-(train/data/packing.py). Rows are tokenised as in training, from the datasets cache where it still has them.
+(train/data/packing.py); of a stream, the rows that their numbers put aside, as many as the run evaluated on
+(train/data/streaming.py). Rows are tokenised as in training, from the datasets cache where it still has them.
 """
 
 from __future__ import annotations
 
-import glob
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from heads.checkpoint.schema import read_description
+from heads.checkpoint.schema import look_up, read_description
 from heads.data.standard_library import STDLIB
 from heads.extras import MissingExtraError, needs_extra
+from heads.validation import build
+
+if TYPE_CHECKING:
+    from heads.data.documents import DataConfig, SourceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,41 +61,95 @@ def find_held_out(folder: str | Path, tokenizer: Any) -> tuple[HeldOut | None, s
     downloaded.
     """
     description = read_description(folder)
-    recorded = ((description.recipe or {}).get("config") or {}).get("data")
+    recorded = look_up(description.recipe, "config", "data")
     if not isinstance(recorded, dict):
         return None, "the heads do not say what their run held out"
-    if any(source.get("path") == STDLIB for source in recorded.get("eval") or []):
-        return None, "the run held out files of the standard library"
-    share = recorded.get("eval_fraction") or 0.0
-    if not recorded.get("eval") and (not share or recorded.get("streaming")):
-        return None, "the run held out a part of a stream" if share else "the run held nothing out"
-    sources = recorded.get("eval") or recorded["train"]
-    if away := [source["path"] for source in sources if not glob.glob(source["path"])]:
-        return None, f"what the run held out is no file on this machine ({', '.join(away)})"
     try:
-        documents = list(read_documents(recorded, tokenizer, share, description.config.get("num_heads", 1)))
+        record = Record.of(recorded)
+        if why := record.why_unread():
+            return None, why
+        documents = list(read_documents(record, tokenizer, description.config.get("num_heads", 1)))
     except (ValueError, OSError, TypeError, MissingExtraError) as error:
         return None, f"what the run held out cannot be read here ({str(error).rstrip('.')})"
-    paths = ", ".join(source["path"] for source in sources)
-    which = f"the run's eval sources, {paths}" if recorded.get("eval") else f"the {share:.1%} held out of {paths}"
+    paths = ", ".join(source.path for source in record.sources)
+    which = f"the run's eval sources, {paths}" if record.evaluated else f"the {record.share:.1%} held out of {paths}"
     return HeldOut(documents=documents, described=f"{len(documents):,} documents of {which}"), ""
 
 
-def read_documents(recorded: dict[str, Any], tokenizer: Any, share: float, num_heads: int) -> Iterator[list[int]]:
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """`data` of a run's config, as far as it says what was held out.
+
+    Attributes:
+        evaluated: it names sources of its own for the evaluation.
+        share: of the training rows, where it does not.
+    """
+
+    sources: list[SourceConfig]
+    config: DataConfig
+    evaluated: bool
+    share: float
+
+    @classmethod
+    def of(cls, recorded: dict[str, Any]) -> Record:
+        """
+        Raises:
+            ValueError, TypeError: a field that a run's config does not have, or a value of another type.
+        """
+        with needs_extra("train", "Rows that a run held out are to be read"):
+            from heads.data.documents import DataConfig
+        known = {field.name for field in fields(DataConfig)}  # a later version may record more
+        values = {name: value for name, value in recorded.items() if name in known}
+        config = build(DataConfig, {"train": [], **values}, of="data")
+        sources = config.eval or config.train
+        return cls(sources=sources, config=config, evaluated=bool(config.eval), share=config.eval_fraction)
+
+    def why_unread(self) -> str:
+        """Why these rows are left alone; empty where they can be read."""
+        from heads.data.sources import is_here
+
+        if any(source.path == STDLIB for source in self.sources):
+            return "the run held out files of the standard library"
+        if not self.evaluated and not self.share:
+            return "the run held nothing out"
+        if away := [source.path for source in self.sources if not is_here(source.path)]:
+            return f"what the run held out is no file on this machine ({', '.join(away)}), and nothing is downloaded"
+        return ""
+
+
+def read_documents(record: Record, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
     """Token ids of each held-out document that heads can be measured on."""
-    with needs_extra("train", "Rows that a run held out are to be read"):
-        from datasets import Dataset
+    if not record.config.streaming:
+        for source in record.sources:
+            yield from read_stored(source, record, tokenizer, num_heads)
+        return
+    limit, read = record.config.max_eval_blocks, 0
+    streams = [read_streamed(source, record, tokenizer, num_heads) for source in record.sources]
+    for document in itertools.chain.from_iterable(itertools.zip_longest(*streams)):  # in turn, as training has it
+        if limit is not None and read >= limit * record.config.block_size:
+            return  # what the run evaluated on; the stream may be long
+        if document is not None:
+            read += len(document)
+            yield document
 
-    from heads.data.documents import DataConfig, SourceConfig, find_usable, load_documents, split_held_out
 
-    known = {field.name for field in fields(DataConfig)} - {"train", "eval", "streaming"}
-    config = DataConfig(train=[], **{name: value for name, value in recorded.items() if name in known})
-    for source in recorded.get("eval") or recorded["train"]:
-        rows = load_documents(SourceConfig(**source), config, tokenizer).rows
-        assert isinstance(rows, Dataset)  # it was not asked for as a stream
-        columns = rows.select_columns(["status", "num_tokens"]).with_format("numpy")[:]
-        _, usable = find_usable(columns["status"], columns["num_tokens"], num_heads)
-        kept = np.flatnonzero(usable)
-        if not recorded.get("eval"):
-            kept, _ = split_held_out(kept, share, config.seed)
-        yield from rows.select(kept)["input_ids"]
+def read_stored(source: SourceConfig, record: Record, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
+    from heads.data.documents import find_usable, load_documents, split_held_out
+
+    rows: Any = load_documents(source, record.config, tokenizer).rows
+    columns = rows.select_columns(["status", "num_tokens"]).with_format("numpy")[:]
+    _, usable = find_usable(columns["status"], columns["num_tokens"], num_heads)
+    kept = np.flatnonzero(usable)
+    if not record.evaluated:
+        kept, _ = split_held_out(kept, record.share, record.config.seed)
+    yield from rows.select(kept)["input_ids"]
+
+
+def read_streamed(source: SourceConfig, record: Record, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
+    from heads.data.documents import find_usable, is_held_out, load_documents
+
+    for row in load_documents(source, record.config, tokenizer, streaming=True).rows:
+        (_, (usable,)) = find_usable([row["status"]], [row["num_tokens"]], num_heads)
+        ours = record.evaluated or is_held_out(row["row_number"], share=record.share, seed=record.config.seed)
+        if usable and ours:
+            yield row["input_ids"]

@@ -13,7 +13,7 @@ from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_to
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import put_on_adapter
 from heads.checkpoint.save_load import load
-from heads.checkpoint.schema import DESCRIPTION, read_description
+from heads.checkpoint.schema import DESCRIPTION, look_up, read_description
 from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
 from heads.validation import build
@@ -105,9 +105,7 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
 
 def recorded_fields(folder: str | Path) -> dict[str, Any]:
     """recipe.config.backbone of heads.json; nothing where it was not recorded."""
-    fields: Any = read_description(folder).recipe
-    for name in ("config", "backbone"):
-        fields = fields.get(name) if isinstance(fields, dict) else None
+    fields = look_up(read_description(folder).recipe, "config", "backbone")
     return fields if isinstance(fields, dict) else {}
 
 

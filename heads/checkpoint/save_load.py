@@ -101,7 +101,7 @@ def named_backbone(folder: Path) -> Path | None:
     It is removed by the next save, so a name that `save` never writes, or a link, is warned of and not followed.
     """
     try:
-        name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["trained_backbone"]["folder"]
+        name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8-sig"))["trained_backbone"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not is_one_name(name) or not name.startswith(PREFIX) or is_foreign_link(folder / name):

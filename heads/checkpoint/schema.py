@@ -109,7 +109,7 @@ def read_description(folder: str | Path) -> HeadsDescription:
         instead = f"{' or '.join(inside)}, where its run saved heads" if inside else "a folder that heads were saved to"
         raise ValueError(f"{folder} holds no {DESCRIPTION}; give {instead}.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is no JSON ({error}); it was damaged or cut short: save or copy the heads again."
@@ -125,3 +125,14 @@ def read_description(folder: str | Path) -> HeadsDescription:
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error} Save or copy the heads again.") from None
     return description
+
+
+def look_up(record: Any, *names: str) -> Any:
+    """What a record has below names; None where there is nothing.
+
+    >>> look_up({"a": {"b": 1}}, "a", "b"), look_up({"a": [1]}, "a", "b")
+    (1, None)
+    """
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record

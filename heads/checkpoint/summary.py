@@ -1,16 +1,81 @@
-"""Summarize what a folder of heads holds, from its files alone: the backbone is not loaded."""
+"""Summarize what a folder of heads, or of a run, holds, from its files alone: the backbone is not loaded.
+
+A recipe is a record of any shape: a part of it that is not as training writes it is named and left out.
+"""
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from heads.checkpoint.opening import find_backbone
 from heads.checkpoint.save_load import read_tensors
-from heads.checkpoint.schema import DESCRIPTION, TENSORS, read_description
+from heads.checkpoint.schema import DESCRIPTION, RUN_FOLDERS, TENSORS, look_up, read_description
 from heads.decoding.tuned_file import TunedTree, UnreadableTree, find_tuned_tree
+
+ODD_RECORD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+"""What reading a recipe raises where it has another shape than training writes."""
+WHAT_RUNS_SAVE = {"best": "the best by tokens per pass", "last": "as the run ended"}
+
+
+def describe_run(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """`describe` of each folder that a run saved heads to, by its name below the run's folder; empty for another one.
+
+    Raises:
+        ValueError: damaged heads.
+    """
+    if (Path(folder) / DESCRIPTION).is_file():
+        return {}
+    found = [name for name in RUN_FOLDERS if (Path(folder) / name / DESCRIPTION).is_file()]
+    return {name: describe(Path(folder) / name) for name in found}
+
+
+def list_run(described: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """One row for each folder of heads of a run: where, which heads these are, after how many steps, how good.
+
+    >>> heads = {"recipe": {"measured": {"step": 600, "eval_tokens_per_pass": 2.4301}}}
+    >>> list_run({"last": heads})
+    [{'folder': 'last/', 'heads': 'as the run ended', 'step': '600', 'tokens per pass': '2.43'}]
+    """
+    rows = []
+    for name, heads in described.items():
+        per_pass = measured_tokens_per_pass(heads["recipe"])
+        rows.append(
+            {
+                "folder": f"{name}/",
+                "heads": WHAT_RUNS_SAVE[name],
+                "step": tell(lambda heads=heads: str(heads["recipe"]["measured"]["step"]), "not recorded"),  # type: ignore[misc]
+                "tokens per pass": "not measured" if per_pass is None else f"{per_pass:.2f}",
+            }
+        )
+    return rows
+
+
+def measured_tokens_per_pass(recipe: dict[str, Any] | None) -> float | None:
+    """What a run measured of its heads; None where it did not.
+
+    >>> measured_tokens_per_pass({"measured": {"tokens_per_pass": 2}}), measured_tokens_per_pass({"measured": [1]})
+    (2.0, None)
+    """
+    try:
+        measured = (recipe or {})["measured"]
+        return float(measured.get("tokens_per_pass", measured.get("eval_tokens_per_pass")))
+    except ODD_RECORD:
+        return None
+
+
+def tell(fact: Callable[[], str], otherwise: str) -> str:
+    """A fact of a record, or other words where the record has another shape.
+
+    >>> tell(lambda: {"step": 3}["steps"], "not recorded")
+    'not recorded'
+    """
+    try:
+        return fact()
+    except ODD_RECORD:
+        return otherwise
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
@@ -64,8 +129,8 @@ def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
     scored = description["config"].get("draft_vocabulary")
     if scored is None:
         return {}
-    covered = (description["recipe"].get("draft_vocabulary") or {}).get("coverage")
-    share = "" if covered is None else f", {covered:.1%} of the training set's"
+    covered = tell(lambda: f"{description['recipe']['draft_vocabulary']['coverage']:.1%}", "")
+    share = f", {covered} of the training set's" if covered else ""
     return {"draft vocabulary": f"scores {scored:,} of {description['backbone']['vocab_size']:,} tokens{share}"}
 
 
@@ -104,24 +169,27 @@ def describe_use(tuned: dict[str, Any], num_heads: int | None) -> str:
 
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
-    """How the heads were trained, as far as it was recorded."""
+    """How the heads were trained, as far as it was recorded.
+
+    >>> recipe_facts({"commit": "1f", "versions": [3], "measured": {"step": 7}})
+    {'steps': '7', 'commit': '1f', 'versions': 'recorded in a shape that is not known: [3]'}
+    """
     if not recipe:
         return {"made by": "not recorded"}
     facts: dict[str, str] = {}
-    measured = recipe.get("measured") or {}
-    if "step" in measured:
-        facts["steps"] = str(measured["step"])
-    if quality := measured.get("backbone_ppl"):
-        facts["PPL1 of the backbone"] = describe_quality(quality)
-    with contextlib.suppress(KeyError, TypeError):
-        facts["data"] = ", ".join(source["path"] for source in recipe["config"]["data"]["train"])
-    with contextlib.suppress(KeyError, TypeError):
-        facts["loss"] = describe_loss(recipe["config"])
-    if command := recipe.get("command"):
-        facts["command"] = " ".join(command)
-    facts["commit"] = str(recipe.get("commit") or "not recorded")
-    if versions := recipe.get("versions"):
-        facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    recorded: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "steps": (look_up(recipe, "measured", "step"), str),
+        "PPL1 of the backbone": (look_up(recipe, "measured", "backbone_ppl"), describe_quality),
+        "data": (look_up(recipe, "config", "data", "train"), lambda sources: ", ".join(s["path"] for s in sources)),
+        "loss": (look_up(recipe, "config", "loss"), lambda loss: describe_loss(recipe["config"])),
+        "command": (recipe.get("command"), " ".join),
+        "commit": (recipe.get("commit") or "not recorded", str),
+        "versions": (recipe.get("versions"), lambda all: ", ".join(f"{name} {one}" for name, one in all.items())),
+    }
+    for name, (value, describe_value) in recorded.items():
+        if value is not None:
+            odd = f"recorded in a shape that is not known: {value!r:.60}"
+            facts[name] = tell(lambda value=value, describe_value=describe_value: describe_value(value), odd)  # type: ignore[misc]
     return facts
 
 

@@ -24,13 +24,14 @@ from heads.checkpoint.convert import merge, prune_vocabulary
 from heads.checkpoint.opening import open_heads
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import DESCRIPTION, read_description
-from heads.checkpoint.summary import describe, list_facts
+from heads.checkpoint.summary import describe, describe_run, list_facts, list_run
 from heads.cli.options import BackboneOption, Heads
 from heads.extras import needs_extra
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.files import MAX_ORDER
 from heads.ngrams.table import NgramTable
+from heads.validation import build
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from heads.data.documents import Documents, SourceConfig
 
 RANKS_SHOWN = 5
-LARGEST_BAD_SHARE = 0.01  # of a source's rows, as in training
 BATCH_ROWS = 256
 
 
@@ -46,15 +46,36 @@ def info_command(
     folder: Heads,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """What a folder of heads holds, what the heads can do, and how they were made."""
-    description = describe(folder)
+    """What a folder of heads holds, what the heads can do, and how they were made.
+
+    Of a run's folder, the heads that the run saved.
+    """
+    of_run = describe_run(folder)
+    description: dict[str, Any] = of_run or describe(folder)
     if as_json:
         typer.echo(json.dumps(description, indent=2))
         return
     console = Console()
+    if of_run:
+        console.print(run_table(folder, of_run))
+        console.print(Text(f"headway info {folder / next(iter(of_run))} says more."), soft_wrap=True)
+        return
     console.print(facts_table(description))
     if description["measured_accuracy"]:
         console.print(agreement_table(description["measured_accuracy"]))
+
+
+def run_table(folder: Path, of_run: dict[str, dict[str, Any]]) -> Table:
+    """The heads that a run saved, a row for each folder."""
+    rows = list_run(of_run)
+    table = Table(
+        title=Text(f"{folder}: heads that a run saved"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for name in rows[0]:
+        table.add_column(name, overflow="fold", justify="right" if name in ("step", "tokens per pass") else "left")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    return table
 
 
 def facts_table(description: dict[str, Any]) -> Table:
@@ -167,6 +188,15 @@ def count_ngrams_command(
     heldout_list: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON file that names the files python-stdlib holds out.")
     ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=ROLE,…", help="What other roles of turns stand for, such as moderator=user; as in training."
+        ),
+    ] = None,
+    max_bad_fraction: Annotated[
+        float, typer.Option(metavar="X", min=0, max=1, help="Share of a source's rows that may be bad; as in training.")
+    ] = 0.01,
     order: Annotated[
         int, typer.Option(metavar="N", min=1, max=MAX_ORDER, help="Longest n-grams; a joint of n tokens needs order n.")
     ] = 3,
@@ -181,13 +211,15 @@ def count_ngrams_command(
     """
     from heads.data.documents import DataConfig, SourceConfig, load_documents
 
+    known_roles = read_roles(roles)
     loaded = load_tokenizer(BackboneConfig(name_or_path=tokenizer))
-    sources = [SourceConfig(path=path, name=name, split=split, column=column) for path in data]
+    fields = {"name": name, "split": split, "column": column, "roles": known_roles}
+    sources = [build(SourceConfig, fields | {"path": path}, of="--data") for path in data]
     config = DataConfig(train=sources, heldout_list=heldout_list, chat_template=chat_template)
     console = Console(stderr=True)
     found = [load_documents(source, config, loaded) for source in sources]
     for documents in found:
-        check_rows(documents, console)
+        check_rows(documents, max_bad_fraction)
     with progress_bars(console, sum(count_tokens(documents) for documents in found)) as report:
         table = count_ngrams(
             (ids_T for documents in found for ids_T in read_ids(documents)),
@@ -203,20 +235,33 @@ def count_ngrams_command(
     typer.echo(describe_table(table))
 
 
-def check_rows(documents: Documents, console: Console) -> None:
-    """Name the first bad row; more than 1 % of bad rows are an error."""
+def read_roles(roles: str | None) -> dict[str, str]:
+    """
+    >>> read_roles("moderator=user,bot=assistant")
+    {'moderator': 'user', 'bot': 'assistant'}
+
+    Raises:
+        ValueError: not of this form.
+    """
+    pairs = [pair.partition("=") for pair in roles.split(",")] if roles else []
+    if not all(name.strip() and role.strip() for name, _, role in pairs):
+        raise ValueError(f"--roles {roles!r} was given; give names and roles such as moderator=user,bot=assistant.")
+    return {name.strip(): role.strip() for name, _, role in pairs}
+
+
+def check_rows(documents: Documents, max_bad_fraction: float) -> None:
+    """Warn of bad rows as training does.
+
+    Raises:
+        ValueError: there are too many.
+    """
+    from heads.data.bad_rows import SHOWN_PROBLEMS, refuse_bad_rows, warn_of_bad_rows
+
     rows = stored_rows(documents)
     bad = np.flatnonzero(np.asarray(rows.with_format("numpy")["status"][:]) == "bad")
-    if not len(bad):
-        return
-    first = rows[int(bad[0])]["problem"]
-    if len(bad) > LARGEST_BAD_SHARE * len(rows):
-        raise ValueError(
-            f"{documents.name!r} has {len(bad):,} bad rows of {len(rows):,}, the first one {first}; at most "
-            f"{LARGEST_BAD_SHARE:.0%} may be bad: repair the file or set --column."
-        )
-    message = f"{documents.name}: {len(bad):,} bad rows skipped, the first one {first}"
-    console.print(message, style="dim", markup=False, soft_wrap=True)
+    problems = list(rows.select(bad[:SHOWN_PROBLEMS])["problem"])
+    refuse_bad_rows(documents.name, len(rows), len(bad), problems, max_bad_fraction, "--max-bad-fraction")
+    warn_of_bad_rows(documents.name, len(rows), len(bad), problems)
 
 
 def count_tokens(documents: Documents) -> int:
@@ -246,7 +291,9 @@ def describe_source(source: SourceConfig, heldout_list: str | None) -> str:
     >>> describe_source(SourceConfig(path="python-stdlib"), "training.json")
     'python-stdlib, split train, heldout_list training.json'
     """
+    roles = ",".join(f"{name}={role}" for name, role in source.roles.items()) or None
     facts = {"name": source.name, "split": source.split, "column": source.column, "heldout_list": heldout_list}
+    facts |= {"roles": roles}
     return ", ".join([source.path, *(f"{name} {value}" for name, value in facts.items() if value is not None)])
 
 

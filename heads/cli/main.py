@@ -1,6 +1,7 @@
 """The command `headway`: all of its commands, and how their errors look.
 
-An error that a user can cause ends in one sentence on stderr and exit code 1; HEADWAY_TRACEBACK=1 shows the traceback.
+An error that a user can cause ends in one sentence on stderr and exit code 1, Ctrl-C in one line and exit code 130;
+HEADWAY_TRACEBACK=1 shows the traceback.
 Results go to stdout and remarks about them to stderr, so that a pipe gets the results alone.
 """
 
@@ -46,6 +47,11 @@ class OneSentence(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if os.environ.get("HEADWAY_TRACEBACK") == "1":
+                raise
+            typer.echo("interrupted: ended before it was done.", err=True)
+            raise typer.Exit(130) from None
         except BrokenPipeError:  # `headway … | head`: the reader has enough
             raise
         except (ValueError, OSError, MissingExtraError) as error:

@@ -108,8 +108,11 @@ class LoadingOptions:
     def open(self, *folders: Path) -> Opened:
         return open_heads(list(folders), self.backbone, self.dtype)
 
-    def open_any(self, folders: Sequence[Path], *, without_heads: bool) -> Opened:
+    def open_any(self, folders: Sequence[Path], *, without_heads: bool, instead: str = "--draft-model MODEL") -> Opened:
         """The same; no folders are fine where nothing needs heads and the backbone is named.
+
+        Args:
+            instead: the command's options that need no heads, for the error.
 
         Raises:
             ValueError: there are neither folders nor a way to decode without them.
@@ -118,8 +121,7 @@ class LoadingOptions:
             return self.open(*folders)
         if self.backbone is None or not without_heads:
             raise ValueError(
-                "No folder of heads was given; give one, or --backbone MODEL and --draft-model MODEL to decode without "
-                "heads."
+                f"No folder of heads was given; give one, or --backbone MODEL and {instead} to decode without heads."
             )
         return open_backbone(self.backbone, self.dtype)
 

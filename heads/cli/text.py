@@ -62,6 +62,9 @@ class DecodingOptions(TreeOptions):
         return TreeDecoding(token_heads, self.shape, lookup=self.lookup, compile=self.compile, keep_caches=keep_caches)
 
 
+WITHOUT_HEADS = "--draft-model MODEL, or --backbone MODEL and --plain,"
+
+
 @with_groups
 def generate_command(
     heads: HeadsIfAny = None,
@@ -78,13 +81,15 @@ def generate_command(
     """Stream the text that follows a prompt; the last line, on stderr, says how fast."""
     check_options(decoding, colors)
     text = read_prompt(prompt)
-    opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads)
+    opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads, instead=WITHOUT_HEADS)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy)
     text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
     torch.manual_seed(sampling.seed)
     streamed = text_generator.stream(text_generator.encode(text))
     typer.echo()
     print_aside(streamed.summary(), colors.color)
+    if streamed.stopped:
+        raise typer.Exit(130)
 
 
 @with_groups
@@ -99,7 +104,7 @@ def chat_command(
 ) -> None:
     """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
     check_options(decoding, colors)
-    opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads)
+    opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads, instead=WITHOUT_HEADS)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy, keep_caches=True)
     text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
     torch.manual_seed(sampling.seed)

@@ -194,7 +194,7 @@ def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | Non
     if not Path(chat_template).is_file():
         raise FileNotFoundError(f"chat_template {chat_template!r} is neither 'vicuna' nor a file; give one of the two.")
     try:
-        return Path(chat_template).read_text(encoding="utf-8")
+        return Path(chat_template).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"chat_template {chat_template!r} is no text in UTF-8 ({error}); give a Jinja file.") from None
 

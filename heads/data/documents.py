@@ -103,7 +103,7 @@ class DataConfig:
     attend_across_documents: bool = False
     chat_template: str | None = None
     heldout_list: str | None = None
-    seed: int = 0
+    seed: int = within(0, 2**32 - 1, default=0)
     num_proc: int | None = within(1, default=None)
     max_bad_fraction: float = within(0, 1, default=0.01)
 
@@ -222,6 +222,11 @@ def number_rows(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, li
 def is_sampled(row_number: int, *, share: float, purpose: int, seed: int) -> bool:
     """Whether a row belongs to a random share. It depends on the arguments alone, so a stream keeps no state for it."""
     return bool(np.random.default_rng((seed, purpose, row_number)).random() < share)
+
+
+def is_held_out(row_number: int, *, share: float, seed: int) -> bool:
+    """Whether a run that streams sets a row aside for its evaluation."""
+    return is_sampled(row_number, share=share, purpose=FOR_EVAL, seed=seed)
 
 
 def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[Format, str]:

@@ -4,8 +4,10 @@ A JSON line becomes a row with its file and line number, and is parsed later: a 
 skipped and counted, where a parser of whole files would fail.
 """
 
+import codecs
 import glob
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,9 @@ with needs_extra("train", "Rows of data are to be read"):
 
 Rows: TypeAlias = "Dataset | IterableDataset"
 
+logger = logging.getLogger(__name__)
+
+SHOWN_FILES = 5  # of those that are left out
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet", ".arrow")
 TEXT_PIECE = 1 << 20  # characters; a longer text file is cut at line ends into documents of about this size
 SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "heldout": "heldout", "eval": "eval"}
@@ -70,9 +75,8 @@ def open_saved(path: str, split: str, *, streaming: bool) -> Rows:
 def open_tables(path: str, files: Sequence[Path], *, streaming: bool) -> Rows:
     builder = files[0].suffix.lower().lstrip(".")
     try:
-        return datasets.load_dataset(
-            builder, data_files=[str(file) for file in files], split="train", streaming=streaming
-        )
+        literal = [glob.escape(str(file)) for file in files]  # the library takes every name as a pattern
+        return datasets.load_dataset(builder, data_files=literal, split="train", streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError) as error:
         reason = first_line(error.__cause__ or error)
         raise ValueError(f"{path!r} could not be read as {builder}: {reason}; check the files.") from error
@@ -124,9 +128,10 @@ def find_files(path: str, split: str) -> list[Path]:
     """The files that a path stands for, sorted: itself, what a glob matches, or what a directory holds.
 
     Where file names in a directory say train, test, validation …, only those of `split` are returned, so that nobody
-    trains on a test file by accident. An empty list means that no such path exists; it may be a dataset on the hub.
+    trains on a test file by accident; for training, those that say nothing where none says train. What is left out is
+    warned of. An empty list means that no such path exists; it may be a dataset on the hub.
     """
-    if glob.has_magic(path):
+    if is_pattern(path):
         files = [Path(name) for name in sorted(glob.glob(path, recursive=True)) if Path(name).is_file()]
         if not files:
             raise FileNotFoundError(f"The pattern {path!r} matches no file; check the path.")
@@ -144,6 +149,17 @@ def find_files(path: str, split: str) -> list[Path]:
     return files
 
 
+def is_pattern(path: str) -> bool:
+    """Whether a path is a glob pattern. A file or folder that exists is itself, whatever marks its name holds."""
+    return glob.has_magic(path) and not Path(path).exists()
+
+
+def is_here(path: str) -> bool:
+    """Whether a source is on this machine: a file, a folder, a pattern that matches one, or the standard library."""
+    path = os.path.expanduser(path)
+    return path == STDLIB or Path(path).exists() or bool(glob.glob(path, recursive=True))
+
+
 def files_of_split(directory: Path, split: str) -> list[Path]:
     """Data files below a directory whose names say that they belong to a split."""
     files = sorted(file for file in directory.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
@@ -153,10 +169,20 @@ def files_of_split(directory: Path, split: str) -> list[Path]:
     splits = {file: split_in_name(file.relative_to(directory).as_posix()) for file in files}
     if not any(splits.values()) and split == "train":
         return files
+    takes_all = directory / "**" / f"*{files[0].suffix}"
     matching = [file for file in files if splits[file] == SPLIT_WORDS.get(split, split)]
+    if not matching and split == "train":
+        matching = [file for file in files if splits[file] is None]
     if not matching:
         found = sorted({name for name in splits.values() if name}) or ["train"]
-        raise ValueError(f"{str(directory)!r} has no files of split {split!r}; its file names say {', '.join(found)}.")
+        raise ValueError(
+            f"{str(directory)!r} has no files of split {split!r}; its file names say {', '.join(found)}: set split to "
+            f"one of them, or give a pattern such as {str(takes_all)!r}, which takes all."
+        )
+    if left_out := [file.relative_to(directory).as_posix() for file in files if file not in set(matching)]:
+        shown = ", ".join(left_out[:SHOWN_FILES]) + (", …" if len(left_out) > SHOWN_FILES else "")
+        message = "%s: split %r by its files' names, so %d others are left out (%s); a pattern such as %s takes all."
+        logger.warning(message, directory, split, len(left_out), shown, takes_all)
     return matching
 
 
@@ -173,7 +199,7 @@ def split_in_name(name: str) -> str | None:
 def read_texts(files: Sequence[str]) -> Iterator[dict[str, str]]:
     """One row per text file; a file of more than TEXT_PIECE characters is cut at line ends into several rows."""
     for name in files:
-        with open(name, encoding="utf-8", errors="replace") as file:
+        with open(name, encoding="utf-8-sig", errors="replace") as file:
             for number, lines in enumerate(iter(lambda: file.readlines(TEXT_PIECE), []), start=1):
                 yield {"_place": f"{name} piece {number}", "text": "".join(lines)}
 
@@ -185,7 +211,7 @@ def read_lines(files: Sequence[str]) -> Iterator[dict[str, str | bytes]]:
     """
     for name in files:
         with open(name, "rb") as file:
-            if name.lower().endswith(".json") and file.peek(4096).lstrip().startswith(b"["):
+            if name.lower().endswith(".json") and file.peek(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
                 yield from read_list(name, file.read())
                 continue
             for number, line in enumerate(file, start=1):
@@ -196,7 +222,7 @@ def read_list(name: str, content: bytes) -> Iterator[dict[str, str | bytes]]:
     """The items of a JSON list, each as a JSON line; a list that is cut short or malformed is an error as a whole."""
     try:
         items = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{name} starts as a JSON list but is not one ({error}); repair it or write JSON lines."
         ) from None

@@ -80,7 +80,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The evaluations of a run; if a step was evaluated twice, as after a resume, the last one."""
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist; a run writes it with `report_to: [jsonl]`.")
-    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     by_step = {line["step"]: line for line in lines if "eval_head1_top1" in line}
     if not by_step:
         raise ValueError(f"{path} holds no evaluation of heads; give data.eval and evaluation.every_steps to the run.")

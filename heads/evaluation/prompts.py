@@ -52,13 +52,13 @@ def read_prompts(
 
 
 def read_paragraphs(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8").strip("\n")
+    text = path.read_text(encoding="utf-8-sig").strip("\n")
     paragraphs = re.split(r"\n[ \t]*\n\s*", text)
     return [part for part in (paragraphs if len(paragraphs) > 1 else text.splitlines()) if part.strip()]
 
 
 def read_json_lines(path: Path) -> list[Prompt]:
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    lines = enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1)
     return [read_object(line, f"{path} line {number}") for number, line in lines if line.strip()]
 
 

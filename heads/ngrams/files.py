@@ -86,7 +86,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{folder} holds no {DESCRIPTION}; give a folder that headway count-ngrams wrote.")
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = json.loads(path.read_text(encoding="utf-8-sig"))
         version = int(description["format_version"])
         problem = "" if version > FORMAT_VERSION else find_problem(description)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from heads.checkpoint import save_load, schema
+from heads.checkpoint import save_load, schema, summary
 from heads.checkpoint.backbone import read_model, write_model
 from heads.checkpoint.shapes import check_shapes
 from train.objective.model import TrainedModel
@@ -79,4 +79,4 @@ def measured_tokens_per_pass(folder: Path) -> float:
     """Tokens per pass recorded with the heads in a folder, such as best/; 0 if it holds none."""
     if not (folder / schema.DESCRIPTION).is_file():
         return 0.0
-    return float((schema.read_description(folder).recipe or {}).get("measured", {}).get("tokens_per_pass", 0.0))
+    return summary.measured_tokens_per_pass(schema.read_description(folder).recipe) or 0.0

@@ -5,23 +5,15 @@ only skipped or dropped cause a warning.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from heads.data.bad_rows import refuse_bad_rows, warn_of_bad_rows
 from heads.data.documents import DataConfig
 from train.data.report import SourceReport
 
 logger = logging.getLogger(__name__)
-
-ADVICE = {
-    "not JSON": "repair or remove those lines",
-    "has the role": "say what the role stands for in the source's roles, such as roles: {moderator: user}",
-    "the chat template": "set data.chat_template to one that takes such conversations",
-    "loss_mask": "give a loss_mask of 0 and 1 for each token id",
-    "token ids": "give lists of token ids from 0 on, or set the source's format and column",
-}
-"""What to do about the first bad row, by words of its problem."""
 
 
 def check_config(config: DataConfig, num_heads: int) -> None:
@@ -66,25 +58,6 @@ def refuse(report: SourceReport, *, num_heads: int, vocab_size: int, max_bad_fra
             f"Everything is supervised in the chats of {report.name!r}, the users' words too; check the template's "
             "generation markers with inspect-data, or set chat_template."
         )
-
-
-def refuse_bad_rows(name: str, rows: int, bad: int, problems: Sequence[str], max_bad_fraction: float) -> None:
-    if bad > max_bad_fraction * rows:
-        raise ValueError(
-            f"{bad} of {rows} rows of {name!r} are bad, more than {100 * max_bad_fraction:g}%: {'; '.join(problems)}; "
-            f"{advice(problems)}, or raise data.max_bad_fraction to leave them out."
-        )
-
-
-def advice(problems: Sequence[str]) -> str:
-    """
-    >>> advice(["a.jsonl line 3: not JSON (Expecting value)"])
-    'repair or remove those lines'
-    >>> advice(["a.jsonl line 3: the text is missing"])
-    "repair them, or set the source's format and column"
-    """
-    fitting = (what for words, what in ADVICE.items() if problems and words in problems[0])
-    return next(fitting, "repair them, or set the source's format and column")
 
 
 def refuse_foreign_ids(name: str, max_id: int, vocab_size: int) -> None:
@@ -139,9 +112,7 @@ def refuse_missing_labels(missing: Collection[int], split: str) -> None:
 
 
 def warn(report: SourceReport, *, num_heads: int) -> None:
-    if report.bad:
-        problems = "; ".join(report.problems)
-        logger.warning("%s: %d of %d rows are bad and skipped: %s", report.name, report.bad, report.rows, problems)
+    warn_of_bad_rows(report.name, report.rows, report.bad, report.problems)
     if report.too_short:
         message = "%s: %d documents of fewer than %d tokens (heads + 2) are dropped"
         logger.warning(message, report.name, report.too_short, num_heads + 2)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from datasets import Dataset
 
+from heads.data.bad_rows import SHOWN_PROBLEMS
 from heads.data.documents import Documents, find_usable
 
 CHECKED_ROWS = 256  # rows of each streamed source that are counted and checked before training starts
-SHOWN_PROBLEMS = 5
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,6 @@ has the same order. Faults that cannot be counted before training end the run wh
 and token ids that the backbone does not have.
 """
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -15,19 +14,17 @@ import datasets
 import numpy as np
 from datasets import Dataset, IterableDataset
 
-from heads.data.documents import FOR_EVAL, DataConfig, is_sampled
+from heads.data.bad_rows import BadRows
+from heads.data.documents import DataConfig, is_held_out
 from heads.data.rows import DOCUMENT_FEATURES
 from train.data.blocks import BLOCK_FEATURES, Document, PackedData, pack, to_table
 from train.data.refusals import (
     labelled_heads,
-    refuse_bad_rows,
     refuse_foreign_ids,
     refuse_missing_labels,
     refuse_no_block,
 )
-from train.data.report import CHECKED_ROWS, SHOWN_PROBLEMS, CountedSource, DataReport
-
-logger = logging.getLogger(__name__)
+from train.data.report import CHECKED_ROWS, CountedSource, DataReport
 
 STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
 SHUFFLE_BUFFER = 1000  # documents
@@ -77,7 +74,7 @@ def pack_streamed(
 
 
 def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> bool:
-    return is_sampled(row_number, share=share, purpose=FOR_EVAL, seed=seed) == of_eval
+    return is_held_out(row_number, share=share, seed=seed) == of_eval
 
 
 def stream_documents(
@@ -89,17 +86,16 @@ def stream_documents(
         ValueError: too many rows are bad (tested after CHECKED_ROWS rows, and at the end), or a token id that
             the backbone does not have.
     """
-    num_rows, problems = 0, []
+    num_rows, bad = 0, BadRows(name, max_bad_fraction)
     for num_rows, row in enumerate(every_row(rows), start=1):
         if row["status"] == "bad":
-            problems.append(row["problem"])
-            logger.warning("%s: bad row skipped: %s", name, row["problem"])
+            bad.add(row["problem"], num_rows)
             if num_rows > CHECKED_ROWS:
-                refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS], max_bad_fraction)
+                bad.refuse(num_rows)
         elif row["status"] == "ok" and row["num_tokens"] >= min_tokens:
             refuse_foreign_ids(name, row["max_id"], vocab_size)
             yield {"input_ids": row["input_ids"], "loss_mask": row["loss_mask"]}
-    refuse_bad_rows(name, num_rows, len(problems), problems[:SHOWN_PROBLEMS], max_bad_fraction)
+    bad.end(num_rows)
 
 
 def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:

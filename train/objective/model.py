@@ -10,7 +10,6 @@ and at the unembedding that they share.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,12 +46,6 @@ class BackboneStates:
     final_BTD: Tensor | None
     teacher_BTD: Tensor | None
     own_rows_R: Tensor
-
-    @functools.cached_property
-    def teaching_states(self) -> Tensor:
-        """(B·T, D) the final hidden states without gradient, one tensor for all heads that they teach."""
-        assert self.final_BTD is not None, "stored taps hold the final states where the loss reads them"
-        return self.final_BTD.detach().flatten(0, 1)
 
 
 class TrainedModel(nn.Module):
@@ -243,8 +236,7 @@ class TrainedModel(nn.Module):
             return rows
         share = self.self_distillation.weight
         distillation = Distillation(
-            states_ND=states.teacher_BTD.flatten(0, 1),
-            rows_R=rows_R,
+            hidden_RD=states.teacher_BTD.flatten(0, 1)[rows_R],
             projection=self.teacher.projection,
             weight=share,
             temperature=self.self_distillation.temperature,
@@ -259,9 +251,10 @@ class TrainedModel(nn.Module):
         rows, loss = replace(rows.scored(), hard=self.loss.hard), self.loss
         if not loss.reads_final_states:
             return rows
+        assert states.final_BTD is not None, "stored taps hold the final states where the loss reads them"
+        states_RD = states.final_BTD.detach().flatten(0, 1)[rows.predicting_rows()]
         distillation = Distillation(
-            states_ND=states.teaching_states,
-            rows_R=rows.predicting_rows(),
+            hidden_RD=states_RD,
             projection=self.teaching_projection,
             weight=loss.soft,
             temperature=loss.temperature,
@@ -271,7 +264,7 @@ class TrainedModel(nn.Module):
         return replace(
             rows,
             distillation=distillation if loss.soft else None,
-            target_RD=distillation.hidden() if loss.regression else None,
+            target_RD=states_RD if loss.regression else None,
             regression=loss.regression,
         )
 

@@ -153,7 +153,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     try:
-        content = json.loads(beside(path).read_text(encoding="utf-8"))
+        content = json.loads(beside(path).read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

@@ -47,6 +47,21 @@ def test_a_held_out_share_is_the_documents_that_training_set_aside(folder, monke
     assert not {*map(tuple, found.documents)} & {*map(tuple, packed[0])}
 
 
+def test_a_held_out_part_of_a_stream_is_the_rows_that_training_evaluated_on(folder, monkeypatch):
+    paths = [folder / "train.jsonl", folder / "eval.jsonl"]
+    sources = [SourceConfig(path=str(path), fraction=0.9) for path in paths]
+    config = DataConfig(
+        train=sources, eval_fraction=0.3, seed=3, streaming=True, block_size=16, max_eval_blocks=9, max_bad_fraction=0
+    )
+    found, _ = find_held_out(save(folder, asdict(config)), byte_tokenizer())
+    assert found is not None
+    assert found.described.endswith(f"of the 30.0% held out of {paths[0]}, {paths[1]}")
+    packed = packing.build_datasets(config, byte_tokenizer(), num_heads=2, vocab_size=NUM_TOKENS)
+    held_out = [token for block in packed.eval["input_ids"] for token in block]
+    assert [token for document in found.documents for token in document][: len(held_out)] == held_out
+    assert len(held_out) == 9 * 16
+
+
 def test_eval_sources_are_read_whole_and_prompts_are_their_beginnings(folder):
     sources = {"train": [SourceConfig(path="gone.jsonl")], "eval": [SourceConfig(path=str(folder / "eval.jsonl"))]}
     found, _ = find_held_out(save(folder, asdict(DataConfig(**sources))), byte_tokenizer())
@@ -61,7 +76,8 @@ def test_eval_sources_are_read_whole_and_prompts_are_their_beginnings(folder):
     [
         (None, "the heads do not say what their run held out"),
         ({"train": [{"path": "x.jsonl"}], "eval": []}, "the run held nothing out"),
-        ({"train": [{"path": "x"}], "eval_fraction": 0.1, "streaming": True}, "the run held out a part of a stream"),
+        ([1], "the heads do not say what their run held out"),
+        ({"train": 3, "eval_fraction": 0.1}, "what the run held out cannot be read here (train=3 was given"),
         ({"train": [], "eval": [{"path": "python-stdlib"}]}, "files of the standard library"),
         ({"train": [], "eval": [{"path": "/gone/x.jsonl"}]}, "no file on this machine (/gone/x.jsonl)"),
         ({"train": [{"path": "owner/on-the-hub"}], "eval_fraction": 0.1}, "no file on this machine (owner/on-the-hub)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["generate", "{folder}/medusa", "--prompt", "a", "--plain", "--draft-model", "x"], "leave out --plain"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--tree", "3", "--draft-model", "x"], "leave out --tree"),
         (["generate", "--prompt", "a", "--draft-model", "x"], "No folder of heads was given; give one, or --backbone"),
-        (["chat", "--backbone", "{folder}/base"], "No folder of heads was given; give one, or --backbone"),
+        (["chat", "--backbone", "{folder}/base"], "--draft-model MODEL, or --backbone MODEL and --plain, to decode"),
         (["benchmark", "--backbone", "{folder}/base"], "No folder of heads was given; give one, or --backbone"),
         (["benchmark", "--backbone", "x", "--draft-model", "x", "--tree", "3"], "need a folder of heads"),
         (["chat", "{folder}/medusa", "--draft-model", "{folder}/no"], "could not be loaded"),
@@ -292,6 +293,73 @@ def test_info_says_how_many_heads_the_tuned_tree_uses(folder: Path, tmp_path: Pa
     (tmp_path / "tree.json").write_text("{", encoding="utf-8")
     assert "must hold" in run("info", tmp_path).stdout
     assert "tuned tree" not in run("info", folder / "medusa").stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in (
+        "options.open_heads",
+        "folders.open_heads",
+        "folders.describe",
+        "folders.merge",
+        "folders.load_tokenizer",
+    ):
+        monkeypatch.setattr(f"heads.cli.{place}", interrupted)
+    files = {"merge": ["--out", tmp_path], "generate": ["--prompt", "a"]}
+    files["prune-vocabulary"] = ["--ngrams", tmp_path, "--tokens", 5, "--out", tmp_path]
+    files["count-ngrams"] = ["--tokenizer", "a", "--data", "b", "--out", tmp_path]
+    heads = [] if command == "count-ngrams" else [folder / "medusa"]
+    result = run(command, *heads, *files.get(command, []))
+    assert (result.exit_code, result.stderr) == (130, "interrupted: ended before it was done.\n")
+
+
+def test_info_of_a_run_names_the_heads_that_it_saved(folder: Path, tmp_path: Path) -> None:
+    for name, measured in {"best": {"step": 4, "tokens_per_pass": 2.5}, "last": {"step": 9}}.items():
+        (tmp_path / name).mkdir()
+        description = json.loads((folder / "medusa" / "heads.json").read_text(encoding="utf-8"))
+        description["recipe"]["measured"] = measured
+        (tmp_path / name / "heads.json").write_text(json.dumps(description), encoding="utf-8")
+        (tmp_path / name / "heads.safetensors").symlink_to(folder / "medusa" / "heads.safetensors")
+    result = run("info", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    text = " ".join(result.stdout.split())
+    said = ("heads that a run saved", "the best by tokens per pass", "as the run ended", "2.50", "not measured")
+    for expected in said:
+        assert expected in text
+    assert set(json.loads(run("info", tmp_path, "--json").stdout)) == {"best", "last"}
+
+
+ODD_RECIPES: list[dict[str, Any]] = [
+    {"measured": [1], "config": [2], "versions": "3", "command": {"a": 1}, "commit": [4]},
+    {"measured": {"step": [1], "backbone_ppl": {"before": "x"}}, "versions": {"a": {}}, "command": "train"},
+    {"measured": {"backbone_ppl": 3}, "config": {"data": {"train": [3]}, "loss": {"hard": "a"}}, "command": [1]},
+    {"config": {"data": {"train": "abc"}, "loss": [1], "head_decay": {}}, "draft_vocabulary": {"coverage": "x"}},
+    {"config": {"loss": {"soft": 1, "temperature": None, "head_weights": 3}}, "draft_vocabulary": 7, "command": 3},
+]
+
+
+@pytest.mark.parametrize("recipe", ODD_RECIPES, ids=range(len(ODD_RECIPES)))
+def test_info_shows_what_it_can_of_an_odd_recipe(folder: Path, tmp_path: Path, recipe: dict[str, Any]) -> None:
+    description = json.loads((folder / "medusa" / "heads.json").read_text(encoding="utf-8"))
+    (tmp_path / "heads.json").write_text(json.dumps(description | {"recipe": recipe}), encoding="utf-8")
+    (tmp_path / "heads.safetensors").symlink_to(folder / "medusa" / "heads.safetensors")
+    result = run("info", tmp_path)
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "shape that is not known" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["heads.json", "tree.json"])
+def test_json_that_begins_with_a_byte_order_mark_is_read(folder: Path, tmp_path: Path, name: str) -> None:
+    for file in ("heads.json", "heads.safetensors"):
+        (tmp_path / file).write_bytes((folder / "medusa" / file).read_bytes())
+    (tmp_path / "tree.json").write_text(json.dumps({"paths": [[0]]}), encoding="utf-8")
+    before = run("info", tmp_path).stdout
+    (tmp_path / name).write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
+    result = run("info", tmp_path)
+    assert (result.exit_code, result.stdout.splitlines()[3:]) == (0, before.splitlines()[3:])
 
 
 def test_the_backbone_is_found_beside_heads_that_were_moved_with_it(folder: Path, tmp_path: Path) -> None:

@@ -270,6 +270,41 @@ def test_directories_keep_their_splits_apart(tokenizer, tmp_path):
         documents(tokenizer, SourceConfig(path=str(tmp_path / "data"), split="test"))
 
 
+def test_files_of_a_folder_that_are_left_out_are_named(tokenizer, tmp_path, caplog):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a", "b", "unit_test"):
+        write_lines(folder / f"{name}.jsonl", [{"text": f"words of {name}"}])
+    found = texts(tokenizer, documents(tokenizer, SourceConfig(path=str(folder))))
+    assert found == ["words of a", "words of b"]
+    assert "1 others are left out (unit_test.jsonl); a pattern such as" in caplog.text
+    caplog.clear()
+    everything = SourceConfig(path=str(folder / "**" / "*.jsonl"))
+    assert len(documents(tokenizer, everything)) == 3
+    write_lines(folder / "train.jsonl", [{"text": "words of train"}])
+    assert texts(tokenizer, documents(tokenizer, SourceConfig(path=str(folder)))) == ["words of train"]
+    assert "3 others are left out (a.jsonl, b.jsonl, unit_test.jsonl)" in caplog.text
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt", ".parquet"])
+def test_a_file_that_exists_is_no_pattern(tokenizer, tmp_path, suffix, streaming):
+    path = tmp_path / f"part[1]{suffix}"
+    if suffix == ".parquet":
+        Dataset.from_dict({"text": ["a word"]}).to_parquet(path)
+    else:
+        path.write_text('{"text": "a word"}\n' if suffix == ".jsonl" else "a word", encoding="utf-8")
+    assert texts(tokenizer, documents(tokenizer, SourceConfig(path=str(path)), streaming)) == ["a word"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.json", '[{"text": "a word"}]'), ("a.jsonl", '{"text": "a word"}'), ("a.txt", "a word")]
+)
+def test_a_byte_order_mark_is_no_text(tokenizer, tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert texts(tokenizer, documents(tokenizer, SourceConfig(path=str(tmp_path / name)))) == ["a word"]
+
+
 def test_formats_by_column():
     source = SourceConfig(path="x")
     assert detect_format([{"id": 1, "conversations": CHAT}], source) == ("sharegpt", "conversations")

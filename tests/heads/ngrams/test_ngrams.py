@@ -473,7 +473,7 @@ def test_the_command_counts_exactly_the_training_split(tmp_path, run, monkeypatc
     assert "exists already" in again.stderr
 
 
-def test_the_command_reads_several_sources_and_names_bad_ones(tmp_path, run):
+def test_the_command_reads_several_sources_and_names_bad_ones(tmp_path, run, caplog):
     byte_tokenizer().save_pretrained(tmp_path / "base")
     (tmp_path / "a.txt").write_text("abcabc")
     rows = [json.dumps({"text": "abd"})] * 300
@@ -482,7 +482,7 @@ def test_the_command_reads_several_sources_and_names_bad_ones(tmp_path, run):
     settings = ("--order", 2, "--workers", 2, "--min-count", 2, "--out", tmp_path / "table")
     result = run("--tokenizer", base, "--data", a, "--data", b, *settings)
     assert result.exit_code == 0, result.output
-    assert "1 bad rows skipped" in result.stderr
+    assert f"{b}: 1 of 301 rows are bad and skipped: {b} line 301: not JSON" in caplog.text
     table = NgramTable.open(tmp_path / "table")
     assert (table.order, table.vocab_size, table.description["min_count"]) == (2, NUM_TOKENS, 2)
     assert [source.split(",")[0] for source in table.description["sources"]] == [a, b]
@@ -491,8 +491,28 @@ def test_the_command_reads_several_sources_and_names_bad_ones(tmp_path, run):
     (tmp_path / "c.jsonl").write_text("\n".join([*rows[:50], "{"]) + "\n")
     bad = run("--tokenizer", base, "--data", tmp_path / "c.jsonl", "--out", tmp_path / "other")
     assert bad.exit_code == 1
-    assert "has 1 bad rows of 51, the first one" in bad.stderr
+    assert "1 of 51 rows of" in bad.stderr
+    assert "repair or remove those lines, or raise --max-bad-fraction" in bad.stderr
     assert len(bad.stderr.strip().splitlines()) == 1
+    good = run("--tokenizer", base, "--data", tmp_path / "c.jsonl", "--out", tmp_path / "c", "--max-bad-fraction", 0.1)
+    assert good.exit_code == 0, good.stderr
+
+
+def test_the_command_knows_roles_as_training_does(tmp_path, run):
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    turns = [{"role": "visitor", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    command = ["--tokenizer", tmp_path / "base", "--data", tmp_path / "chats.jsonl", "--chat-template", "vicuna"]
+    refused = run(*command, "--out", tmp_path / "table")
+    assert "say what the role stands for" in refused.stderr
+    for roles, said in (
+        ("visitor", "such as moderator=user"),
+        ("visitor=guest", "roles={'visitor': 'guest'} was given"),
+    ):
+        assert said in run(*command, "--out", tmp_path / "table", "--roles", roles).stderr
+    counted = run(*command, "--out", tmp_path / "table", "--roles", "visitor=user")
+    assert counted.exit_code == 0, counted.stderr
+    assert "roles visitor=user" in NgramTable.open(tmp_path / "table").description["sources"][0]
 
 
 def test_help_names_the_options(run):

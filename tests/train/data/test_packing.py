@@ -269,7 +269,7 @@ def test_more_than_one_bad_row_in_a_hundred_stops(tokenizer, tmp_path, streaming
     ("row", "advice"),
     [
         ("{broken\n", "repair or remove those lines, or raise data.max_bad_fraction"),
-        ({"conversations": [{"from": "moderator", "value": "x"}]}, r"in the source's roles, such as roles: {moderator"),
+        ({"conversations": [{"from": "moderator", "value": "x"}]}, r"stands for: roles: {moderator: user}"),
         ({"conversations": [*CHAT, {"from": "tool", "value": "x"}, *CHAT]}, "set data.chat_template to one that takes"),
         ({"conversations": 5}, "repair them, or set the source's format and column"),
     ],
@@ -278,6 +278,16 @@ def test_the_advice_fits_the_fault(tokenizer, tmp_path, row, advice):
     path = write_lines(tmp_path / "a.jsonl", [{"conversations": CHAT}] * 3 + [row] * 3)
     with pytest.raises(ValueError, match=advice):
         build(tokenizer, path, chat_template="vicuna")
+
+
+def test_a_stream_shows_some_bad_rows_and_counts_all(tokenizer, tmp_path, caplog):
+    rows = [{"text": f"text number {n}"} for n in range(400)]
+    path = write_lines(tmp_path / "a.jsonl", [*rows[:300], *["{broken\n"] * 25, *rows[300:]])
+    list(build(tokenizer, path, streaming=True, max_bad_fraction=0.5).train)
+    said = [record.message.removeprefix(f"{path}: ") for record in caplog.records]
+    said = [line for line in said if "bad" in line]
+    assert [line.split(":")[0] for line in said[:5]] == ["bad row skipped"] * 5
+    assert said[5:] == ["10 of 310 rows so far are bad and skipped", "25 of 425 rows so far are bad and skipped"]
 
 
 def test_bad_rows_far_into_a_stream_stop_it(tokenizer, tmp_path):
