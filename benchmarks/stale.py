@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+UNCOMMITTED = ", with changes that are not committed"
+"""Stands behind the commit in a file of results."""
 
 
 def git(*arguments: str) -> str | None:
@@ -48,6 +50,8 @@ def why_stale(
     command = found_in(text, r"^- command: `(.*?)`")
     if command not in commands:
         return f"was measured as `{command}`"
+    if found_in(text, rf"^- measured: (.*), commit [0-9a-f]+{UNCOMMITTED}$"):
+        return "was measured on files that no commit holds"
     commit = found_in(text, r"^- measured: .*, commit ([0-9a-f]+)$")
     files = None if commit is None else changed(commit, paths)
     if files is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.stale import found_in, git, why_stale
+from benchmarks.stale import UNCOMMITTED, found_in, git, why_stale
 from heads.evaluation.tables import describe_machine, versions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,6 +78,11 @@ CHECKS = {
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts "
         "and as measured on other prompts, both halves in turn, within 10 %, and the prediction for a batch "
         "of 16",
+    ),
+    "default_tree": Check(
+        command="python -m benchmarks.speed.default_tree",
+        quick="--prompts 4 --repeats 1",
+        shows="static trees of several sizes and dynamic ones, without tuning: what the default tree was chosen from",
     ),
     "acceptance_rules": Check(
         command="python -m benchmarks.speed.acceptance_rules",
@@ -281,8 +286,13 @@ def machine() -> str:
 
 
 def head() -> str:
-    """The abbreviated commit of the checkout; "unknown" outside of a repository."""
-    return git("rev-parse", "--short", "HEAD") or "unknown"
+    """The abbreviated commit of the checkout, and whether files differ from it; "unknown" outside of a repository.
+
+    Files that checks write may differ: results, pages and README.
+    """
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    written = [f":!{name}" for name in (RESULTS.relative_to(ROOT), "docs", "README.md")]
+    return commit + UNCOMMITTED * bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", *written))
 
 
 def write(name: str, text: str) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -30,7 +31,7 @@ from heads.evaluation.judges import SameText
 from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings
 from heads.evaluation.pictures import PALETTE, save_figure, tidy
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_json
-from heads.evaluation.throughput import clock_of, describe_verdicts, rotated
+from heads.evaluation.throughput import clock_of, describe_verdicts, ratio_interval, ratios, rotated
 
 SHORTEST = 16  # tokens of the shortest prompt
 LENGTHS = 4  # different ones, one after the other: any four neighbours have them all
@@ -56,6 +57,7 @@ class BatchRow:
         batch: rows that are decoded together; all prompts are decoded, this many at a time.
         ratio: tokens per second divided by plain generate's at the same batch size, the median over the repeats;
             `ratio_low` and `ratio_high` are its range over them.
+        interval: 95 % interval of the ratio, by a paired bootstrap over the batches; None for a single batch.
         tokens_per_pass: mean over the rows that have not ended.
     """
 
@@ -65,6 +67,7 @@ class BatchRow:
     ratio: float
     ratio_low: float
     ratio_high: float
+    interval: tuple[float, float] | None
     tokens_per_pass: float
     same_text: str
 
@@ -78,6 +81,8 @@ class Decoded:
 
 
 Run = Callable[[Batch], Decoded]
+Figures = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Tokens of each batch (B,), and its seconds in each repeat (B, R)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -146,21 +151,33 @@ def measure_size(
     with progress_bar(console, f"batch {size}", len(methods) * (options.repeats + 1)) as advance:
         results, seconds = time_methods(methods, batches, clock_of(opened.model.device), options.repeats, advance)
     plain, verdict = next(iter(methods)), SameText(model=opened.model, settings=request)
-    speeds = {name: [count_tokens(results[name]) / spent for spent in seconds[name]] for name in methods}
-    ratios = {name: [ours / base for ours, base in zip(speeds[name], speeds[plain], strict=True)] for name in methods}
+    figures = {name: (tokens_of(results[name]), np.array(seconds[name])) for name in methods}
+    ratios_R = {name: ratios(*figures[name], *figures[plain], np.ones(len(batches))) for name in methods}
     return [
         BatchRow(
             name=name,
             batch=size,
-            tokens_per_second=statistics.median(speeds[name]),
-            ratio=statistics.median(ratios[name]),
-            ratio_low=min(ratios[name]),
-            ratio_high=max(ratios[name]),
-            tokens_per_pass=count_tokens(results[name]) / sum(decoded.row_passes for decoded in results[name]),
+            tokens_per_second=float(np.median(tokens_B.sum() / seconds_BR.sum(axis=0))),
+            ratio=float(np.median(ratios_R[name])),
+            ratio_low=float(ratios_R[name].min()),
+            ratio_high=float(ratios_R[name].max()),
+            interval=interval_over_batches(figures[name], figures[plain]),
+            tokens_per_pass=float(tokens_B.sum()) / sum(decoded.row_passes for decoded in results[name]),
             same_text=compare(verdict, batches, results[plain], results[name]),
         )
-        for name in methods
+        for name, (tokens_B, seconds_BR) in figures.items()
     ]
+
+
+def interval_over_batches(ours: Figures, plain: Figures) -> tuple[float, float] | None:
+    """`ratio_interval` with batches in place of prompts.
+
+    >>> tokens, seconds = np.array([8.0, 8.0]), np.array([[4.0], [4.0]])
+    >>> interval_over_batches((tokens, seconds / 2), (tokens, seconds))
+    (2.0, 2.0)
+    >>> interval_over_batches((tokens[:1], seconds[:1]), (tokens[:1], seconds[:1]))
+    """
+    return ratio_interval(*ours, *plain, np.random.default_rng(0)) if len(ours[0]) > 1 else None
 
 
 def time_methods(
@@ -169,22 +186,25 @@ def time_methods(
     clock: Callable[[], float],
     repeats: int,
     advance: Callable[[], None],
-) -> tuple[dict[str, list[Decoded]], dict[str, list[float]]]:
-    """Each method's output for all batches, and its seconds for them in each repeat; repeats are interleaved."""
+) -> tuple[dict[str, list[Decoded]], dict[str, list[list[float]]]]:
+    """Each method's output for all batches, and its seconds for each in every repeat; repeats are interleaved."""
     results: dict[str, list[Decoded]] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in methods}
     for repeat in range(-1, repeats):  # the first round warms up
         for name in rotated(list(methods), max(repeat, 0)):
-            start = clock()
-            results[name] = [methods[name](batch) for batch in batches]
-            if repeat >= 0:
-                seconds[name].append(clock() - start)
+            results[name] = []
+            for batch, spent in zip(batches, seconds[name], strict=True):
+                start = clock()
+                results[name].append(methods[name](batch))
+                if repeat >= 0:
+                    spent.append(clock() - start)
             advance()
     return results, seconds
 
 
-def count_tokens(found: Sequence[Decoded]) -> int:
-    return sum(len(text) for decoded in found for text in decoded.texts)
+def tokens_of(found: Sequence[Decoded]) -> NDArray[np.float64]:
+    """New tokens of each batch (B,)."""
+    return np.array([sum(map(len, decoded.texts)) for decoded in found], dtype=np.float64)
 
 
 def compare(verdict: SameText, batches: Sequence[Batch], plain: Sequence[Decoded], ours: Sequence[Decoded]) -> str:
@@ -237,12 +257,13 @@ def until_end(tokens: list[int], opened: Opened) -> list[int]:
 
 
 def table(rows: Sequence[BatchRow]) -> Table:
-    columns = ("batch", "tokens\nper s", "ratio\nto plain", "range of\nthe ratio", "tokens\nper pass")
+    columns = ("batch", "tokens\nper s", "ratio\nto plain", "its 95 %\ninterval", "its\nrange", "tokens\nper pass")
     shown = figures_table(None, "method", *columns)
     shown.add_column("same text")
     for row in rows:
         spread = f"{row.ratio_low:.2f}–{row.ratio_high:.2f}"
-        figures = (f"{row.tokens_per_second:.1f}", f"{row.ratio:.2f}", spread, f"{row.tokens_per_pass:.2f}")
+        interval = "–" if row.interval is None else "{:.2f}–{:.2f}".format(*row.interval)
+        figures = (f"{row.tokens_per_second:.1f}", f"{row.ratio:.2f}", interval, spread, f"{row.tokens_per_pass:.2f}")
         shown.add_row(row.name, str(row.batch), *figures, row.same_text)
     return shown
 

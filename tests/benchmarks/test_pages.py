@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import verify
 from benchmarks.stale import why_stale
 from benchmarks.verify import CHECKS, RESULTS, as_markdown, last_measured, stale
 
@@ -62,6 +63,16 @@ def test_results_are_stale_once_what_they_measure_has_changed():
     since = text.replace("\n\n```", "\n- since then: rows were added\n\n```", 1)
     assert why_stale(since, ["python -m x"], [], changed) == "rows were added"
     assert "does not name a commit" in why_stale(text.replace("abc1234", "def5678"), ["python -m x"], [], changed)
+
+
+def test_results_say_that_they_were_measured_on_uncommitted_files(monkeypatch):
+    changed = " M heads/loop.py"
+    monkeypatch.setattr(verify, "git", lambda *asked: changed if asked[0] == "status" else "abc1234")
+    text = as_markdown("plan", "python -m x", f"2026-01-02, 1.0 minutes, a machine, commit {verify.head()}", "a")
+    assert "a machine, commit abc1234, with changes that are not committed\n" in text
+    assert why_stale(text, ["python -m x"], [], lambda *_: []) == "was measured on files that no commit holds"
+    changed = ""
+    assert verify.head() == "abc1234"
 
 
 def test_results_are_plain_text_without_progress():

@@ -9,7 +9,7 @@ from tiny import random_tokens, shared_model
 
 from benchmarks import demo
 from benchmarks.demo import FOR_README, markdown, read_options, settings_of
-from benchmarks.speed import acceptance_rules, batches
+from benchmarks.speed import acceptance_rules, batches, default_tree
 from benchmarks.speed.trees import LOOKUP_ALONE, UNPREDICTED, Line, lines_table, pool
 from heads.checkpoint.opening import Opened
 from heads.evaluation.methods import GreedySettings
@@ -60,6 +60,18 @@ def test_batches_show_lookup_without_heads_and_ratios_within_their_repeats():
     assert [row.name for row in rows] == ["plain", "heads alone, 2 nodes", "lookup without heads", "heads with lookup"]
     assert all(row.ratio_low <= row.ratio <= row.ratio_high for row in rows)
     assert {row.same_text for row in rows} == {"yes"}
+    assert {row.interval for row in rows} == {None}, "a single batch is no sample"
+    rows = batches.measure_size(batches.wide_console(), one, request, prompts, 1, options)
+    assert rows[0].interval == (1.0, 1.0)
+    assert all(row.interval[0] <= row.interval[1] for row in rows)
+
+
+def test_the_default_tree_stands_among_others_alone_and_with_lookup():
+    options = default_tree.build_parser().parse_args(["--nodes", "12", "--dynamic", "6"])
+    names = [one.name for one in default_tree.build_methods(opened("a"), GreedySettings(new_tokens=6), options)]
+    trees = ["8 nodes, the default", "12 nodes", "dynamic, 6 nodes"]
+    assert names[:4] == ["plain", *(f"heads alone, {name}" for name in trees)]
+    assert names[4:] == ["lookup without heads", *(f"with lookup, {name}" for name in trees)]
 
 
 def test_rules_of_acceptance_have_quality_columns():

@@ -1,0 +1,73 @@
+"""Which tree without tuning? `python -m benchmarks.speed.default_tree`: node budgets and dynamic trees side by side.
+
+The default of `TreeDecoding` is one node budget for each kind of device (heads/decoding/defaults.py). Budgets around it
+and dynamic trees decode the same held-out prompts, interleaved, as heads alone and beside a looked-up chain, with and
+without a repetition penalty.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks.shared import describe_cpu, held_out, parser_of, run_benchmark, say, wide_console
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.defaults import default_nodes
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.evaluation.methods import GreedySettings, Method, lookup_alone, plain, tree
+from heads.evaluation.tables import measure, speed_table, write_json
+
+LOOKUPS = {"heads alone": 0, "with lookup": DEFAULT_LOOKUP}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    console, opened = wide_console(), open_heads([options.heads])
+    prompts = held_out(opened, options.prompts)
+    say(
+        console,
+        f"{opened.source} with {options.heads}; {len(prompts)} held-out prompts, {options.new_tokens} new tokens, "
+        f"medians of {options.repeats} repeats; {describe_cpu()}",
+    )
+    blocks = {}
+    for name, penalty in {"greedy": 1.0, f"greedy, repetition penalty {options.penalty}": options.penalty}.items():
+        settings = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=penalty)
+        methods = build_methods(opened, settings, options)
+        blocks[name] = measure(console, opened.model, methods, settings, prompts, options.repeats, name)
+        console.print(speed_table(blocks[name], f"\n{name}"))
+    if options.json:
+        write_json(options.json, blocks, opened.model.device)
+
+
+def build_methods(opened: Opened, settings: GreedySettings, options: argparse.Namespace) -> list[Method]:
+    """Plain generation, then each tree of the heads alone; lookup without heads, then each tree with lookup."""
+    model, (token_heads,) = opened.model, opened.token_heads.values()
+    default = default_nodes(model.device)
+    static = {f"{n} nodes{', the default' * (n == default)}": n for n in sorted({default, *options.nodes})}
+    trees = static | {f"dynamic, {n} nodes": DynamicTree(nodes=n) for n in options.dynamic}
+    found = [plain(model, settings)]
+    for what, lookup in LOOKUPS.items():
+        found += [lookup_alone(model, token_heads, settings)] if lookup else []
+        found += [
+            tree(model, token_heads, settings, f"{what}, {name}", shape, lookup, compile=False)
+            for name, shape in trees.items()
+        ]
+    return found
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = parser_of("benchmarks.speed.default_tree", __doc__)
+    parser.add_argument("--heads", default="checkpoints/demo/grounded", help="folder of heads")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[12, 16, 24], help="of static trees beside the default")
+    parser.add_argument("--dynamic", type=int, nargs="+", default=[16, 40], help="nodes of dynamic trees")
+    parser.add_argument("--penalty", type=float, default=1.1, help="repetition penalty of the second table")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats")
+    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
+    return parser
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
