@@ -1,9 +1,9 @@
-# make setup | demo | test | verify | wheel-check | lint | format
+# make setup | demo | test | verify | gpu | gpu-wheels | wheel-check | lint | format
 VENV := .venv
 PYTHON ?= python3
 RUN := . $(VENV)/bin/activate &&
 
-.PHONY: setup demo test verify wheel-check lint format
+.PHONY: setup demo test verify gpu gpu-wheels wheel-check lint format
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,14 @@ test: lint
 
 verify: setup
 	$(RUN) python -m benchmarks.verify
+
+# On a machine with a GPU, with its own Python and PyTorch: about 25 minutes, or COMMAND=tests, costs or learn alone.
+gpu:
+	$(PYTHON) -m benchmarks.gpu $(COMMAND) $(if $(wildcard build/wheels/*.whl),--wheels build/wheels)
+
+# What such a machine may lack, for one without a network: build/wheels travels there.
+gpu-wheels: setup
+	$(RUN) python -m benchmarks.gpu.wheels build/wheels
 
 # What tests/test_wheel.py emulates, with downloaded packages: the wheel alone in an empty environment decodes.
 wheel-check: setup

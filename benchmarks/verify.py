@@ -201,6 +201,11 @@ CHECKS = {
         shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",
         measures=(),
     ),
+    "gpu_commands": Check(
+        command="python -m benchmarks.gpu --tiny --out checkpoints/runs/gpu-tiny",
+        shows="the commands of `make gpu` with tiny shapes on a CPU: they work; their figures mean nothing",
+        measures=(),
+    ),
     "transformers_tests": Check(
         command="python -m benchmarks.outside.transformers_tests",
         shows="the generation tests of transformers, over all its architectures, decoded by each family and by a draft "

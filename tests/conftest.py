@@ -21,6 +21,14 @@ for folder in (TESTS, TESTS.parent):  # the last one inserted comes first
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        skipped = pytest.mark.skip(reason="no GPU is here")
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(skipped)
+
+
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compiled graphs are captured whole and run as they are, without a compiler."""

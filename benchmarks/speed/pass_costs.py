@@ -39,6 +39,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 8,
         "num_attention_heads": 6,
     },
+    "1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
     "7b": {
         "vocab_size": 32000,
         "hidden_size": 4096,
@@ -55,6 +63,7 @@ class Cost:
 
     shape: str
     compiled: bool
+    batch: int
     context: int
     nodes: int
     milliseconds: float
@@ -72,17 +81,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         backbone = Backbone(make_model(name, device), check_projection=False)
         for form in forms(console, backbone, compile=options.compile):
-            found = measure(name, form, options.contexts, options.nodes, options.repeats)
-            costs += found
-            console.print(cost_table(found))
-            console.print(worth_table(found, options.tokens_per_pass, options.draft))
+            for batch in options.batches:
+                found = measure(name, form, options.contexts, options.nodes, options.repeats, batch=batch)
+                costs += found
+                console.print(cost_table(found))
+                console.print(worth_table(found, options.tokens_per_pass, options.draft))
     measured_on = {"machine": describe_machine(device), "versions": versions()}
     write_figures(options.json, {"costs": [asdict(cost) for cost in costs], **measured_on})
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.speed.pass_costs", __doc__)
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["demo", "7b"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1], help="texts in a pass, each with its own tree")
     parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
     parser.add_argument("--nodes", nargs="+", type=int, default=list(NODES), help="with the root; 1 is always measured")
     parser.add_argument("--repeats", type=int, default=15, help="interleaved repeats; medians count")
@@ -95,12 +106,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def why_not(name: str, device: torch.device) -> str:
     """The reason why a shape is not measured on this machine; empty if it is measured."""
-    if name != "7b":
+    needed = {"demo": 0, "1b": 6, "7b": 20}[name]  # GiB: weights in bfloat16 and a cache
+    if not needed:
         return ""
     if device.type != "cuda":
-        return "it needs a GPU with about 20 GiB and none is here"
+        return f"it needs a GPU with about {needed} GiB and none is here"
     free = torch.cuda.mem_get_info(device)[0] / 2**30
-    return "" if free >= 20 else f"it needs a GPU with about 20 GiB and {free:.0f} GiB are free"
+    return "" if free >= needed else f"it needs a GPU with about {needed} GiB and {free:.0f} GiB are free"
 
 
 def make_model(name: str, device: torch.device) -> Any:
@@ -122,13 +134,19 @@ def forms(console: Console, backbone: Backbone, *, compile: bool) -> list[Backbo
 
 
 def measure(
-    name: str, backbone: Backbone, contexts: Sequence[int], node_counts: Sequence[int], repeats: int
+    name: str,
+    backbone: Backbone,
+    contexts: Sequence[int],
+    node_counts: Sequence[int],
+    repeats: int,
+    *,
+    batch: int = 1,
 ) -> list[Cost]:
     """Each context's passes, interleaved; the first call of each (allocations, compiling) is not counted."""
     clock = clock_of(backbone.device)
     costs = []
     for context in contexts:
-        state = filled_state(backbone, context)
+        state = filled_state(backbone, context, batch)
         passes = {nodes: make_pass(backbone, state, nodes) for nodes in sorted({1, *node_counts})}
         seconds: dict[int, list[float]] = {nodes: [] for nodes in passes}
         for one in passes.values():
@@ -143,6 +161,7 @@ def measure(
             Cost(
                 shape=name,
                 compiled=isinstance(backbone, CompiledBackbone),
+                batch=batch,
                 context=context,
                 nodes=nodes,
                 milliseconds=1000 * statistics.median(found),
@@ -154,9 +173,9 @@ def measure(
 
 
 @torch.no_grad()
-def filled_state(backbone: Backbone, context: int) -> BackboneState:
+def filled_state(backbone: Backbone, context: int, batch: int = 1) -> BackboneState:
     """A state with `context` committed tokens, which are read in blocks, since one long prefill would need memory."""
-    tokens_BT = torch.randint(backbone.vocab_size, (1, context), device=backbone.device)
+    tokens_BT = torch.randint(backbone.vocab_size, (batch, context), device=backbone.device)
     first = tokens_BT[:, :512]
     state, _ = Backbone.prefill(backbone, first, torch.ones_like(first, dtype=torch.bool))
     for start in range(512, context, 512):
@@ -174,7 +193,7 @@ def make_pass(backbone: Backbone, state: BackboneState, nodes: int) -> Callable[
     shape = grow_tree(nodes, 4) if nodes > 1 else None
     depth_N = shape.depth_tensor(backbone.device) if shape else torch.zeros(1, dtype=torch.long, device=backbone.device)
     sees_NN = shape.sees_NN(backbone.device) if shape else torch.ones(1, 1, dtype=torch.bool, device=backbone.device)
-    tokens_BN = torch.randint(backbone.vocab_size, (1, nodes), device=backbone.device)
+    tokens_BN = torch.randint(backbone.vocab_size, (len(state.next_position_B), nodes), device=backbone.device)
 
     @torch.no_grad()
     def run() -> Any:
@@ -210,7 +229,7 @@ def speed_up(tokens_per_pass: float, steps: float, draft: float) -> float:
 
 def filled_table(costs: Sequence[Cost], what: str, cell: Callable[[Cost], str]) -> Table:
     first = costs[0]
-    title = f"\n{first.shape}{', compiled' if first.compiled else ''}: {what}"
+    title = f"\n{first.shape}{', compiled' if first.compiled else ''}, batch {first.batch}: {what}"
     contexts = sorted({cost.context for cost in costs})
     table = figures_table(title, "nodes", *(f"context {context}" for context in contexts), left=0)
     by_place = {(cost.nodes, cost.context): cost for cost in costs}

@@ -10,7 +10,7 @@ Parts, by default all:
     compile   uncompiled and compiled decoder layers (training_options.py, as the next ones)
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
-    gpu       a 1B-shape backbone with model FLOPs utilisation
+    gpu       a 1B-shape backbone with model FLOPs utilisation, beside a plain loop; --tiny tries it on a CPU
 """
 
 from __future__ import annotations
@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose steps are timed")
     parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of compared steps")
+    parser.add_argument("--tiny", action="store_true", help="try the part gpu on a CPU; its figures mean nothing")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--picture", help="PNG of the memory curve")
     options = parser.parse_args()
@@ -209,7 +210,7 @@ def main() -> None:
         "compile": lambda: compile_table(console, options.rounds),
         "stored": lambda: stored_table(console),
         "scaling": lambda: scaling_table(console, options.config, options.steps),
-        "gpu": lambda: gpu_table(console, options.rounds),
+        "gpu": lambda: gpu_table(console, options.rounds, tiny=options.tiny),
     }
     if unknown := set(options.parts) - set(parts):
         parser.error(f"unknown part {', '.join(sorted(unknown))}; allowed are {', '.join(parts)}")

@@ -10,6 +10,7 @@ machine with GPUs the same runs go over NCCL with `--gpu`.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -123,6 +124,7 @@ class Split:
 ONE = Split(processes=1, batch=8, accumulation=1)
 TWO = Split(processes=2, batch=2, accumulation=2)
 FOUR = Split(processes=4, batch=1, accumulation=2)
+SPLITS = {split.processes: split for split in (ONE, TWO, FOUR)}
 ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 
 
@@ -346,11 +348,26 @@ def show(rows: Sequence[EngineRow], console: Console) -> None:
     console.print(table)
 
 
+def splits_of(options: argparse.Namespace) -> list[Split]:
+    """The splits that are compared with one process."""
+    here = [min(torch.cuda.device_count(), 4)] if options.gpu else [2, 4]
+    chosen = options.processes or [n for n in here if n in SPLITS] or [2]
+    return [SPLITS[n] for n in chosen]
+
+
 def main() -> None:
     parser = parser_of("benchmarks.training.engines", __doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, metavar="NAME")
     parser.add_argument("--gpu", action="store_true", help="over NCCL, with one process for each GPU, instead of gloo")
+    parser.add_argument(
+        "--processes",
+        nargs="+",
+        type=int,
+        choices=list(SPLITS),
+        help="how many share a run, first in all cases and then in two; 2 and 4, or with --gpu one for each GPU",
+    )
+    parser.add_argument("--only-losses", action="store_true", help="compare trained runs; save and resume none")
     parser.add_argument("--runs", help="store the runs in this folder; finished ones are not repeated")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
@@ -359,39 +376,41 @@ def main() -> None:
         Path(options.runs).mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(Path(folder), gpu=options.gpu)
+        first, *more = splits_of(options)
         jobs = [
-            (case, engine, TWO)
+            (case, engine, first)
             for case in options.cases
             for engine in options.engines
             if is_supported(case, engine, options.gpu)
         ]
-        jobs += [
-            (case, engine, FOUR) for case in list(CASES)[:2] for engine in options.engines if case in options.cases
-        ]
+        few = [case for case in list(CASES)[:2] if case in options.cases]
+        jobs += [(case, engine, split) for split in more for case in few for engine in options.engines]
         rows = []
         for job in jobs:
             rows.append(comparison.compare(*job))
             print(f"{rows[-1]}", file=sys.stderr, flush=True)
-        same = {
-            f"{case}, {engine}": comparison.same_bytes(case, engine, TWO)
-            for case in list(CASES)[:2]
-            for engine in options.engines
-        }
-        moves = [("single", ONE, engine, TWO) for engine in options.engines]
-        moves += [(engine, TWO, "single", ONE) for engine in options.engines]
-        moved = {
-            f"{before} on {split.processes} -> {after} on {other.processes}": comparison.resume_under(
-                "dynamo, three rates", before, split, after, other
-            )
-            for before, split, after, other in moves
-        }
+        same: dict[str, bool] = {}
+        moved: dict[str, float] = {}
+        if not options.only_losses:
+            same = {
+                f"{c}, {engine}": comparison.same_bytes(c, engine, first) for c in few for engine in options.engines
+            }
+            moves = [("single", ONE, engine, first) for engine in options.engines]
+            moves += [(engine, first, "single", ONE) for engine in options.engines]
+            moved = {
+                f"{before} on {split.processes} -> {after} on {other.processes}": comparison.resume_under(
+                    "dynamo, three rates", before, split, after, other
+                )
+                for before, split, after, other in moves
+            }
     show(rows, console)
-    console.print(f"one step at rate 0 saves the same bytes: {sum(same.values())} of {len(same)}")
+    if same:
+        console.print(f"one step at rate 0 saves the same bytes: {sum(same.values())} of {len(same)}")
     for name, difference in moved.items():
         console.print(f"resumed halfway, {name}: weights differ by {difference:.1e}")
     write_figures(options.json, {"rows": [vars(row) for row in rows], "same_bytes": same, "resumed": moved})
-    if not (all(row.equal for row in rows) and all(same.values()) and max(moved.values()) <= TOLERANCE):
-        sys.exit("an engine trained or saved other weights than one process")
+    if not (all(row.equal for row in rows) and all(same.values()) and max(moved.values(), default=0.0) <= TOLERANCE):
+        sys.exit("an engine trains or saves something else than one process")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ def test_passes_leave_nothing_behind(tiny):
     assert state.cache.get_seq_length() == 20
 
 
+def test_a_batch_has_a_context_and_a_tree_in_each_row(tiny):
+    state = filled_state(tiny, 20, 3)
+    assert make_pass(tiny, state, 8)().shape == (3, 8, tiny.vocab_size)
+    assert {cost.batch for cost in measure("demo", tiny, [8], [4], 1, batch=3)} == {3}
+
+
 def test_every_place_is_measured_in_plain_steps(tiny):
     costs = measure("demo", tiny, [8, 20], [4, 16], 2)
     assert [(c.context, c.nodes) for c in costs] == [(c, n) for c in (8, 20) for n in (1, 4, 16)]

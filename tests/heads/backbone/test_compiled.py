@@ -229,7 +229,7 @@ def test_what_a_pass_over_whole_buckets_writes_to_stays_where_it_is(whole, monke
     assert found == [(2 * fast.num_layers, whole)], "keys and values of each layer; slices of open slots may move"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.cuda
 def test_cuda_graphs_give_the_same_text():
     model = tiny_model("llama", attn="sdpa", dtype=torch.float32).cuda()
     token_heads = heads.create("grounded", model, num_heads=3).cuda()

@@ -79,13 +79,14 @@ def spread(first: Any, second: Any, family: str, *, split_end: bool) -> None:
     same_text(model, token_heads, first)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator: nothing but one CPU to spread over")
+@pytest.mark.cuda
 @pytest.mark.parametrize("split_end", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_backbone_over_a_cpu_and_an_accelerator(family, split_end):
     spread("cpu", "cuda:0", family, split_end=split_end)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two accelerators in this machine")
 @pytest.mark.parametrize("split_end", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,19 +21,20 @@ def counted(folder, vocab_size: int, order: int, longest: int = 30) -> NgramTabl
     return count_ngrams(documents, folder=folder / "table", order=order, vocab_size=vocab_size)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("vocab_size", [5, 131_072])
-def test_masks_are_the_tables(tmp_path, vocab_size):
+def test_masks_are_the_tables(tmp_path, vocab_size, device):
     """For candidates seen and never seen, repeated, and beyond the vocabulary, in a batch whose rows differ."""
     table = counted(tmp_path, vocab_size, order=4)
     generator = torch.Generator().manual_seed(1)
     seen = torch.from_numpy(np.flatnonzero(table.unigrams_V))
     for n in range(1, 5):
-        ours, candidates = DeviceTable(table, n, "cpu"), []
+        ours, candidates = DeviceTable(table, n, device), []
         for size in (5, 6, 4, 7)[:n]:
             ids = seen[torch.randint(len(seen), (3, size), generator=generator)]
             ids[:, 1], ids[0, 0] = vocab_size + 7, 1
             candidates.append(ids)
-        mask = ours.cooccurrence(candidates)
+        mask = ours.cooccurrence([ids.to(device) for ids in candidates]).cpu()
         assert torch.equal(mask, table.cooccurrence(candidates))
         assert mask.any()
 

@@ -58,10 +58,8 @@ def test_float32_heads_learn_the_same_from_a_bfloat16_backbone(folder, family):
         assert (one - other).norm() <= 0.1 * other.norm()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available(),
-    reason="bitsandbytes and a GPU are needed for 4-bit and 8-bit backbones",
-)
+@pytest.mark.cuda
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 @pytest.mark.parametrize("quantization", QUANTIZED.values(), ids=QUANTIZED)
 def test_a_quantised_backbone_is_trained_on(folder, quantization):
     config = BackboneConfig(name_or_path=folder, dtype="bfloat16", quantization=quantization)

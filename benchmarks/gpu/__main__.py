@@ -1,0 +1,165 @@
+"""What a machine with a GPU shows, in commands of under ten minutes each: `make gpu`, or `python3 -m benchmarks.gpu`.
+
+    python3 -m benchmarks.gpu tests     # what needs CUDA or several processes on GPUs
+    python3 -m benchmarks.gpu costs     # passes and training steps at the shapes of 1B and 7B models
+    python3 -m benchmarks.gpu learn     # a 100M model and heads on it, trained here, then tokens per pass and second
+
+The machine needs no network and keeps nothing: each command reads the repository, and a folder of wheels for what the
+machine's Python lacks (`--wheels`, filled on another machine by `make gpu-wheels`). Each program's output goes to a
+file of its own in `--out`, whether it ends or is stopped at its limit, so that what was measured can be brought home.
+`--tiny` runs the same programs on a CPU with tiny shapes: it shows that they work, and its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.wheels import install
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LARGEST = 16 * 2**20  # bytes of one file that is brought home
+STOPPED = 124  # as `timeout` ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program of a command.
+
+    Attributes:
+        name: of its file in `--out`.
+        asked: its arguments behind `python3`.
+        tiny: its arguments where there is no GPU and only the command itself is tried.
+        minutes: after which it is stopped; what it has printed by then stays.
+    """
+
+    name: str
+    asked: str
+    tiny: str
+    minutes: float
+
+
+COMMANDS: dict[str, tuple[Program, ...]] = {
+    "tests": (
+        Program(
+            name="tests", asked="-m pytest -m cuda -ra", tiny="-m pytest -m cuda -ra tests/heads/ngrams", minutes=5
+        ),
+        Program(
+            name="engines",
+            asked="-m benchmarks.training.engines --gpu --engines ddp fsdp2 --only-losses",
+            tiny="-m benchmarks.training.engines --cases 'grounded, frozen' --engines ddp --processes 2 --only-losses",
+            minutes=4.5,
+        ),
+    ),
+    "costs": (
+        Program(
+            name="pass_costs",
+            asked="-m benchmarks.speed.pass_costs --shapes 1b 7b --nodes 2 4 8 16 32 64 128 --batches 1 4 16 --compile",
+            tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --batches 1 2 --repeats 2",
+            minutes=4.5,
+        ),
+        Program(
+            name="training_steps",
+            asked="-m benchmarks.training gpu",
+            tiny="-m benchmarks.training gpu --tiny",
+            minutes=2,
+        ),
+    ),
+    "learn": (
+        Program(
+            name="learn",
+            asked="-m benchmarks.gpu.learn --minutes 9",
+            tiny="-m benchmarks.gpu.learn --tiny",
+            minutes=9.8,
+        ),
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    out = Path(options.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    if options.wheels:
+        environment["PYTHONPATH"] = os.pathsep.join([str(install(Path(options.wheels))), str(ROOT)])
+    failed = []
+    for command in options.commands:
+        for program in COMMANDS[command]:
+            asked = (program.tiny if options.tiny else program.asked).format(out=out)
+            if code := run(program, asked, out / f"{program.name}.txt", environment):
+                failed.append(f"{program.name} ended with {code}")
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.stat().st_size > LARGEST:
+            print(f"{path} has {path.stat().st_size / 2**20:.0f} MiB; what is brought home has at most 16.")
+    if failed:
+        sys.exit("; ".join(failed))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    text, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.gpu",
+        description=text,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "commands", nargs="*", choices=[*COMMANDS], default=[*COMMANDS], help="which, by default all: 25 minutes"
+    )
+    parser.add_argument("--out", default="benchmarks/results/gpu", help="folder for the figures (default: %(default)s)")
+    parser.add_argument(
+        "--wheels", help="folder of wheels for what this Python lacks; they are unpacked, not installed"
+    )
+    parser.add_argument("--tiny", action="store_true", help="try the programs on a CPU; figures mean nothing")
+    return parser
+
+
+def run(program: Program, asked: str, file: Path, environment: dict[str, str]) -> int:
+    """Run a program, print what it prints and write that to a file; returns its exit code, 124 at its time limit."""
+    command = [sys.executable, *shlex.split(asked)]
+    started = time.monotonic()
+    print(f"\n# python3 {asked}    (at most {program.minutes:g} minutes)", flush=True)
+    with file.open("w", encoding="utf-8") as written:
+        written.write(f"python3 {asked}\n\n")
+        written.flush()
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        stopped = threading.Event()
+        limit = threading.Timer(60 * program.minutes, stop, (process, stopped))
+        limit.start()
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            written.write(line)
+            written.flush()
+        code = process.wait()
+        limit.cancel()
+        code = STOPPED if stopped.is_set() else code
+        written.write(f"\nended with {code} after {time.monotonic() - started:.0f} s\n")
+    return code
+
+
+def stop(process: subprocess.Popen[str], stopped: threading.Event) -> None:
+    """End a program and whatever it started, since its time is over."""
+    stopped.set()
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The commands for a machine with a GPU: each within its time, output kept however it ends, wheels by closure."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import transformers
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.__main__ import COMMANDS, STOPPED, Program, main, run
+from benchmarks.gpu.wheels import IN_THE_IMAGE, NEEDED, closure, install
+
+
+def test_each_command_takes_under_ten_minutes_and_all_of_them_under_25():
+    minutes = {name: sum(program.minutes for program in programs) for name, programs in COMMANDS.items()}
+    assert max(minutes.values()) < 10
+    assert sum(minutes.values()) <= 27  # limits; what they take is less
+
+
+def test_what_a_program_prints_is_kept_however_it_ends(tmp_path, capsys):
+    program = Program(name="x", asked="", tiny="", minutes=1)
+    code = run(program, "-c \"import sys; print('measured'); sys.exit(3)\"", tmp_path / "x.txt", dict(os.environ))
+    assert code == 3
+    written = (tmp_path / "x.txt").read_text()
+    assert "measured\n\nended with 3 after" in written
+    assert "measured" in capsys.readouterr().out
+
+
+def test_a_program_and_its_children_end_at_the_limit(tmp_path):
+    child = "import time; time.sleep(60)"
+    code = f"import subprocess, sys; print('measured', flush=True); subprocess.run([sys.executable, '-c', '{child}'])"
+    program = Program(name="x", asked="", tiny="", minutes=3 / 60)
+    started = time.monotonic()
+    assert run(program, f'-c "{code}"', tmp_path / "x.txt", dict(os.environ)) == STOPPED
+    assert time.monotonic() - started < 30, "its child held the output open"
+    assert "measured" in (tmp_path / "x.txt").read_text()
+
+
+def test_a_failed_program_is_named_at_the_end_and_the_others_run(tmp_path, monkeypatch):
+    programs = (
+        Program(name="bad", asked="", tiny="-c 'import sys; sys.exit(2)'", minutes=1),
+        Program(name="good", asked="", tiny="-c 'print(1)'", minutes=1),
+    )
+    monkeypatch.setattr(gpu, "COMMANDS", {"tests": programs})
+    with pytest.raises(SystemExit, match="bad ended with 2"):
+        main(["tests", "--tiny", "--out", str(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "good.txt"]
+
+
+def test_wheels_are_what_the_code_needs_without_what_the_image_has():
+    found = closure(NEEDED)
+    assert {"transformers", "datasets", "dill", "xxhash", "tokenizers"} <= found.keys()
+    assert not IN_THE_IMAGE & found.keys()
+    assert found["transformers"] == transformers.__version__
+
+
+def test_an_empty_folder_of_wheels_is_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="has no wheels; `make gpu-wheels` on a machine with a network fills it"):
+        install(tmp_path)
