@@ -17,6 +17,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -38,10 +40,10 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
 from heads.evaluation.methods import LOOKUP_ALONE
 from heads.evaluation.tables import describe_machine, versions
-from heads.evaluation.throughput import clock_of
+from heads.evaluation.throughput import clock_of, ratio_interval
 from heads.interface.token_heads import TokenHeads
 from heads.tuning.config import TuneConfig
-from heads.tuning.decoding_speed import Speed, measure_speeds
+from heads.tuning.decoding_speed import BatchTotals, Speed, measure_batches
 from heads.tuning.report import describe, verdict
 from heads.tuning.search import Choice, choice_of
 from heads.tuning.tree_with_lookup import TreeWithLookup
@@ -59,6 +61,7 @@ class Line:
 
     Attributes:
         halves: the two lines that this one pools; empty in a line of one half.
+        rounds: what was measured, round by round, and plain generation's beside it; the pooled line has none.
     """
 
     heads: str
@@ -69,6 +72,16 @@ class Line:
     plain_predicted: float
     plain_measured: float
     halves: tuple[Line, ...] = ()
+    rounds: tuple[tuple[BatchTotals, BatchTotals], ...] = ()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the measured ratio to plain generation, by a paired bootstrap over prompts."""
+        parts = [half.rounds for half in self.halves or (self,)]
+        if not all(parts):
+            return None
+        ours, plain = ([[pair[i] for pair in rounds] for rounds in parts] for i in (0, 1))
+        return ratio_interval(*join(ours), *join(plain), np.random.default_rng(0))
 
     @property
     def deviation(self) -> float:
@@ -79,6 +92,12 @@ class Line:
     def ratio_deviation(self) -> float:
         """The same for ratios to plain generation, which do not depend on changes of the machine's speed."""
         return (1 + self.deviation) * self.plain_measured / self.plain_predicted - 1
+
+
+def join(parts: Sequence[Sequence[BatchTotals]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Tokens of each prompt (P,) and its seconds in each round (P, R), of all parts' rounds."""
+    tokens_P = np.concatenate([np.array(rounds[0].tokens) for rounds in parts])
+    return tokens_P, np.concatenate([np.array([one.seconds for one in rounds]).T for rounds in parts])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         found = [
             dataclasses.asdict(line)
+            | {"interval": line.interval}
             | {"deviation": line.deviation, "ratio_deviation": line.ratio_deviation}
             | {"ratio_deviation_of_halves": [half.ratio_deviation for half in line.halves]}
             for line in lines
@@ -202,8 +222,9 @@ def compare(
         decodings[what] = TreeDecoding(token_heads, tree, lookup=lookup)
     decodings[LOOKUP_ALONE] = TreeDecoding(token_heads, Tree.root_only(), lookup=DEFAULT_LOOKUP)
     clock = clock_of(opened.model.device)
-    found = [measure_speeds(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
-    measured = {what: median_speed([one[what] for one in found]) for what in decodings}
+    found = [measure_batches(opened.model, decodings, prompts, tuning.config, clock) for _ in range(rounds)]
+    measured = {what: median_speed([one[what].speed for one in found]) for what in decodings}
+    by_round = {what: tuple((one[what], one["plain"]) for one in found) for what in decodings}
     lines = [
         Line(
             heads=name,
@@ -213,11 +234,17 @@ def compare(
             measured=measured[what],
             plain_predicted=tuning.plain,
             plain_measured=measured["plain"].tokens_per_second,
+            rounds=by_round[what],
         )
         for what, choice in trees.items()
     ]
     copied = dataclasses.replace(
-        lines[0], decoding=LOOKUP_ALONE, tree="none", predicted=UNPREDICTED, measured=measured[LOOKUP_ALONE]
+        lines[0],
+        decoding=LOOKUP_ALONE,
+        tree="none",
+        predicted=UNPREDICTED,
+        measured=measured[LOOKUP_ALONE],
+        rounds=by_round[LOOKUP_ALONE],
     )
     return [*lines, copied]
 
@@ -247,6 +274,7 @@ def lines_table(lines: Sequence[Line]) -> Table:
         table.add_column("mea-\nsured", justify="right")
         if "pass" not in what:
             table.add_column("devi-\nation", justify="right")
+    table.add_column("95 % of\nmeasured", justify="right")
     for half in ("first", "second"):
         table.add_column(f"{half}\nhalf", justify="right")
     for line in lines:
@@ -262,6 +290,7 @@ def lines_table(lines: Sequence[Line]) -> Table:
             known(predicted.tokens_per_second / line.plain_predicted, ".2f"),
             f"{measured.tokens_per_second / line.plain_measured:.2f}",
             known(line.ratio_deviation, "+.1%"),
+            "–" if line.interval is None else "{:.2f}–{:.2f}".format(*line.interval),
             *(known(half.ratio_deviation, "+.1%") for half in line.halves),
         )
     return table

@@ -51,6 +51,7 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
     Raises:
         ValueError: the folder or name holds no causal LM, or a setting does not fit it; says which.
     """
+    refuse_names(config)
     if config.random_weights and config.quantization:
         raise ValueError(
             "random_weights and quantization were both given; quantization is of weights that exist: give one of them."
@@ -79,12 +80,22 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
 
 def load_tokenizer(config: BackboneConfig) -> Any:
     """The backbone's tokenizer, padding on the left as decoding needs it."""
+    refuse_names(config)
     source = config.tokenizer or config.name_or_path
     revision = config.revision if source == config.name_or_path else None
     with explained(source):
         return AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=config.trust_remote_code, padding_side="left"
         )
+
+
+def refuse_names(config: Any) -> None:
+    """
+    Raises:
+        ValueError: a name or anything else in place of a config.
+    """
+    if not isinstance(config, BackboneConfig):
+        raise ValueError(f"{config!r:.200} was given; give heads.BackboneConfig(name_or_path=…) with that name.")
 
 
 def read_vocab_size(config: BackboneConfig) -> int:

@@ -30,6 +30,7 @@ from heads.checkpoint.backbone import save_backbone
 from heads.checkpoint.opening import default_device, find_trained, load_recorded, recorded_backbone
 from heads.checkpoint.save_load import describe_backbone, load, read_tensors, write_whole
 from heads.checkpoint.schema import DESCRIPTION, TENSORS, HeadsDescription, read_description
+from heads.decoding.request.entry import check_token_heads
 from heads.decoding.tuned_file import TUNED_TREE
 from heads.inside import find_inside
 from heads.interface.draft_vocabulary import check_draft_tokens
@@ -231,6 +232,7 @@ def prune_vocabulary(token_heads: TokenHeads, tokens: Tensor | Sequence[int]) ->
     Raises:
         ValueError: ids that are none, or a token that these heads do not score.
     """
+    check_token_heads(token_heads)
     ids_S = check_draft_tokens(tokens, None, token_heads.backbone.vocab_size)
     rows_S = ids_S
     if (vocabulary := token_heads.draft_vocabulary) is not None:

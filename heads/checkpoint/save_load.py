@@ -23,6 +23,7 @@ from heads.checkpoint.adapter import has_adapter
 from heads.checkpoint.backbone import PREFIX, check_trained_backbone, save_backbone
 from heads.checkpoint.schema import DESCRIPTION, FORMAT_VERSION, TENSORS, HeadsDescription, read_description
 from heads.checkpoint.shapes import check_fit, read_shapes
+from heads.decoding.request.entry import check_token_heads
 from heads.decoding.tuned_file import find_tuned_tree
 from heads.families import build_config, family_module
 from heads.inside import is_foreign_link, is_one_name, open_new, remove
@@ -58,6 +59,7 @@ def save(
         ValueError: with_backbone=False for heads whose backbone was trained with them.
         OSError: the disk is full or the folder cannot be written; the old files are untouched.
     """
+    check_token_heads(token_heads)
     tensors = {
         name: tensor.detach().to("cpu", (dtype if tensor.is_floating_point() else None) or tensor.dtype).contiguous()
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()

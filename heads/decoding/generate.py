@@ -64,7 +64,14 @@ def generate(
         tokenizer: needed for `stop_strings`.
         stop_strings: text that ends a row, as in `generate`.
         inputs: everything else that `model.generate` takes.
+
+    Raises:
+        ValueError: something else in place of a decoding method, or stop strings without a tokenizer.
     """
+    if decoding is not None and not callable(decoding):
+        raise ValueError(
+            f"decoding={decoding!r:.80} was given; give heads.TreeDecoding(token_heads), another, or None."
+        )
     criteria = StoppingCriteriaList(stopping_criteria or [])
     config = copy.deepcopy(generation_config)
     stop_strings = stop_strings or getattr(config, "stop_strings", None) or model.generation_config.stop_strings

@@ -24,6 +24,8 @@ class TreeDrafter:
     """
 
     def __init__(self, token_heads: TokenHeads, tree: Tree, batch: int = 1) -> None:
+        if not isinstance(tree, Tree):
+            raise ValueError(f"tree={tree!r:.80} was given; give a heads.Tree, such as heads.Tree([[0], [0, 0], [1]]).")
         token_heads.refresh()
         self.token_heads = token_heads
         self.tree = tree

@@ -80,8 +80,13 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The evaluations of a run; if a step was evaluated twice, as after a resume, the last one."""
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist; a run writes it with `report_to: [jsonl]`.")
-    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    by_step = {line["step"]: line for line in lines if "eval_head1_top1" in line}
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        by_step = {line["step"]: line for line in lines if "eval_head1_top1" in line}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no metrics.jsonl of a run ({type(error).__name__}: {error}); give the file in a run's folder."
+        ) from None
     if not by_step:
         raise ValueError(f"{path} holds no evaluation of heads; give data.eval and evaluation.every_steps to the run.")
     return [by_step[step] for step in sorted(by_step)]

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from heads.backbone.model import Backbone
+from heads.interface.draft_vocabulary import as_numbers
 from heads.interface.token_heads import TokenHeads
 from heads.validation import build, is_validated, nearest
 
@@ -73,7 +74,8 @@ def create(
     if num_heads is not None:
         config["num_heads"] = num_heads
     if draft_tokens is not None and config.get("draft_vocabulary") is None:
-        config["draft_vocabulary"] = len(draft_tokens)
+        draft_tokens = as_numbers(draft_tokens, "draft_tokens")
+        config["draft_vocabulary"] = draft_tokens.numel()
     token_heads = create_unchosen(family, model, **config)
     if draft_tokens is not None:
         token_heads.choose_draft_tokens(draft_tokens)

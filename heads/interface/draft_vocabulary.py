@@ -102,7 +102,7 @@ def check_draft_tokens(tokens: Tensor | Sequence[int], count: int | None, size: 
     Raises:
         ValueError: no ids, some twice, some outside the vocabulary, or another number of them.
     """
-    ids_S = torch.as_tensor(tokens)
+    ids_S = as_numbers(tokens, "draft_tokens")
     if ids_S.ndim != 1 or not len(ids_S) or ids_S.is_floating_point() or ids_S.dtype == torch.bool:
         raise ValueError(
             f"draft_tokens of shape {tuple(ids_S.shape)} and type {ids_S.dtype} were given; allowed is a list of token "
@@ -120,6 +120,17 @@ def check_draft_tokens(tokens: Tensor | Sequence[int], count: int | None, size: 
     return ids_S
 
 
+def as_numbers(values: Any, name: str) -> Tensor:
+    """
+    Raises:
+        ValueError: no tensor, array or list of numbers.
+    """
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name}={values!r:.80} was given; allowed are tensors and lists of numbers.") from None
+
+
 def most_frequent_tokens(counts_V: Tensor | Sequence[int], count: int) -> Tensor:
     """Ids (S,) of the `count` most frequent tokens, ascending; of equally frequent ones those of lower id.
 
@@ -132,7 +143,11 @@ def most_frequent_tokens(counts_V: Tensor | Sequence[int], count: int) -> Tensor
     Raises:
         ValueError: fewer than one are asked for, or more than there are counts.
     """
-    counts_V = torch.as_tensor(counts_V)
+    counts_V = as_numbers(counts_V, "counts")
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ValueError(f"{count!r:.80} tokens were asked for; allowed are integers.")
+    if counts_V.ndim != 1:
+        raise ValueError(f"counts of shape {tuple(counts_V.shape)} were given; allowed is one number for each token.")
     if not 1 <= count <= len(counts_V):
         raise ValueError(f"{count} tokens were asked for; allowed are 1 to {len(counts_V)}, the number of counts.")
     return counts_V.sort(descending=True, stable=True).indices[:count].sort().values

@@ -28,6 +28,26 @@ class Speed:
     tokens_per_second: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchTotals:
+    """Tokens, row passes and seconds of each batch, without the prompts' passes and the first tokens.
+
+    >>> BatchTotals(tokens=[6.0, 2.0], row_passes=[3.0, 1.0], seconds=[1.0, 3.0]).speed
+    Speed(tokens_per_pass=2.0, tokens_per_second=2.0)
+    """
+
+    tokens: list[float]
+    row_passes: list[float]
+    seconds: list[float]
+
+    @property
+    def speed(self) -> Speed:
+        tokens = sum(self.tokens)
+        return Speed(
+            tokens_per_pass=tokens / max(1, sum(self.row_passes)), tokens_per_second=tokens / sum(self.seconds)
+        )
+
+
 def measure_speeds(
     model: Any,
     decodings: dict[str, TreeDecoding | None],
@@ -36,6 +56,23 @@ def measure_speeds(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> dict[str, Speed]:
+    """The speed of each decoding over all batches of `measure_batches`.
+
+    Raises:
+        ValueError: all texts end at once, so that there is nothing to measure.
+    """
+    found = measure_batches(model, decodings, prompts, config, clock, progress)
+    return {name: totals.speed for name, totals in found.items()}
+
+
+def measure_batches(
+    model: Any,
+    decodings: dict[str, TreeDecoding | None],
+    prompts: Sequence[Tensor],
+    config: TuneConfig,
+    clock: Clock,
+    progress: Progress = lambda what, total: lambda: None,
+) -> dict[str, BatchTotals]:
     """Run each decoding (None: plain `generate`) on the first prompts, in batches, interleaved.
 
     Raises:
@@ -45,20 +82,18 @@ def measure_speeds(
     count = wanted - wanted % config.batch
     chosen = [prompts[i % len(prompts)] for i in range(count)]
     batches = [chosen[i : i + config.batch] for i in range(0, count, config.batch)]
-    totals = {name: [0.0, 0.0, 0.0] for name in decodings}  # tokens, row passes, seconds
+    totals = {name: BatchTotals(tokens=[], row_passes=[], seconds=[]) for name in decodings}
     advance = progress("decoding", len(batches) * len(decodings))
     for batch in batches:
         for name, decoding in decodings.items():
-            totals[name] = [
-                a + b for a, b in zip(totals[name], decode(model, decoding, batch, config, clock), strict=True)
-            ]
+            tokens, row_passes, seconds = decode(model, decoding, batch, config, clock)
+            totals[name].tokens.append(tokens)
+            totals[name].row_passes.append(row_passes)
+            totals[name].seconds.append(seconds)
             advance()
-    if any(tokens <= 0 for tokens, _, _ in totals.values()):
+    if any(sum(one.tokens) <= 0 for one in totals.values()):
         raise ValueError("The texts end right after the prompts; give prompts that the backbone continues.")
-    return {
-        name: Speed(tokens_per_pass=tokens / max(1, passes), tokens_per_second=tokens / seconds)
-        for name, (tokens, passes, seconds) in totals.items()
-    }
+    return totals
 
 
 def decode(

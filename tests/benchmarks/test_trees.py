@@ -1,10 +1,12 @@
 """Predictions of trees held against measurements: halves pooled, and the sentence that judges them."""
 
+import dataclasses
+
 import pytest
 
 from benchmarks.shared import wide_console
 from benchmarks.speed.trees import Line, lines_table, pool, say_worst
-from heads.tuning.decoding_speed import Speed
+from heads.tuning.decoding_speed import BatchTotals, Speed
 
 
 def line(decoding: str, predicted: float, measured: float, plain_measured: float = 100.0) -> Line:
@@ -25,6 +27,19 @@ def test_a_swap_takes_out_what_one_half_copies_more() -> None:
     assert [half.ratio_deviation for half in pooled.halves] == pytest.approx([-0.5, 1.0])
     assert pooled.predicted.tokens_per_second == pytest.approx(2 / (1 / 200 + 1 / 400))
     assert pooled.ratio_deviation == pytest.approx(0)
+
+
+def test_the_ratios_interval_is_over_the_prompts_of_both_halves() -> None:
+    def half(seconds: list[float]) -> Line:
+        ours = BatchTotals(tokens=[8.0, 8.0], row_passes=[4.0, 4.0], seconds=seconds)
+        plain = BatchTotals(tokens=[8.0, 8.0], row_passes=[8.0, 8.0], seconds=[1.0, 1.0])
+        return dataclasses.replace(line("tuned", 200, 200), rounds=((ours, plain),))
+
+    [pooled] = pool([half([0.5, 0.5])], [half([0.5, 0.5])])
+    assert pooled.interval == (2.0, 2.0)
+    [pooled] = pool([half([0.5, 0.5])], [half([1.0, 1.0])])
+    assert pooled.interval == pytest.approx((1.0, 2.0), abs=0.2)
+    assert line("tuned", 200, 200).interval is None
 
 
 def test_a_swap_keeps_what_both_halves_miss() -> None:

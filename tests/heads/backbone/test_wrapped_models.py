@@ -170,6 +170,34 @@ def test_a_model_without_an_output_layer_over_tokens_is_refused(kind, folder):
         heads.DraftModelDecoding(model)
 
 
+def small_heads() -> Any:
+    return make_heads("medusa", Backbone(tiny_model("llama")))
+
+
+WRONG_KINDS = {
+    "a name for a config": (lambda: heads.load_backbone("checkpoints/demo/base"), "'checkpoints/demo/base' was given"),
+    "a name for a tokenizer's": (lambda: heads.load_tokenizer("checkpoints/demo/base"), "BackboneConfig.name_or_path="),
+    "a model to save": (lambda: heads.save(tiny_model("llama"), "nowhere"), "given in place of token heads"),
+    "a list to prune": (lambda: heads.prune_vocabulary([1], [1]), "given in place of token heads"),
+    "no tokens": (
+        lambda: heads.create("medusa", tiny_model("llama"), draft_tokens="12"),
+        "draft_tokens='12' was given",
+    ),
+    "no counts": (lambda: heads.most_frequent_tokens([None], 2), "allowed are tensors and lists of numbers"),
+    "one count": (lambda: heads.most_frequent_tokens(5, 2), "allowed is one number for each token"),
+    "half a count": (lambda: heads.most_frequent_tokens([5, 3], 1.5), "1.5 tokens were asked for"),
+    "no decoding": (lambda: heads.generate(tiny_model("llama"), 3, input_ids=PROMPT), "decoding=3 was given"),
+    "a list for a tree": (lambda: heads.TreeDrafter(small_heads(), [[0]]), "give a heads.Tree, such as"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_another_kind_of_value_ends_in_a_sentence(name):
+    act, said = WRONG_KINDS[name]
+    with pytest.raises(ValueError, match=said):
+        act()
+
+
 def test_heads_are_no_decoder(folder):
     model = tiny_model("llama")
     with pytest.raises(
