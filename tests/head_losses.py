@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from heads.backbone.projection import Projection
-from train.objective import losses
+from train.objective import chunks
 
 RECORDS = {
     "plain": {},
@@ -37,21 +37,21 @@ def gradients(loss, projection, hidden):
 
 
 def set_chunk(monkeypatch, rows, vocab):
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": rows * vocab})
-    monkeypatch.setattr(losses, "LEAST_ROWS", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", {"cpu": rows * vocab})
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 1)
 
 
 def spied_chunks(monkeypatch, chunk_rows, vocab=9):
     """(rows, address of the weight) of each chunk."""
     seen = []
     set_chunk(monkeypatch, chunk_rows, vocab)
-    plain = losses.Unembedding.logits
+    plain = chunks.Unembedding.logits
 
     def logits(self, hidden):
         seen.append((len(hidden), self.weight.data_ptr()))
         return plain(self, hidden)
 
-    monkeypatch.setattr(losses.Unembedding, "logits", logits)
+    monkeypatch.setattr(chunks.Unembedding, "logits", logits)
     return seen
 
 

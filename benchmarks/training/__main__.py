@@ -39,7 +39,7 @@ from benchmarks.training.training_speed import (
 )
 from heads.backbone.projection import Projection
 from train.config import read_config
-from train.objective import losses
+from train.objective import chunks
 from train.objective.losses import chunked_cross_entropy, plain_cross_entropy
 
 matplotlib.use("Agg")
@@ -69,12 +69,12 @@ def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, fl
     labels = torch.randint(vocab, (ROWS,))
 
     def step(elements: int) -> None:
-        losses.CHUNK_ELEMENTS = {"cpu": elements}
+        chunks.CHUNK_ELEMENTS = {"cpu": elements}
         chunked_cross_entropy(Projection(weight=weight), hidden, labels).backward()
 
-    usual = losses.CHUNK_ELEMENTS
+    usual = chunks.CHUNK_ELEMENTS
     found = take_turns({str(elements): functools.partial(step, elements) for elements in CHUNKS}, rounds)
-    losses.CHUNK_ELEMENTS = usual
+    chunks.CHUNK_ELEMENTS = usual
     title = f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32"
     table = figures_table(title, "logits in a chunk", "rows", "ms", "in use", left=0)
     medians = {int(elements): statistics.median(seconds) for elements, seconds in found.items()}

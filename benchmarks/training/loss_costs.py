@@ -3,8 +3,8 @@
 Each loss of docs/train.md is timed beside hard labels at several sizes, interleaved, in the chunks of training
 (train/objective/losses.py); figures are medians. The limit beside them counts only matrix products with the
 unembedding: three for hard labels (logits, and gradients of states and weights; two if the unembedding is frozen) and
-one more for a teacher's logits. Time above the limit goes to softmaxes, logarithms and top-n over the vocabulary, which
-are bound by memory.
+one more for a teacher's logits, which the heads that it teaches share. Time above the limit goes to softmaxes,
+logarithms and top-n over the vocabulary, which are bound by memory.
 """
 # R row, D model width, V vocabulary
 
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,10 +40,14 @@ class Loss:
     Attributes:
         teacher: fields of its `Distillation`; None is hard labels.
         trained: the unembedding is the head's own and is trained.
+        heads: heads with an unembedding each; the ratio is to as many with hard labels.
+        apart: each head computes the teacher's logits again, as heads with different teachers would.
     """
 
     teacher: Mapping[str, Any] | None
     trained: bool = True
+    heads: int = 1
+    apart: bool = False
 
     @property
     def beside(self) -> str:
@@ -52,8 +57,9 @@ class Loss:
     @property
     def limit(self) -> float:
         """Number of products over that of hard labels."""
-        own = 3 if self.trained else 2
-        return (own + (self.teacher is not None)) / own
+        own = self.heads * (3 if self.trained else 2)
+        asked = self.heads if self.apart else 1
+        return (own + asked * (self.teacher is not None)) / own
 
 
 LOSSES = {
@@ -64,6 +70,8 @@ LOSSES = {
     "kl": Loss(teacher={"divergence": "kl"}),
     "T = 2": Loss(teacher={"temperature": 2.0}),
     "top_n 64": Loss(teacher={"top_n": 64}),
+    "4 heads": Loss(teacher={}, heads=4),
+    "4, apart": Loss(teacher={}, heads=4, apart=True),
 }
 
 
@@ -78,13 +86,14 @@ class LossWorkload:
 
     def step(self, loss: Loss) -> Callable[[], float]:
         """Seconds of one forward and backward."""
-        weight_VD = self.weight_VD.clone().requires_grad_(loss.trained)
+        weights = [self.weight_VD.clone().requires_grad_(loss.trained) for _ in range(loss.heads)]
 
         def run() -> float:
-            hidden_RD = self.hidden_RD.clone().requires_grad_()
-            weight_VD.grad = None
+            hidden = [self.hidden_RD.clone().requires_grad_() for _ in weights]
+            for weight_VD in weights:
+                weight_VD.grad = None
             start = time.perf_counter()
-            weighted_loss([self.rows(loss, weight_VD, hidden_RD)])[0].backward()
+            weighted_loss(map(partial(self.rows, loss), weights, hidden))[0].backward()
             return time.perf_counter() - start
 
         return run
@@ -93,7 +102,8 @@ class LossWorkload:
         teacher = None
         if loss.teacher is not None:
             unembedding = Projection(weight=self.teacher_VD)
-            teacher = Distillation(hidden_RD=self.target_RD, projection=unembedding, **loss.teacher)
+            states_ND = self.target_RD.clone() if loss.apart else self.target_RD
+            teacher = Distillation(states_ND=states_ND, projection=unembedding, **loss.teacher)
         return HeadRows(
             projection=Projection(weight=weight_VD),
             hidden_RD=hidden_RD,
@@ -151,7 +161,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> Table:
     soft = [name for name, loss in LOSSES.items() if loss.teacher is not None]
     made = figures_table(title, "vocabulary,\nwidth, rows", f"{HARD},\nms", f"{SHARED},\nms", *soft)
     for size, milliseconds in found.items():
-        ratios = [milliseconds[name] / milliseconds[LOSSES[name].beside] for name in soft]
+        ratios = [milliseconds[name] / milliseconds[LOSSES[name].beside] / LOSSES[name].heads for name in soft]
         plain = [f"{milliseconds[name]:.0f}" for name in (HARD, SHARED)]
         made.add_row(size, *plain, *(f"{ratio:.2f}" for ratio in ratios))
     made.add_row("limit by products", "", "", *(f"{LOSSES[name].limit:.2f}" for name in soft))

@@ -128,7 +128,7 @@ def measure_batch(model: TrainedModel, batch: dict[str, Tensor], meters: list[He
             choices_R = choices_BT.flatten()[rows.predicting_rows()]
             meters[rows.head].update(rows.projection, rows.hidden_RD, rows.labels_R, choices_R)
             if (teacher := rows.distillation) is not None:
-                drift.update(teacher.projection, teacher.hidden_RD, rows.projection, rows.hidden_RD)
+                drift.update(teacher.projection, teacher.hidden(), rows.projection, rows.hidden_RD)
 
 
 def add_over_processes(meter: HeadAccuracy, accelerator: Any) -> HeadAccuracy:

@@ -10,6 +10,7 @@ and at the unembedding that they share.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,6 +47,12 @@ class BackboneStates:
     final_BTD: Tensor | None
     teacher_BTD: Tensor | None
     own_rows_R: Tensor
+
+    @functools.cached_property
+    def teaching_states(self) -> Tensor:
+        """(B·T, D) the final hidden states without gradient, one tensor for all heads that they teach."""
+        assert self.final_BTD is not None, "stored taps hold the final states where the loss reads them"
+        return self.final_BTD.detach().flatten(0, 1)
 
 
 class TrainedModel(nn.Module):
@@ -236,7 +243,8 @@ class TrainedModel(nn.Module):
             return rows
         share = self.self_distillation.weight
         distillation = Distillation(
-            hidden_RD=states.teacher_BTD.flatten(0, 1)[rows_R],
+            states_ND=states.teacher_BTD.flatten(0, 1),
+            rows_R=rows_R,
             projection=self.teacher.projection,
             weight=share,
             temperature=self.self_distillation.temperature,
@@ -251,10 +259,9 @@ class TrainedModel(nn.Module):
         rows, loss = replace(rows.scored(), hard=self.loss.hard), self.loss
         if not loss.reads_final_states:
             return rows
-        assert states.final_BTD is not None, "stored taps hold the final states where the loss reads them"
-        states_RD = states.final_BTD.detach().flatten(0, 1)[rows.predicting_rows()]
         distillation = Distillation(
-            hidden_RD=states_RD,
+            states_ND=states.teaching_states,
+            rows_R=rows.predicting_rows(),
             projection=self.teaching_projection,
             weight=loss.soft,
             temperature=loss.temperature,
@@ -264,7 +271,7 @@ class TrainedModel(nn.Module):
         return replace(
             rows,
             distillation=distillation if loss.soft else None,
-            target_RD=states_RD if loss.regression else None,
+            target_RD=distillation.hidden() if loss.regression else None,
             regression=loss.regression,
         )
 

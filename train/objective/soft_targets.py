@@ -10,7 +10,7 @@ T² keeps the gradient about as large as at T = 1: the gradient of D(p ‖ q) sh
 flatten. D is the cross-entropy -Σ p log q or the Kullback-Leibler divergence Σ p log (p / q). They differ by the
 teacher's entropy, a constant, so their gradients are the same. A teacher costs one more chunk of logits.
 """
-# R rows, C rows of one chunk, n tokens of a teacher's distribution, V vocabulary, D model width
+# N teacher's states, R rows, C rows of one chunk, n tokens of a teacher's distribution, V vocabulary, D model width
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ Divergence = Literal["cross_entropy", "kl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A teacher's states at a head's rows, and the weight of its distribution.
+    """A teacher's states, which of them a head's rows are taught by, and the weight of its distribution.
 
     Attributes:
-        hidden_RD: the teacher's hidden states, without gradient.
+        states_ND: the teacher's hidden states, without gradient; heads that share them are computed together.
+        rows_R: the entry of `states_ND` for each row, ascending; None where they are the rows, one by one.
         projection: the teacher's unembedding, without norm and without gradient.
         weight: weight of the divergence in the loss.
         temperature: T, which the logits of teacher and student are divided by.
@@ -39,8 +40,9 @@ class Distillation:
         divergence: "cross_entropy" or "kl"; the values differ, the gradients do not.
     """
 
-    hidden_RD: Tensor
+    states_ND: Tensor
     projection: Projection
+    rows_R: Tensor | None = None
     weight: float = 1.0
     temperature: float = 1.0
     top_n: int | None = None
@@ -57,13 +59,18 @@ class Distillation:
 
     @property
     def pass_key(self) -> tuple[object, ...]:
-        """Rows with the same key can be multiplied with the teacher's unembedding together."""
-        own = (id(self.projection.weight), id(self.projection.bias), self.projection.scale, self.projection.soft_cap)
-        return *own, self.weight, self.temperature, self.top_n, self.divergence
+        """Heads with the same key are taught by the same distributions, each at its rows of them."""
+        projection = self.projection
+        own = (id(projection.weight), id(projection.bias), projection.scale, projection.soft_cap)
+        return id(self.states_ND), *own, self.weight, self.temperature, self.top_n, self.divergence
+
+    def hidden(self, rows: slice = slice(None)) -> Tensor:
+        """(R, D): the teacher's hidden states for these of a head's rows."""
+        return (self.states_ND[rows] if self.rows_R is None else self.states_ND[self.rows_R[rows]]).detach()
 
     def soft_target(self, teacher: Unembedding, rows: slice, dtype: torch.dtype) -> SoftTarget:
         """The teacher's distribution at a chunk of the rows; `teacher` holds this projection."""
-        logits_CV, ids_Cn = teacher.logits(self.hidden_RD[rows].detach()), None
+        logits_CV, ids_Cn = teacher.logits(self.hidden(rows)), None
         if self.top_n is not None and self.top_n < logits_CV.shape[1]:
             logits_CV, ids_Cn = logits_CV.topk(self.top_n, dim=1)
         if self.temperature != 1.0:
@@ -77,12 +84,12 @@ def plain_divergence(distillation: Distillation, logits_RV: Tensor) -> Tensor:
     The teacher's logits are (0, ln 3), so p = (1/4, 3/4); the student's are equal, so q = (1/2, 1/2):
 
     >>> weight = torch.tensor([[0.0], [1.0986]])
-    >>> teacher = Distillation(hidden_RD=torch.ones(1, 1), projection=Projection(weight=weight))
+    >>> teacher = Distillation(states_ND=torch.ones(1, 1), projection=Projection(weight=weight))
     >>> plain_divergence(teacher, torch.zeros(1, 2))     # ln 2
     tensor([0.6931])
     """
     with torch.no_grad():
-        hidden_RD = distillation.hidden_RD.to(distillation.projection.weight.dtype)
+        hidden_RD = distillation.hidden().to(distillation.projection.weight.dtype)
         teacher_RV = widen(distillation.projection(hidden_RD)) / distillation.temperature
         if distillation.top_n is not None:
             best_Rn, ids_Rn = teacher_RV.topk(min(distillation.top_n, teacher_RV.shape[1]), dim=1)

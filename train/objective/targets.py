@@ -76,7 +76,7 @@ class HeadRows:
 
     @property
     def pass_key(self) -> tuple[object, ...]:
-        """Rows that share an unembedding and have the same key are computed together.
+        """Rows with the same key are computed together, if they share an unembedding or have a teacher.
 
         Rows that give the unembedding no gradient need one product less; rows with a teacher have another loss.
         """

@@ -21,7 +21,8 @@ class Unembedding:
         projection: a projection without norm.
         beside: another unembedding over the same chunks, whose logits are no longer needed when these are computed. The
             two share a buffer where possible, and the cast of a common weight.
-        goes_back: store what `through_finish` needs; a teacher has no gradient.
+        goes_back: store what `through_finish` needs. A teacher has no gradient, and its probabilities stay while the
+            logits of students are computed.
     """
 
     def __init__(
@@ -43,9 +44,9 @@ class Unembedding:
         self.bias = None if projection.bias is None else projection.bias.detach().to(self.dtype)
         self._goes_back = goes_back
         self._buffer: Tensor | None = None  # reused: fresh memory costs more than writing to it
-        # On a CPU, logits in the widest dtype become probabilities in this buffer, which sharing would overwrite.
+        # On a CPU, logits in the widest dtype become probabilities in this buffer, which students would overwrite.
         holds_probabilities = self.dtype == self.wide and device.type == "cpu"
-        can_share = beside is not None and beside.dtype == self.dtype and not holds_probabilities
+        can_share = beside is not None and beside.dtype == self.dtype and (goes_back or not holds_probabilities)
         self._buffer_owner = beside if can_share else None
 
     def logits(self, hidden_CD: Tensor) -> Tensor:

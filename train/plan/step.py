@@ -20,7 +20,8 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody kno
 
 from heads.evaluation.accuracy import CHUNK_ELEMENTS, backbone_choices
 from train.config import TrainConfig
-from train.objective.losses import chunk_elements_on, plain_cross_entropy
+from train.objective.chunks import chunk_elements_on
+from train.objective.losses import plain_cross_entropy
 from train.objective.model import TrainedModel
 from train.plan.costs import evaluates, mixed_precision, stored_dtype, trainer_field
 from train.plan.live_tensors import (

@@ -65,10 +65,10 @@ def test_the_teacher_stays_as_found_however_far_the_student_went(adapter):
     with torch.no_grad():
         (wanted,) = head_rows(fresh, a_batch(), with_backbone=True)
         found = own(model)
-    logits = model.teacher.projection(found.distillation.hidden_RD)
+    logits = model.teacher.projection(found.distillation.hidden())
     torch.testing.assert_close(logits, wanted.projection(wanted.hidden_RD), rtol=0, atol=1e-12)
     assert (found.projection(found.hidden_RD) - logits).abs().max() > 0.1, "and the student is another by now"
-    assert not found.distillation.hidden_RD.requires_grad
+    assert not found.distillation.hidden().requires_grad
     assert model.model.training
     assert all(p.requires_grad for n, p in model.model.named_parameters() if "lora_" in n)
 
@@ -94,7 +94,7 @@ def test_the_loss_is_labels_and_divergence_in_their_shares(weight, temperature):
     with torch.no_grad():
         found = own(model)
         student = found.projection(found.hidden_RD)
-        teacher = model.teacher.projection(found.distillation.hidden_RD)
+        teacher = model.teacher.projection(found.distillation.hidden())
         labels = a_batch()["input_ids"].flatten()[found.rows_R + 1]
         soft = F.kl_div(
             (student / temperature).log_softmax(-1), (teacher / temperature).softmax(-1), reduction="batchmean"

@@ -13,6 +13,7 @@ from heads.backbone.projection import Projection
 from train.objective.losses import plain_loss, weighted_loss
 from train.objective.soft_targets import Distillation
 from train.objective.targets import HeadRows
+from train.plan.live_tensors import LiveTensors
 
 ROWS, WIDTH, VOCAB = 11, 6, 9
 
@@ -22,7 +23,7 @@ def make_teacher(dtype=torch.float64, rows=ROWS, **settings):
     weight, bias = (torch.randn(size, generator=generator, dtype=dtype) for size in ((VOCAB, WIDTH), (VOCAB,)))
     hidden = torch.randn(rows, WIDTH, generator=generator, dtype=dtype)
     projection = Projection(weight=weight, bias=bias, scale=0.8, soft_cap=6.0)
-    return Distillation(hidden_RD=hidden, projection=projection, **settings)
+    return Distillation(states_ND=hidden, projection=projection, **settings)
 
 
 def make_rows(record="plain", dtype=torch.float64, rows=ROWS, hard=1.0, **settings):
@@ -65,7 +66,7 @@ def test_it_goes_through_any_projection(record, temperature, monkeypatch):
 def test_by_hand(loss):
     """Teacher p = (1/4, 3/4), student q = (1/2, 1/2); at T = 2 logits ln 3 / 2, so p ~ (1, √3)."""
     one, weight = torch.ones(1, 1).double(), torch.tensor([[0.0], [math.log(3)]], dtype=torch.float64)
-    teacher = Distillation(hidden_RD=one, projection=Projection(weight=weight))
+    teacher = Distillation(states_ND=one, projection=Projection(weight=weight))
     student = Projection(weight=torch.zeros_like(weight))
     rows = HeadRows(projection=student, hidden_RD=one, labels_R=torch.tensor([0]), hard=0.0, distillation=teacher)
 
@@ -85,7 +86,7 @@ def test_by_hand(loss):
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_a_student_that_is_its_teacher_has_no_divergence_and_no_gradient(temperature):
     rows = make_rows(hard=0.0, divergence="kl", temperature=temperature)
-    same = replace(rows.distillation, hidden_RD=rows.hidden_RD.detach(), projection=rows.projection)
+    same = replace(rows.distillation, states_ND=rows.hidden_RD.detach(), projection=rows.projection)
     loss, sums = weighted_loss([replace(rows, distillation=same)])
     assert abs(loss.item()) < 1e-12
     assert abs(sums.soft.item()) < 1e-12
@@ -97,7 +98,7 @@ def test_a_teacher_gets_no_gradient():
     weight = rows.projection.weight
     teacher_hidden = torch.randn(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
     own = Projection(weight=torch.randn(VOCAB, WIDTH, dtype=torch.float64, requires_grad=True))
-    weighted_loss([replace(rows, distillation=Distillation(hidden_RD=teacher_hidden, projection=own))])[0].backward()
+    weighted_loss([replace(rows, distillation=Distillation(states_ND=teacher_hidden, projection=own))])[0].backward()
     assert teacher_hidden.grad is None
     assert own.weight.grad is None
     assert weight.grad.abs().sum() > 0
@@ -111,41 +112,79 @@ def test_sums_are_plain():
     torch.testing.assert_close(sums.soft, torch.stack([plain[1].detach(), torch.zeros_like(plain[1])]))
 
 
-@pytest.mark.parametrize("gated", [0.25, 0.0])
-def test_rowss_with_and_without_a_teacher_share_an_unembedding(gated, monkeypatch):
-    """The backbone's own labels and two heads with a teacher: the heads take one pass, gradients add up as they do."""
-    projection, hidden, labels = make(RECORDS["bias"], rows=30)
-    teacher = make_teacher(rows=30, temperature=2.0)
-    hiddens = [h.detach().requires_grad_() for h in hidden.split([14, 9, 7])]
-    of_teacher = teacher.hidden_RD.split([14, 9, 7])
-    rowss = [
+def make_heads(gated=1.0, own=False, **settings):
+    """A backbone's own labels, then three heads taught by one teacher of 12 states; head k lacks the first k."""
+    projection, hidden, labels = make(RECORDS["bias"], rows=14 + 11 + 10 + 9)
+    teacher, sizes = make_teacher(rows=12, **settings), (14, 11, 10, 9)
+    hiddens = [h.detach().requires_grad_() for h in hidden.split(sizes)]
+    projections = [replace(projection, weight=(projection.weight.detach() * k).requires_grad_()) for k in range(4)]
+    return [
         HeadRows(
-            projection=projection,
+            projection=projections[k] if own and k else projection,
             hidden_RD=h,
             labels_R=y,
             factor=torch.tensor(factor),
-            gates=[scale] * 2,
-            shared=True,
-            hard=hard,
-            distillation=replace(teacher, hidden_RD=t) if scale != 1.0 else None,
+            gates=[gated if k and not own else 1.0] * 2,
+            shared=not (own and k),
+            hard=0.3 if k else 2.0,
+            distillation=replace(teacher, rows_R=torch.arange(k, 12)) if k else None,
         )
-        for h, y, t, factor, scale, hard in zip(
-            hiddens, labels.split([14, 9, 7]), of_teacher, (0.5, 0.125, 2.0), (1.0, gated, gated), (2, 0.3, 0.3),
-            strict=True,
-        )
-    ]  # fmt: skip
-    seen = spied_chunks(monkeypatch, 10)
-    loss, _ = weighted_loss(rowss)
-    assert [rows for rows, _ in seen] == [10, 4, 10, 10, 6, 6]  # teacher, student, teacher, student
+        for k, (h, y, factor) in enumerate(zip(hiddens, labels.split(sizes), (0.5, 0.125, 2.0, 0.7), strict=True))
+    ]
+
+
+def expected_gradients(heads):
+    """By the plain loss, gated: of each head's hidden states, and of all projections' tensors by their identity."""
+    of_hidden, of_tensor = [], {}
+    for rows in heads:
+        tensors = rows.projection.parameters()
+        first, *rest = torch.autograd.grad(plain_loss(rows) * rows.factor, [rows.hidden_RD, *tensors])
+        of_hidden.append(first)
+        for tensor, scale, gradient in zip(tensors, rows.gates, rest, strict=True):
+            of_tensor[tensor] = of_tensor.get(tensor, 0) + scale * gradient
+    return of_hidden, of_tensor
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 2.0, "divergence": "kl"}, {"top_n": 3}])
+@pytest.mark.parametrize(("gated", "own"), [(1.0, True), (1.0, False), (0.25, False), (0.0, False)])
+def test_heads_with_one_teacher_take_one_pass_of_it(gated, own, settings, monkeypatch):
+    heads = make_heads(gated, own, **settings)
+    seen = spied_chunks(monkeypatch, 8)
+    loss, sums = weighted_loss(heads)
+    # the backbone's own 14 rows; then the teacher's 11 states, which each of three heads is computed at
+    assert [rows for rows, _ in seen] == [8, 6, 8, 8, 8, 8, 3, 3, 3, 3]
     loss.backward()
-    plain = [plain_loss(rows) for rows in rowss]
-    expected = [torch.zeros_like(p) for p in projection.parameters()]
-    for rows, one, h in zip(rowss, plain, hiddens, strict=True):
-        of_hidden, *rest = torch.autograd.grad(one * rows.factor, [h, *projection.parameters()])
-        torch.testing.assert_close(h.grad, of_hidden, rtol=1e-10, atol=1e-12)
-        expected = [total + rows.gates[0] * g for total, g in zip(expected, rest, strict=True)]
-    for parameter, reference in zip(projection.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, reference, rtol=1e-10, atol=1e-12)
+    plain = [plain_loss(rows) for rows in heads]
+    torch.testing.assert_close(loss, sum(one * rows.factor for one, rows in zip(plain, heads, strict=True)))
+    alone = [weighted_loss([rows])[1] for rows in heads]
+    torch.testing.assert_close(sums.hard, torch.cat([one.hard for one in alone]), rtol=1e-10, atol=0)
+    torch.testing.assert_close(sums.soft, torch.cat([one.soft for one in alone]), rtol=1e-10, atol=0)
+    of_hidden, of_tensor = expected_gradients(heads)
+    for rows, reference in zip(heads, of_hidden, strict=True):
+        torch.testing.assert_close(rows.hidden_RD.grad, reference, rtol=1e-10, atol=1e-12)
+    for tensor, reference in of_tensor.items():
+        torch.testing.assert_close(tensor.grad, reference, rtol=1e-10, atol=1e-12)
+
+
+def test_another_head_needs_no_further_logits(monkeypatch):
+    """At 9 of its 1,000 tokens: what three heads hold at once is one head's, and their own (R, D) tensors."""
+
+    def peak(heads):
+        with LiveTensors() as live:
+            weighted_loss(heads)[0].backward()
+        return max(sum(moment.values()) for moment in live.peaks)
+
+    set_chunk(monkeypatch, 8, 1000)
+    weight = torch.randn(1000, WIDTH, dtype=torch.float64)
+    heads = make_heads()[1:]
+    teacher = replace(heads[0].distillation, projection=Projection(weight=weight))
+    heads = [
+        replace(rows, projection=Projection(weight=weight), gates=None, distillation=replace(teacher, rows_R=read))
+        for rows, read in ((rows, rows.distillation.rows_R) for rows in heads)
+    ]
+    chunk = 8 * 1000 * 8
+    assert 2 * chunk < peak(heads[:1]) < 3 * chunk
+    assert peak(heads) < peak(heads[:1]) + chunk / 8
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
@@ -222,5 +261,5 @@ def test_regression_is_to_states_behind_the_norm(record):
 def test_a_teacher_with_a_norm_is_refused():
     with pytest.raises(ValueError, match="without_norm"):
         Distillation(
-            hidden_RD=torch.ones(1, 2), projection=Projection(weight=torch.ones(3, 2), norm=torch.nn.LayerNorm(2))
+            states_ND=torch.ones(1, 2), projection=Projection(weight=torch.ones(3, 2), norm=torch.nn.LayerNorm(2))
         )
