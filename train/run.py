@@ -40,6 +40,7 @@ from train.loop.ending import exit_interrupted, finish
 from train.loop.errors import explained_cache, names_checkpoint
 from train.loop.overhead import log_heads_overhead
 from train.loop.trainer import HeadsTrainer
+from train.objective.document_attention import document_attention
 
 logger = logging.getLogger(__name__)
 
@@ -121,13 +122,23 @@ def train(trainer: HeadsTrainer) -> None:
     Raises:
         SystemExit: after a signal.
     """
-    resumed_from, folder = trainer.resumed_from, Path(trainer.args.output_dir)
+    resumed_from = trainer.resumed_from
     if resumed_from is None:
         log_heads_overhead(trainer)
     else:
         trainer.args.eval_on_start = False  # the start was evaluated
     wanted = compile_choice(trainer.config, resumed_from)
     trainer.compiled = compile_where_it_wins(trainer, wanted, resumed=resumed_from is not None)
+    with document_attention(trainer.model, trainer.compiled) as chosen:
+        logger.info("attention: %s", chosen)
+        train_and_store(trainer, resumed_from)
+    if trainer.interruption.agreed:
+        exit_interrupted(trainer)
+
+
+def train_and_store(trainer: HeadsTrainer, resumed_from: Path | None) -> None:
+    """The steps; before them, what an earlier run left is removed, and hidden states are stored where they are read."""
+    folder = Path(trainer.args.output_dir)
     store_hidden_states(trainer)
     remove_earlier_run(trainer.config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,8 +149,6 @@ def train(trainer: HeadsTrainer) -> None:
             trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
     finally:
         take_bar_away(trainer)
-    if trainer.interruption.agreed:
-        exit_interrupted(trainer)
 
 
 def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:

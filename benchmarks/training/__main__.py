@@ -8,6 +8,7 @@ Parts, by default all:
     chunks    seconds of the loss against the size of its chunks
     step      steps of the demo config through the real Trainer: the share outside forward, backward and optimizer
     compile   uncompiled and compiled decoder layers (training_options.py, as the next ones)
+    attention a long block with a dense mask, and document by document
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
     gpu       a 1B-shape backbone with model FLOPs utilisation, beside a plain loop; --tiny tries it on a CPU
@@ -28,7 +29,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console, write_figures
-from benchmarks.training.training_options import compile_table, gpu_table, scaling_table, stored_table
+from benchmarks.training.training_options import attention_table, compile_table, gpu_table, scaling_table, stored_table
 from benchmarks.training.training_speed import (
     MIB,
     forget_peak,
@@ -208,6 +209,7 @@ def main() -> None:
         "chunks": lambda: chunk_table(console, options.rounds),
         "step": lambda: step_table(console, options.config, options.steps),
         "compile": lambda: compile_table(console, options.rounds),
+        "attention": lambda: attention_table(console, options.rounds),
         "stored": lambda: stored_table(console),
         "scaling": lambda: scaling_table(console, options.config, options.steps),
         "gpu": lambda: gpu_table(console, options.rounds, tiny=options.tiny),

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,13 @@ from train.data.blocks import to_table
 from train.data.hidden_states import cache_hidden_states
 from train.engine.compiling import compile_layers
 from train.loop.batches import collate
+from train.objective.document_attention import document_attention
 from train.objective.model import TrainedModel
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOP/s, from the makers' data sheets."""
 DEMO_SHAPE = Workload(family="medusa", unembedding="shared", vocab=2048, width=192, layers=8, batch=16)
+LONG_BLOCKS = Workload(family="medusa", unembedding="shared", vocab=2048, layers=2, batch=1, length=2048)
 ONE_BILLION = Workload(
     family="grounded", unembedding="shared", vocab=128_256, width=2048, layers=16, batch=8, length=2048
 )
@@ -90,6 +93,34 @@ def compile_rows(workload: Workload, rounds: int) -> Iterator[dict[str, Any]]:
 
 def without_autograd(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], Any]:
     return torch.no_grad()(backbone_step(model, batch))
+
+
+def attention_table(console: Console, rounds: int, *, workload: Workload = LONG_BLOCKS) -> list[dict[str, Any]]:
+    """The backbone's pass over one block with a dense mask and by its documents, interleaved."""
+    dense, batch = workload.build(), workload.data()
+    fast, rows = workload.build(), []
+    title = f"Attention in a block of {workload.length:,} tokens, {workload.layers} layers of width {workload.width}"
+    table = figures_table(title, "documents", "dense mask", "by document", "ratio", "range", left=0)
+    with document_attention(fast, compiled=False):
+        for documents in (1, 8, 32):
+            ids_BT = (torch.arange(workload.length) * documents // workload.length)[None]
+            passes = {"dense": dense, "by document": fast}
+            steps: dict[str, Callable[[], Any]] = {
+                name: partial(states_without_autograd, model, batch, ids_BT) for name, model in passes.items()
+            }
+            found = take_turns(steps, rounds)
+            ratios = [a / b for a, b in zip(found["dense"], found["by document"], strict=True)]
+            milliseconds = [1000 * statistics.median(found[name]) for name in passes]
+            rows.append({"documents": documents, "milliseconds": milliseconds, "ratios": ratios})
+            cells = [f"{value:,.0f} ms" for value in milliseconds] + [f"{statistics.median(ratios):.2f}"]
+            table.add_row(str(documents), *cells, f"{min(ratios):.2f} to {max(ratios):.2f}")
+    console.print(table)
+    return rows
+
+
+@torch.no_grad()
+def states_without_autograd(model: TrainedModel, batch: dict[str, Tensor], document_ids_BT: Tensor) -> Tensor:
+    return model.hidden_states(batch["input_ids"], document_ids_BT)
 
 
 def stored_table(console: Console, num_batches: int = 4) -> dict[str, float]:

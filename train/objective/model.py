@@ -24,6 +24,7 @@ from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap
 from heads.interface.token_heads import TeacherForcing, TokenHeads
+from train.objective.document_attention import by_layer_type, mask_by_documents
 from train.objective.lookahead import first_layer_sees_ahead
 from train.objective.losses import weighted_loss
 from train.objective.soft_targets import Distillation
@@ -101,6 +102,7 @@ class TrainedModel(nn.Module):
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
         self.loss = loss or LossConfig()
+        self.attends_by_document = False  # set by `document_attention`, which compares the two first
         self.chunk_elements: int | None = None  # logits that the loss holds at a time; chosen by the device
         weights = [1.0] * self.trains_backbone + self.loss.weights(self.num_heads, head_decay)
         self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
@@ -307,13 +309,12 @@ class TrainedModel(nn.Module):
 
         With stored taps the backbone does not run, and the final states are None unless they were stored too.
         """
-        attended, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
-        mask = self._mask(may_attend_BTT, positions_BT)
+        attended, positions_BT, mask = self._attention(document_ids_BT)
         if states_BNTD is not None:
             recorded = dict(zip(self.stored_taps, states_BNTD.unbind(1), strict=True))
             final_BTD = recorded.get("final")
         else:
-            with self._autograd(), self._lookahead(attended, may_attend_BTT, positions_BT, lookahead):
+            with self._autograd(), self._lookahead(attended, positions_BT, lookahead):
                 final_BTD, recorded = self.backbone.forward(
                     tokens_BT, taps=self._taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
                 )
@@ -329,13 +330,12 @@ class TrainedModel(nn.Module):
         """The teacher runs before the trained backbone: sharding engines run backward for the last forward."""
         if self.teacher is None:
             return None
-        _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
-        return self.teacher.final_states(tokens_BT, self._mask(may_attend_BTT, positions_BT), positions_BT)
+        _, positions_BT, mask = self._attention(document_ids_BT)
+        return self.teacher.final_states(tokens_BT, mask, positions_BT)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, taps, T, D): the backbone's states that heads and their loss read, in the order of `stored_taps`."""
-        _, positions_BT, may_attend_BTT = self._attention(document_ids_BT)
-        mask = self._mask(may_attend_BTT, positions_BT)
+        _, positions_BT, mask = self._attention(document_ids_BT)
         _, recorded = self.backbone.forward(
             tokens_BT, taps=self.stored_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
@@ -351,10 +351,15 @@ class TrainedModel(nn.Module):
     def _taps(self) -> tuple[HiddenTap, ...]:
         return () if self.token_heads is None else self.token_heads.hidden_taps
 
-    def _attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Document ids (B, T) for attention, positions (B, T) within them, and which positions may attend (B, T, T)."""
+    def _attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Document ids (B, T) for attention, positions (B, T) within them, and the mask."""
         attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
-        return attended, positions_within_documents(attended), within_documents(attended)
+        positions_BT, style = positions_within_documents(attended), self.backbone.mask_style
+        mask = mask_by_documents(attended, style.window) if self.attends_by_document else None
+        if mask is not None:
+            return attended, positions_BT, by_layer_type(self.backbone, mask)
+        dense = style.finish(within_documents(attended), positions_BT, positions_BT, self.backbone.dtype)
+        return attended, positions_BT, dense
 
     def _gates(self, projection: Projection) -> list[float]:
         """Gradient factors of a projection's tensors: the gate on the backbone's, 1 on a head's own."""
@@ -364,15 +369,13 @@ class TrainedModel(nn.Module):
     def _autograd(self) -> Any:
         return torch.set_grad_enabled(self.trains_backbone and torch.is_grad_enabled())
 
-    def _mask(self, may_attend_BTT: Tensor, positions_BT: Tensor) -> Any:
-        return self.backbone.mask_style.finish(may_attend_BTT, positions_BT, positions_BT, self.backbone.dtype)
-
     def _lookahead(
-        self, document_ids_BT: Tensor, may_attend_BTT: Tensor, positions_BT: Tensor, share: float | None
+        self, document_ids_BT: Tensor, positions_BT: Tensor, share: float | None
     ) -> contextlib.AbstractContextManager[None]:
         share = self.lookahead if share is None else share
         if not share:
             return contextlib.nullcontext()
+        may_attend_BTT = within_documents(document_ids_BT)
         return first_layer_sees_ahead(self.backbone, document_ids_BT, may_attend_BTT, positions_BT, share)
 
 
