@@ -86,14 +86,17 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if unknown := set(options.commands) - set(COMMANDS):
+        parser.error(f"{', '.join(sorted(unknown))} is no command; allowed are {', '.join(COMMANDS)}")
     out = Path(options.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     if options.wheels:
         environment["PYTHONPATH"] = os.pathsep.join([str(install(Path(options.wheels))), str(ROOT)])
     failed = []
-    for command in options.commands:
+    for command in options.commands or COMMANDS:
         for program in COMMANDS[command]:
             asked = (program.tiny if options.tiny else program.asked).format(out=out)
             if code := run(program, asked, out / f"{program.name}.txt", environment):
@@ -113,9 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "commands", nargs="*", choices=[*COMMANDS], default=[*COMMANDS], help="which, by default all: 25 minutes"
-    )
+    parser.add_argument("commands", nargs="*", metavar="COMMAND", help=f"of {', '.join(COMMANDS)}; all take 25 minutes")
     parser.add_argument("--out", default="benchmarks/results/gpu", help="folder for the figures (default: %(default)s)")
     parser.add_argument(
         "--wheels", help="folder of wheels for what this Python lacks; they are unpacked, not installed"

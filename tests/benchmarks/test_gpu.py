@@ -45,8 +45,14 @@ def test_a_failed_program_is_named_at_the_end_and_the_others_run(tmp_path, monke
     )
     monkeypatch.setattr(gpu, "COMMANDS", {"tests": programs})
     with pytest.raises(SystemExit, match="bad ended with 2"):
-        main(["tests", "--tiny", "--out", str(tmp_path)])
+        main(["--tiny", "--out", str(tmp_path)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "good.txt"]
+
+
+def test_an_unknown_command_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert "train is no command; allowed are tests, costs, learn" in capsys.readouterr().err
 
 
 def test_wheels_are_what_the_code_needs_without_what_the_image_has():
