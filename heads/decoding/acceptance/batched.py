@@ -129,6 +129,8 @@ def choose_at_nodes(
     """
     batch, nodes, vocabulary = logits_BNV.shape
     group = max(1, MAX_NUMBERS // (nodes * vocabulary))
+    if batch <= group:
+        return choose_for_group(rows, tokens_BN, depth_BN, sees_BNN, logits_BNV, depths, noise)
     return torch.cat(
         [
             choose_for_group(rows[i:j], tokens_BN[i:j], depth_BN[i:j], sees_BNN[i:j], logits_BNV[i:j], depths, noise)
@@ -181,6 +183,8 @@ def texts_of(rows: Sequence[Row]) -> Tensor:
     """(B, L): the rows' texts, shorter ones padded with their last token."""
     longest = max(len(row.tokens) for row in rows)
     texts = [row.prefix() for row in rows]
+    if len(rows) == 1:
+        return texts[0]
     return torch.cat([torch.cat([x_1L, x_1L[:, -1:].expand(1, longest - x_1L.shape[1])], dim=1) for x_1L in texts])
 
 
