@@ -88,7 +88,7 @@ def run(config: TrainConfig) -> Path:
 def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     check_run_folder(config.output_dir)
     refuse_used_folder(config)
-    announce_compiling(config.trainer)
+    announce_compiling()
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
     engine = start_engine()

@@ -7,6 +7,7 @@ the same code as a cluster.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from torch.utils.cpp_extension import get_default_build_root
 
 logger = logging.getLogger(__name__)
 
@@ -97,21 +97,29 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
             "trainer.bf16 or fp16 was given with DeepSpeed on CPUs, where it trains in float32; leave it out, or use "
             "launch/ddp.yaml or launch/fsdp2.yaml."
         )
+    leave_out_inference_operator()
     return {"use_cpu": False, "ddp_backend": "gloo"}
 
 
-def announce_compiling(trainer_fields: Mapping[str, Any]) -> None:
-    """Call before TrainingArguments: DeepSpeed compiles operators at its first start, a silent minute or more."""
+def leave_out_inference_operator() -> None:
+    """Keep DeepSpeed from compiling, for a minute, what on CPUs only its inference calls (deepspeed/comm/torch.py)."""
+    if importlib.util.find_spec("deepspeed") is not None:  # TrainingArguments say that it is missing
+        import deepspeed.ops
+
+        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+
+
+def announce_compiling() -> None:
+    """Call before TrainingArguments: at its first start DeepSpeed compiles its Adam for CPUs, a silent minute or more."""
     engine = requested_engine()
-    if engine is None or not engine.is_deepspeed or os.environ.get("LOCAL_RANK", "0") != "0":
+    compiles = engine is not None and engine.is_deepspeed and offloads_optimizer()
+    if not compiles or os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    operators = {"deepspeed_shm_comm": on_cpu(trainer_fields), "cpu_adam": offloads_optimizer()}
-    built = {path.stem for path in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).rglob("*.so")}
-    if missing := [name for name, needed in operators.items() if needed and name not in built]:
-        logger.info(
-            "DeepSpeed compiles %s now, which takes a minute or more; later starts reuse it.",
-            " and ".join(missing),
-        )
+    from torch.utils.cpp_extension import get_default_build_root  # imports setuptools
+
+    built = Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).rglob("cpu_adam.so")
+    if not any(built):
+        logger.info("DeepSpeed compiles cpu_adam now, which takes a minute or more; later starts reuse it.")
 
 
 def offloads_optimizer() -> bool:
