@@ -26,6 +26,7 @@ from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
 from train.engine.compiling import compile_where_it_wins
 from train.engine.engine import announce_compiling, describe_engine, start_engine, use_all_cores
+from train.engine.half_precision import advice_on_bfloat16
 from train.engine.process_end import end_together
 from train.loop.building import (
     build_model,
@@ -95,6 +96,8 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     if not PartialState().is_main_process:
         logging.getLogger().setLevel(logging.WARNING)  # only the main process logs what all do
     logger.info(describe_engine(engine))
+    if advice := advice_on_bfloat16(arguments.device.type, bf16=arguments.bf16):
+        logger.log(logging.WARNING if arguments.bf16 else logging.INFO, advice)
     refuse_what_cannot_be_split(config, engine)
     resumed_from = choose_checkpoint(config, arguments, engine)
     check_shared_folder(config)

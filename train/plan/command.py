@@ -18,6 +18,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from train.config import TrainConfig
+from train.engine.half_precision import advice_on_bfloat16
 from train.plan.costs import Machine, trainer_field
 from train.plan.fit import warnings
 from train.plan.memory import read_launches
@@ -47,6 +48,8 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
         logging.disable(logging.NOTSET)
     console.print(parameter_table(found), memory_table(found, launches, memory))
     console.print(run_table(found, machine), disk_table(found))
+    if advice := advice_on_bfloat16(device_type, bf16=bool(trainer_field(config, "bf16"))):
+        console.print(f"bfloat16: {advice}", markup=False, highlight=False, soft_wrap=True)
     for sentence in warnings(found, config, launches, memory):
         console.print(f"warning: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
