@@ -110,7 +110,7 @@ def leave_out_inference_operator() -> None:
 
 
 def announce_compiling() -> None:
-    """Call before TrainingArguments: at its first start DeepSpeed compiles its Adam for CPUs, a silent minute or more."""
+    """Call before TrainingArguments: at its first start DeepSpeed compiles Adam for CPUs, a silent minute or more."""
     engine = requested_engine()
     compiles = engine is not None and engine.is_deepspeed and offloads_optimizer()
     if not compiles or os.environ.get("LOCAL_RANK", "0") != "0":
