@@ -16,6 +16,7 @@ from heads.decoding.trees.static import Tree
 from heads.families import create, families
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
+from heads.packed import pack_weights
 
 __all__ = [
     "Backbone",
@@ -38,6 +39,7 @@ __all__ = [
     "load_tokenizer",
     "load_with_backbone",
     "most_frequent_tokens",
+    "pack_weights",
     "prune_vocabulary",
     "save",
 ]

@@ -1,0 +1,100 @@
+"""Packed weights give the plain ones' numbers and text, follow every edit, and stay out of training."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny import random_tokens, tiny_model
+from torch import Tensor, nn
+
+import heads
+from heads.packed import PackedProduct, pack_weights, what_stops_packing
+
+
+def packed_pair() -> tuple[Any, Any]:
+    """A float32 model as it is, and a packed copy."""
+    plain = tiny_model("llama").float().requires_grad_(False)
+    packed = copy.deepcopy(plain)
+    pack_weights(packed)
+    return plain, packed
+
+
+def products_of(model: Any) -> list[PackedProduct]:
+    return [layer.forward.func for layer in model.modules() if "forward" in vars(layer)]
+
+
+def test_every_linear_layer_but_the_unembedding_is_packed() -> None:
+    model = tiny_model("llama").float()
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert pack_weights(model) == len(linear) - 1 == pack_weights(model)
+    assert "forward" not in vars(model.get_output_embeddings())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 64])
+@torch.no_grad()
+def test_logits_are_the_plain_ones(rows: int) -> None:
+    plain, packed = packed_pair()
+    tokens_BT = random_tokens(1, rows)
+    # float32 sums of some dozens of terms in another order
+    torch.testing.assert_close(packed(tokens_BT).logits, plain(tokens_BT).logits, atol=1e-5, rtol=1e-5)
+    assert all((one.packed is not None) == (rows > 1) for one in products_of(packed))
+
+
+@pytest.mark.parametrize("family", heads.families())
+def test_trees_over_packed_weights_write_the_plain_text(family: str) -> None:
+    plain, packed = packed_pair()
+    torch.manual_seed(0)
+    token_heads = heads.create(family, packed, num_heads=2)
+    pack_weights(token_heads)
+    prompt, settings = random_tokens(1, 6), {"max_new_tokens": 16, "do_sample": False}
+    expected = plain.generate(prompt, **settings)
+    found = packed.generate(prompt, custom_generate=heads.TreeDecoding(token_heads, 8), **settings)
+    assert torch.equal(found, expected)
+    assert any(one.packed is not None for one in products_of(packed))
+
+
+@torch.no_grad()
+def test_an_edited_weight_is_packed_anew() -> None:
+    layer, x_RI = nn.Linear(16, 8), torch.randn(4, 16)
+    pack_weights(layer)
+    layer(x_RI)
+    layer.weight.mul_(2)
+    torch.testing.assert_close(layer(x_RI), nn.functional.linear(x_RI, layer.weight, layer.bias))
+    layer.load_state_dict(nn.Linear(16, 8).state_dict())
+    torch.testing.assert_close(layer(x_RI), nn.functional.linear(x_RI, layer.weight, layer.bias))
+
+
+def test_gradients_are_those_of_the_plain_layer() -> None:
+    def gradient(layer: nn.Linear) -> Tensor:
+        (found,) = torch.autograd.grad(layer(torch.ones(4, 16)).square().sum(), [layer.weight])
+        return found
+
+    layer = nn.Linear(16, 8)
+    expected = gradient(layer)
+    pack_weights(layer)
+    assert torch.equal(gradient(layer), expected)
+
+
+@torch.no_grad()
+def test_a_copy_packs_its_own_weight_and_a_cast_layer_is_plain() -> None:
+    layer, x_RI = nn.Linear(16, 8), torch.randn(4, 16)
+    pack_weights(layer)
+    layer(x_RI)
+    other = copy.deepcopy(layer)
+    other.weight.zero_()
+    torch.testing.assert_close(other(x_RI), other.bias.expand(4, -1))
+    double = layer.double()
+    assert torch.equal(double(x_RI.double()), nn.functional.linear(x_RI.double(), double.weight, double.bias))
+
+
+def test_what_cannot_be_packed_is_refused_and_nothing_is_packed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
+    with pytest.raises(
+        ValueError, match="pack_weights was given a Sequential with weights in float64, which oneDNN does not"
+    ):
+        pack_weights(model)
+    assert products_of(model) == []
+    assert "packing is for CPUs" in what_stops_packing(torch.ones(2, 2, device="meta"))
