@@ -23,13 +23,12 @@ from benchmarks.shared import describe_cpu, parse_with_defaults_of, parser_of, r
 from benchmarks.speed.real_costs.cells import (
     Passes,
     Speeds,
-    Widened,
     measure_passes,
     measure_speeds,
-    open_widened,
 )
 from benchmarks.speed.real_costs.report import show
 from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
+from benchmarks.speed.real_costs.widened import Widened, open_widened
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.tables import describe_machine, versions
 

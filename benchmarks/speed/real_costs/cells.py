@@ -9,8 +9,8 @@ is accepted is replayed on the demo's own backbone, which is the same function, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,7 @@ from torch import Tensor
 
 from benchmarks.shared import held_out
 from benchmarks.speed.pass_costs import filled_state, make_pass
-from benchmarks.speed.real_costs.shapes import Shape
-from benchmarks.speed.real_costs.wide_backbone import widen_backbone
-from benchmarks.speed.real_costs.wide_heads import widen_heads
-from heads.backbone.model import Backbone
-from heads.checkpoint.opening import Opened, open_heads
+from benchmarks.speed.real_costs.widened import Widened, packed_twin
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import Tree
@@ -30,7 +26,6 @@ from heads.evaluation.generated_text import Verdict
 from heads.evaluation.judges import Float32Judge, SameText
 from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method, Outcome
 from heads.evaluation.throughput import clock_of, compare
-from heads.interface.token_heads import TokenHeads
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import write_texts
 from heads.tuning.report import describe
@@ -43,15 +38,17 @@ CONTEXT = 128  # committed tokens before a pass that is timed
 ROUNDS = 3  # of times for a tuned tree, of which medians are taken
 BEST = "grounded"
 """The family that is also measured with a tuned tree, and beside a looked-up chain."""
+PACKED = "packed"
+ALSO_PACKED = ("plain", f"{BEST} alone", f"{BEST} alone, tuned", f"{BEST} with lookup")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Median milliseconds of a pass by its nodes."""
+    """Median milliseconds of a pass by its nodes, for weights as they are ("plain") and packed, where they can be."""
 
     shape: str
     dtype: str
-    milliseconds: dict[str, float]
+    milliseconds: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,37 +83,28 @@ class Speeds:
         object.__setattr__(self, "lines", [Line(**x) if isinstance(x, dict) else x for x in self.lines])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Widened:
-    """The demo's backbone and heads, as they are and widened; neither ends a text."""
-
-    narrow: Opened
-    model: Any
-    token_heads: dict[str, TokenHeads]
-
-
-def open_widened(families: Sequence[str], shape: Shape, dtype: torch.dtype) -> Widened:
-    """Families on one backbone, in another shape."""
-    narrow = open_heads([f"checkpoints/demo/{family}" for family in families])
-    narrow.model.generation_config.eos_token_id = None
-    backbone = Backbone(widen_backbone(narrow.model, shape, dtype))
-    wide = {name: widen_heads(one, backbone) for name, one in narrow.token_heads.items()}
-    return Widened(narrow=narrow, model=backbone.model, token_heads=wide)
+def measure_passes(widened: Widened, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds by form and nodes, in interleaved rounds; the first, not counted, pays for allocations."""
+    forms = {"plain": widened, PACKED: packed_twin(widened)}
+    tasks: dict[tuple[str, int], Callable[[], float]] = {}
+    for form, one in forms.items():
+        if one is not None:
+            backbone = next(iter(one.token_heads.values())).backbone
+            clock, state = clock_of(backbone.device), filled_state(backbone, CONTEXT)
+            tasks |= {(form, nodes): timed(make_pass(backbone, state, nodes), clock) for nodes in NODES}
+    found = interleaved_medians(tasks, rounds)
+    return {form: {str(nodes): 1000 * found[form, nodes] for nodes in NODES} for form in forms if (form, 1) in found}
 
 
-def measure_passes(widened: Widened, rounds: int) -> dict[str, float]:
-    """Milliseconds by nodes, in interleaved rounds; the first, which is not counted, pays for allocations."""
-    backbone = next(iter(widened.token_heads.values())).backbone
-    clock, state = clock_of(backbone.device), filled_state(backbone, CONTEXT)
-    passes = {nodes: make_pass(backbone, state, nodes) for nodes in NODES}
+def timed(run: Callable[[], Any], clock: Callable[[], float]) -> Callable[[], float]:
+    """The function that runs another one and returns its seconds."""
 
-    def timed(nodes: int) -> float:
+    def measured() -> float:
         start = clock()
-        passes[nodes]()
+        run()
         return clock() - start
 
-    found = interleaved_medians({nodes: lambda nodes=nodes: timed(nodes) for nodes in NODES}, rounds)  # type: ignore[misc]
-    return {str(nodes): 1000 * seconds for nodes, seconds in found.items()}
+    return measured
 
 
 def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
@@ -128,8 +116,12 @@ def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
 def measure_speeds(widened: Widened, settings: GreedySettings, batch: int, groups: int, *, tuned: bool) -> list[Line]:
     """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together."""
     prompts = groups_of(widened, groups, batch)
-    decodings, trees = build_decodings(widened, settings, batch, tuned=tuned)
-    methods = [make_method(name, widened.model, settings, decoding) for name, decoding in decodings.items()]
+    methods, trees = build_methods(widened, settings, batch, tuned=tuned)
+    if BEST in widened.token_heads and (twin := packed_twin(widened)) is not None:
+        more, their_trees = build_methods(twin, settings, batch, tuned=tuned)
+        packed = [replace(method, name=f"{method.name}, {PACKED}") for method in more if method.name in ALSO_PACKED]
+        methods += packed
+        trees |= {f"{name}, {PACKED}": tree for name, tree in their_trees.items()}
     same = SameRows(widened, settings)
     found = compare(methods, prompts, repeats=1, verdict=same, clock=clock_of(widened.model.device))
     return [
@@ -146,10 +138,10 @@ def measure_speeds(widened: Widened, settings: GreedySettings, batch: int, group
     ]
 
 
-def build_decodings(
+def build_methods(
     widened: Widened, settings: GreedySettings, batch: int, *, tuned: bool
-) -> tuple[dict[str, TreeDecoding | None], dict[str, str]]:
-    """Decodings by name (None is plain `generate`), and their trees in words."""
+) -> tuple[list[Method], dict[str, str]]:
+    """Methods, plain `generate` first, and the trees of the others in words."""
     decodings: dict[str, TreeDecoding | None] = {"plain": None}
     for name, token_heads in widened.token_heads.items():
         decodings[f"{name} alone"] = TreeDecoding(token_heads, lookup=0)
@@ -159,7 +151,8 @@ def build_decodings(
         decodings[LOOKUP_ALONE] = TreeDecoding(best, Tree.root_only(), lookup=DEFAULT_LOOKUP)
         decodings[f"{BEST} with lookup"] = TreeDecoding(best, lookup=DEFAULT_LOOKUP)
     trees = {name: describe(one.settings.at(batch).tree) for name, one in decodings.items() if one is not None}
-    return decodings, trees | {LOOKUP_ALONE: "a chain"}
+    methods = [make_method(name, widened.model, settings, decoding) for name, decoding in decodings.items()]
+    return methods, trees | {LOOKUP_ALONE: "a chain"}
 
 
 def tuned_choice(widened: Widened, settings: GreedySettings, batch: int) -> Choice | None:

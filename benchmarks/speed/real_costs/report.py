@@ -30,11 +30,14 @@ def show(console: Console, passes: Sequence[Passes], speeds: Sequence[Speeds]) -
 
 def passes_table(found: Sequence[Passes]) -> Table:
     """Milliseconds by nodes, and in brackets in passes of one node."""
-    table = figures_table("\nmilliseconds of a pass (plain steps)", "shape", "dtype", *map(str, NODES), left=2)
+    table = figures_table(
+        "\nmilliseconds of a pass (plain steps)", "shape", "dtype", "weights", *map(str, NODES), left=3
+    )
     for row in found:
-        one = row.milliseconds["1"]
-        cells = (f"{ms:.0f} ({ms / one:.2f})" for ms in (row.milliseconds[str(nodes)] for nodes in NODES))
-        table.add_row(row.shape, row.dtype, *cells)
+        for form, by_nodes in row.milliseconds.items():
+            one = row.milliseconds["plain"]["1"]
+            cells = (f"{ms:.0f} ({ms / one:.2f})" for ms in (by_nodes[str(nodes)] for nodes in NODES))
+            table.add_row(row.shape, row.dtype, form, *cells)
     return table
 
 
@@ -70,7 +73,7 @@ def verdicts(found: Sequence[Speeds]) -> list[str]:
     """
     lines = []
     for cell in found:
-        alone = [line for line in cell.lines if line.method.endswith(("alone", "alone, tuned")) and line.tree]
+        alone = [line for line in cell.lines if " alone" in line.method and line.tree]
         if cell.batch == 1 and alone:
             best = max(alone, key=lambda line: line.ratio)
             said = "reached" if best.reached >= TARGET else "not reached"

@@ -1,0 +1,49 @@
+"""The demo's backbone and heads as they are, widened to a shape, and with packed weights beside the plain ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.speed.real_costs.shapes import Shape
+from benchmarks.speed.real_costs.wide_backbone import widen_backbone
+from benchmarks.speed.real_costs.wide_heads import widen_heads
+from heads.backbone.model import Backbone
+from heads.checkpoint.opening import Opened, open_heads
+from heads.interface.token_heads import TokenHeads
+from heads.packed import pack_weights, what_stops_packing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widened:
+    """The demo's backbone and heads, as they are and widened; neither ends a text."""
+
+    narrow: Opened
+    model: Any
+    token_heads: dict[str, TokenHeads]
+
+
+def open_widened(families: Sequence[str], shape: Shape, dtype: torch.dtype) -> Widened:
+    """Families on one backbone, in another shape."""
+    narrow = open_heads([f"checkpoints/demo/{family}" for family in families])
+    narrow.model.generation_config.eos_token_id = None
+    backbone = Backbone(widen_backbone(narrow.model, shape, dtype))
+    wide = {name: widen_heads(one, backbone) for name, one in narrow.token_heads.items()}
+    return Widened(narrow=narrow, model=backbone.model, token_heads=wide)
+
+
+def packed_twin(widened: Widened) -> Widened | None:
+    """The same weights, and a packed copy of them; None where this processor has no kernels for their dtype."""
+    if what_stops_packing(widened.model.lm_head.weight):
+        return None
+    model = copy.deepcopy(widened.model, {id(p): p for p in widened.model.parameters()})
+    pack_weights(model)
+    backbone = Backbone(model)
+    token_heads = {name: widen_heads(one, backbone) for name, one in widened.narrow.token_heads.items()}
+    for one in token_heads.values():
+        pack_weights(one)
+    return Widened(narrow=widened.narrow, model=model, token_heads=token_heads)
