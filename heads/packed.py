@@ -1,9 +1,10 @@
 """Weights packed for matrix products of few rows on a CPU: `heads.pack_weights(model)`.
 
 A pass over a tree multiplies a handful of rows with every weight. PyTorch's product lays each weight out anew at every
-call, which for few rows takes as long as the product. oneDNN keeps a weight in the layout of its kernels: on an AVX2
-processor a float32 product of 4 to 64 rows then takes about two thirds of its time (python -m
-benchmarks.speed.real_costs prints passes both ways). A single row only reads the weight, so it stays PyTorch's.
+call, which for few rows takes as long as the product. oneDNN keeps a weight in the layout of its kernels: on one thread
+of an AVX2 processor a float32 product of 4 to 64 rows with a weight of 43 MiB takes two thirds of the time, with one of
+11 MiB 0.9 and more (python -m benchmarks.speed.real_costs prints whole passes both ways: measure before you pack). A
+single row only reads the weight, so it stays PyTorch's.
 
 PyTorch packs weights so in compiled graphs (torch._inductor.fx_passes.mkldnn_fusion); here it is done to a model as it
 is. Sums are taken in another order, so logits differ by rounding (tests/heads/backbone/test_packed.py). A packed layer

@@ -40,6 +40,7 @@ from heads.evaluation.predictions import read_blocks
 from heads.evaluation.tables import describe_rulings, measure, speed_table, write_content, write_json
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig
+from heads.tuning.dtype_costs import advise, measure_dtypes
 from heads.tuning.report import draw_tuning, show
 from heads.tuning.timing import TIMED_TOKENS
 from heads.tuning.tune import tune_batches
@@ -332,6 +333,8 @@ def tune_tree_command(
         if len(tunings) > 1:
             console.rule(f"batch {tuning.config.batch}")
         show(console, tuning)
+        costs = measure_dtypes(token_heads.backbone, tuning.config.batch, clock)
+        console.print(advise(costs, token_heads.backbone.dtype, tuning.static), highlight=False, soft_wrap=True)
     made = [build_tuned_tree(token_heads, tuning, num_prompts=len(found)) for tuning in tunings]
     tuned, kept = join_batches(made, token_heads)
     write_whole(heads, {TUNED_TREE: tuned.as_json().encode()})

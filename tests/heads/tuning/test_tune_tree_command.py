@@ -55,6 +55,7 @@ def test_the_command_leaves_a_tree_that_decoding_uses_by_itself(folder, family, 
     result = run_command(folder, family, "--batch", batch, "--picture", folder / "picture.png")
     assert result.exit_code == 0, result.output
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "By matrix products alone a pass of 8 nodes costs" in result.output
     written = json.loads((folder / family / "tree.json").read_text())
     (said,) = [line for line in result.output.splitlines() if line.startswith(("Chosen: ", "No tree pays"))]
     if written["kind"] == "plain":

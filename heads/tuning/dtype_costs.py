@@ -1,0 +1,94 @@
+"""Which dtype makes passes flat on this machine: products of few rows with the backbone's largest matrix.
+
+A pass over N nodes reads every weight once, as a plain step does, and multiplies N rows with it. Where a processor has
+instructions for bfloat16, reading half the bytes halves both; where it has none, each row of a bfloat16 product costs
+as much as the first, and a tree of eight nodes can take eight plain steps. The processor decides that, not the heads,
+so seconds are enough to tell: each dtype multiplies the rows of 1 to 16 nodes with copies of one matrix, as many as no
+cache holds.
+"""
+# R rows, O outputs, I inputs
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.model import Backbone
+from heads.backbone.projection import unpacked
+from heads.tuning.search import Choice
+from heads.tuning.timing import Clock, interleaved_medians
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NODES = (1, 2, 4, 8, 16)
+BEYOND_CACHES = 64 * 2**20
+"""Bytes that a round of products reads; a small backbone's own bytes where they are fewer."""
+REPEATS = 5
+
+DtypeCosts = Mapping[torch.dtype, Mapping[int, float]]
+"""Seconds of the products of a pass over so many nodes, by dtype; the same matrices in each."""
+
+
+@torch.no_grad()
+def measure_dtypes(backbone: Backbone, batch: int, clock: Clock) -> DtypeCosts:
+    """Seconds by dtype and nodes, of so many rows in a batch; medians of interleaved rounds."""
+    largest = max((p for p in backbone.layers[-1].parameters() if p.ndim == 2), key=lambda p: p.numel())
+    weight_OI = unpacked(largest.detach())
+    copies = min(backbone.num_layers, math.ceil(BEYOND_CACHES / (4 * weight_OI.numel())))
+    tasks: dict[tuple[torch.dtype, int], Callable[[], float]] = {}
+    for dtype in DTYPES:
+        weights = [weight_OI.to(dtype, copy=True) for _ in range(copies)]
+        tasks |= {(dtype, nodes): timed(weights, batch * nodes, clock) for nodes in NODES}
+    found = interleaved_medians(tasks, REPEATS)
+    return {dtype: {nodes: found[dtype, nodes] for nodes in NODES} for dtype in DTYPES}
+
+
+def timed(weights: Sequence[Tensor], rows: int, clock: Clock) -> Callable[[], float]:
+    """The function that multiplies so many rows with each weight, and returns its seconds."""
+    x_RI = torch.ones(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
+
+    @torch.no_grad()
+    def run() -> float:
+        start = clock()
+        for weight_OI in weights:
+            nn.functional.linear(x_RI, weight_OI)
+        return clock() - start
+
+    return run
+
+
+def advise(costs: DtypeCosts, dtype: torch.dtype, choices: Sequence[Choice]) -> str:
+    """One sentence or two: what 8 nodes cost in each dtype, and which dtype would emit most tokens a second.
+
+    Args:
+        dtype: what was tuned in.
+        choices: the trees of the search with their tokens per pass, which no dtype changes much.
+
+    >>> flat, steep = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.5, 16: 2.0}, {1: 0.5, 2: 1.0, 4: 2.0, 8: 4.0, 16: 8.0}
+    >>> advise({torch.float32: flat, torch.bfloat16: steep}, torch.float32, [])
+    'By matrix products alone a pass of 8 nodes costs 1.5 (float32) and 8.0 (bfloat16) plain steps; bfloat16 would be \
+2.00 × as fast as float32, which was tuned here: try --dtype bfloat16.'
+    """
+    told = [f"{one[8] / one[1]:.1f} ({name_of(each)})" for each, one in costs.items()]
+    text = f"By matrix products alone a pass of 8 nodes costs {', '.join(told[:-1])} and {told[-1]} plain steps; "
+    speeds = {each: most_tokens(one, choices) for each, one in costs.items()}
+    best = max(speeds, key=lambda each: speeds[each])
+    if best == dtype or dtype not in speeds:
+        return text + f"{name_of(best)} would be the fastest here."
+    gain = speeds[best] / speeds[dtype]
+    return text + (
+        f"{name_of(best)} would be {gain:.2f} × as fast as {name_of(dtype)}, which was tuned here: try --dtype "
+        f"{name_of(best)}."
+    )
+
+
+def most_tokens(seconds: Mapping[int, float], choices: Sequence[Choice]) -> float:
+    """Tokens a second and row: of plain steps, or of the best tree of a size that was measured."""
+    trees = [one.tokens_per_pass / seconds[one.nodes] for one in choices if one.nodes in seconds]
+    return max([1 / seconds[1], *trees])
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
