@@ -325,16 +325,16 @@ def tune_tree_command(
         with stages(Console(stderr=True)) as begin:
             clock = clock_of(opened.model.device)
             tunings = tune_batches(token_heads, found, configs, clock=clock, progress=begin)
+            costs = [measure_dtypes(token_heads.backbone, config.batch, clock) for config in configs]
     except KeyboardInterrupt:
         print_aside(f"interrupted: nothing was written, {heads / TUNED_TREE} is as it was")
         raise typer.Exit(130) from None
     console = Console()
-    for tuning in tunings:
+    for tuning, costs_here in zip(tunings, costs, strict=True):
         if len(tunings) > 1:
             console.rule(f"batch {tuning.config.batch}")
         show(console, tuning)
-        costs = measure_dtypes(token_heads.backbone, tuning.config.batch, clock)
-        console.print(advise(costs, token_heads.backbone.dtype, tuning.static), highlight=False, soft_wrap=True)
+        console.print(advise(costs_here, token_heads.backbone.dtype, tuning.static), highlight=False, soft_wrap=True)
     made = [build_tuned_tree(token_heads, tuning, num_prompts=len(found)) for tuning in tunings]
     tuned, kept = join_batches(made, token_heads)
     write_whole(heads, {TUNED_TREE: tuned.as_json().encode()})

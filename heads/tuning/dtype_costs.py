@@ -21,7 +21,7 @@ from heads.backbone.projection import unpacked
 from heads.tuning.search import Choice
 from heads.tuning.timing import Clock, interleaved_medians
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16)
 NODES = (1, 2, 4, 8, 16)
 BEYOND_CACHES = 64 * 2**20
 """Bytes that a round of products reads; a small backbone's own bytes where they are fewer."""

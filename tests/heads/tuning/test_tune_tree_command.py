@@ -87,14 +87,16 @@ def test_several_batch_sizes_are_stored_in_one_file_and_later_ones_are_added(fol
 
     def quick(token_heads: Any, prompts: Any, configs: Any, **_: Any) -> list[Any]:
         fitted.extend(config.batch for config in configs)
-        return [SimpleNamespace(config=config) for config in configs]
+        return [SimpleNamespace(config=config, static=[]) for config in configs]
 
     def written(token_heads: Any, tuning: Any, **_: Any) -> TunedTree:
         measured_on = {"batch": tuning.config.batch, "device_type": "cpu", "dtype": "float32"}
         return TunedTree(kind="plain", measured_on=measured_on, heads_sha256=token_heads.checksum)
 
-    for name, stand_in in {"tune_batches": quick, "build_tuned_tree": written, "show": lambda *_: None}.items():
-        monkeypatch.setattr(measure, name, stand_in)
+    monkeypatch.setattr(measure, "tune_batches", quick)
+    monkeypatch.setattr(measure, "build_tuned_tree", written)
+    for name in ("show", "measure_dtypes", "advise"):
+        monkeypatch.setattr(measure, name, lambda *_: None)
     for asked in ("4,1", "2"):
         result = run_command(folder, "medusa", "--batch", asked)
         assert result.exit_code == 0, result.output
