@@ -1,7 +1,7 @@
 """What a machine with a GPU shows, in commands of under ten minutes each: `make gpu`, or `python3 -m benchmarks.gpu`.
 
     python3 -m benchmarks.gpu tests     # what needs CUDA or several processes on GPUs
-    python3 -m benchmarks.gpu costs     # passes and training steps at the shapes of 1B and 7B models
+    python3 -m benchmarks.gpu costs     # passes, training steps and decoding at the shapes of 1B and 7B models
     python3 -m benchmarks.gpu learn     # a 100M model and heads on it, trained here, then tokens per pass and second
 
 The machine needs no network and keeps nothing: each command reads the repository, and a folder of wheels for what the
@@ -51,13 +51,13 @@ class Program:
 COMMANDS: dict[str, tuple[Program, ...]] = {
     "tests": (
         Program(
-            name="tests", asked="-m pytest -m cuda -ra", tiny="-m pytest -m cuda -ra tests/heads/ngrams", minutes=5
+            name="tests", asked="-m pytest -m cuda -ra", tiny="-m pytest -m cuda -ra tests/heads/ngrams", minutes=4
         ),
         Program(
             name="engines",
             asked="-m benchmarks.training.engines --gpu --engines ddp fsdp2 --only-losses",
             tiny="-m benchmarks.training.engines --cases 'grounded, frozen' --engines ddp --processes 2 --only-losses",
-            minutes=4.5,
+            minutes=3.5,
         ),
     ),
     "costs": (
@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             name="pass_costs",
             asked="-m benchmarks.speed.pass_costs --shapes 1b 7b --nodes 2 4 8 16 32 64 128 --batches 1 4 16 --compile",
             tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --batches 1 2 --repeats 2",
-            minutes=4.5,
+            minutes=4,
         ),
         Program(
             name="training_steps",
@@ -73,13 +73,19 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             tiny="-m benchmarks.training gpu --tiny",
             minutes=2,
         ),
+        Program(
+            name="decoding",
+            asked="-m benchmarks.speed.real_costs --shapes 1.2B 7B --dtypes bfloat16 --batches 1 8 --out {out}/rows",
+            tiny="-m benchmarks.speed.real_costs --quick --no-tuned --groups 1 --new-tokens 4 --out {out}/rows",
+            minutes=3,
+        ),
     ),
     "learn": (
         Program(
             name="learn",
             asked="-m benchmarks.gpu.learn --minutes 9",
             tiny="-m benchmarks.gpu.learn --tiny",
-            minutes=9.8,
+            minutes=9.5,
         ),
     ),
 }

@@ -135,8 +135,15 @@ def cpu_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return found | {"python": platform.python_version()}
+    return {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()}
+
+
+def version_of(package: str) -> str:
+    """The installed version; a package that runs from its folder alone has none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def write_json(

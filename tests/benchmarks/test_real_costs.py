@@ -94,8 +94,11 @@ def test_a_smaller_shape_and_an_unknown_field_are_refused_in_a_sentence() -> Non
 
 def test_a_shape_that_does_not_fit_says_how_much_memory_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 2**18, "SC_PAGE_SIZE": 2**12}[name])
-    assert what_stops(SHAPES["0.16B"], torch.bfloat16) == ""
-    assert what_stops(SHAPES["7B"], torch.bfloat16) == "it needs about 18.1 GiB of memory and 1.0 are free"
+    assert what_stops(SHAPES["0.16B"], torch.bfloat16, torch.device("cpu")) == ""
+    assert (
+        what_stops(SHAPES["7B"], torch.bfloat16, torch.device("cpu"))
+        == "it needs about 18.1 GiB of memory and 1.0 are free"
+    )
 
 
 def test_rows_are_measured_once_and_reported_from_where_they_are_stored(

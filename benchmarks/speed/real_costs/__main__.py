@@ -29,6 +29,7 @@ from benchmarks.speed.real_costs.cells import (
 from benchmarks.speed.real_costs.report import show
 from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
 from benchmarks.speed.real_costs.widened import Widened, open_widened
+from heads.checkpoint.opening import default_device
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.tables import describe_machine, versions
 
@@ -89,7 +90,7 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
 
     What a row depends on beside its settings is the machine and torch.
     """
-    common = {"machine": describe_machine(torch.device("cpu")), "torch": versions()["torch"]}
+    common = {"machine": describe_machine(torch.device(default_device())), "torch": versions()["torch"]}
     for shape in options.shapes:
         for dtype in options.dtypes:
             for batch in (0, *options.batches):
@@ -108,7 +109,7 @@ def measure(row: Row, say: Callable[[str], None]) -> None:
         return
     shape, dtype = SHAPES[row.shape], getattr(torch, row.dtype)
     gc.collect()  # the last row's weights go before the next ones come
-    if reason := what_stops(shape, dtype):
+    if reason := what_stops(shape, dtype, torch.device(default_device())):
         say(f"{row.stored.name} is left out: {reason}")
         return
 

@@ -52,10 +52,16 @@ BESIDE_WEIGHTS = 1.5
 """Times the backbone's own bytes: its heads (of grounded ones 0.1 to 0.3 of it), and what a pass holds."""
 
 
-def what_stops(shape: Shape, dtype: torch.dtype) -> str:
-    """Why a shape is not measured in this machine's free memory; empty where it fits."""
+def what_stops(shape: Shape, dtype: torch.dtype, device: torch.device) -> str:
+    """Why a shape is not measured in the device's free memory; empty where it fits."""
     needed = BESIDE_WEIGHTS * shape.parameters() * dtype.itemsize / 2**30
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    free = free_bytes(device) / 2**30
     if needed <= free:
         return ""
     return f"it needs about {needed:.1f} GiB of memory and {free:.1f} are free"
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

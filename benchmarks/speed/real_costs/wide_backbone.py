@@ -80,7 +80,8 @@ def widen_backbone(model: Any, shape: Shape, dtype: torch.dtype) -> Any:
         ValueError: a shape that is smaller than the model's somewhere.
     """
     config = wide_config(model.config, shape)
-    wide = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    with model.device:  # where billions of random numbers are drawn
+        wide = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     scale = stream_scale(model.config.hidden_size, shape.hidden)
     first = shape.layers - len(model.model.layers)
     for layer in wide.model.layers[:first]:
