@@ -1,7 +1,7 @@
-"""A LoRA adapter on the backbone, through peft, which is imported only where there is one.
+"""A LoRA adapter on the backbone, through peft, which is imported only if there is one.
 
-An adapter is float32 wherever the backbone has fewer bits: trained, saved and loaded. Its products are taken in float32
-and added in the backbone's dtype.
+On a backbone of fewer bits an adapter is trained, saved and loaded in float32. Its products are computed in float32 and
+added in the backbone's dtype.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from heads.validation import validated, within
 
 TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 CHOSEN = {"r", "lora_alpha", "lora_dropout", "target_modules"}
-"""What `add_adapter` sets. Everything else that shapes an adapter is peft's default."""
+"""Settings that `add_adapter` chooses; all others are peft's defaults."""
 RECORDED = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"}
 RECORDED |= {"fan_in_fan_out"}  # of GPT-2's layers
-"""What peft writes down beside it."""
+"""Settings that peft records without effect on the adapter."""
 
 
 @validated
@@ -37,11 +37,11 @@ class LoraSettings:
     """A LoRA adapter on the backbone, through peft.
 
     Attributes:
-        rank: of the added products; 0 for no adapter.
-        alpha: the product is scaled by alpha / rank, above 0; the rank where it is not given.
-        dropout: on the adapter's input, 0 up to 1.
-        targets: names of the linear layers that get one, each of which must be there; peft's choice for the
-            architecture where it is not given. The unembedding cannot have one.
+        rank: rank of the added products; 0 is no adapter.
+        alpha: the product is scaled by alpha / rank, above 0; null is the rank.
+        dropout: dropout on the adapter's input, 0 up to 1.
+        targets: names of the linear layers that get an adapter, all of which must exist; null is peft's choice for the
+            architecture. The unembedding cannot have one.
     """
 
     rank: int = within(0, MAX_RANK, default=0, advice=f"0 stands for no adapter; {RANK_ADVICE}")
@@ -58,8 +58,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
     """Put a new adapter into a model, in place and in float32; it changes nothing until it is trained.
 
     Raises:
-        ValueError: peft knows no targets for this architecture, or one that is named does not exist, or is the
-            unembedding.
+        ValueError: peft knows no targets for this architecture, or a named one does not exist or is the unembedding.
     """
     with needs_extra("lora", f"lora.rank={settings.rank} was given"):
         from peft import LoraConfig
@@ -80,10 +79,10 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
 
 
 def check_targets(model: Any, targets: list[str]) -> None:
-    """peft accepts a list as soon as one name is right, and ignores the others silently.
+    """Check every target, since peft silently ignores wrong names if one is right.
 
     Raises:
-        ValueError: a name that no module ends in, or the unembedding's.
+        ValueError: no module's name ends in a target, or it is the unembedding.
     """
     modules = dict(model.named_modules())
     for target in targets:
@@ -95,9 +94,9 @@ def check_targets(model: Any, targets: list[str]) -> None:
             )
         if model.get_output_embeddings() in named:
             raise ValueError(
-                f"lora.targets has {target!r}, the unembedding of {type(model).__name__}, whose weight the losses read "
-                f"without an adapter, which would never learn; leave it out: {', '.join(layers_with_matrices(model))} "
-                f"can have one."
+                f"lora.targets has {target!r}, the unembedding of {type(model).__name__}; the losses read its weight "
+                f"without an adapter, which would learn nothing; allowed are "
+                f"{', '.join(layers_with_matrices(model))}."
             )
 
 
@@ -111,7 +110,7 @@ def layers_with_matrices(model: Any) -> list[str]:
 def put_on_adapter(model: Any, folder: Path) -> None:
     """Load an adapter into a model, in float32, and keep the model's own mapping of weight names.
 
-    transformers leaves the adapter's mapping there, with which a merged model would be saved under wrong names.
+    transformers would leave the adapter's mapping, with which a merged model would be saved under wrong names.
     """
     before = vars(model).get("_weight_conversions")
     check_adapter(folder)
@@ -124,10 +123,10 @@ def put_on_adapter(model: Any, folder: Path) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Compare an adapter's settings with its tensors before peft builds one: a file may ask for any rank.
+    """Compare an adapter's settings with its tensors before peft builds one, since a file could ask for any rank.
 
     Raises:
-        ValueError: no adapter, a damaged one, or one that `add_adapter` does not make; says why.
+        ValueError: no adapter, a damaged one, or one that `add_adapter` does not make.
     """
     with needs_extra("lora", f"{folder} holds a LoRA adapter"):
         from peft import LoraConfig
@@ -144,7 +143,7 @@ def check_adapter(folder: Path) -> None:
     odd += [] if isinstance(targets, list) else ["target_modules"]  # peft takes patterns too
     if odd:
         raise ValueError(
-            f"{wrong}: {SETTINGS} sets {', '.join(sorted(odd))}, which no run does; take the run's own file."
+            f"{wrong}: {SETTINGS} sets {', '.join(sorted(odd))}, which no run does; use the run's own file."
         )
     if ranks != {rank}:
         found = ", ".join(map(str, sorted(ranks)[:4])) or "none"
@@ -152,9 +151,9 @@ def check_adapter(folder: Path) -> None:
 
 
 def keep_adapter_in_float32(model: Any) -> None:
-    """bfloat16 would lose a step of 1e-4 on an entry of 0.03; float64 adapters stay as they are.
+    """Cast the adapter to float32, which peft does only for its own wrapper; float64 adapters are not changed.
 
-    peft does this for its own wrapper alone.
+    bfloat16 would lose a step of 1e-4 on an entry of 0.03.
     """
     with needs_extra("lora", "This model has a LoRA adapter"):
         from peft.functional import cast_adapter_dtype
@@ -164,7 +163,7 @@ def keep_adapter_in_float32(model: Any) -> None:
 
 @contextlib.contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside the block the model runs without its LoRA adapter, if it has one.
+    """Within the context, the model runs without its LoRA adapter, if it has one.
 
     peft's own switch also toggles `requires_grad`, which engines that wrap parameters have already read.
     """
@@ -184,10 +183,10 @@ def has_adapter(model: Any) -> bool:
 
 
 def read_adapter(model: Any, folder: Path) -> None:
-    """Put an adapter's tensors into a model that has one of the same shape.
+    """Load an adapter's tensors into a model that has an adapter of the same shape.
 
     Raises:
-        FileNotFoundError: the folder holds none.
+        FileNotFoundError: the folder holds no adapter.
         RuntimeError: its tensors are not the adapter's.
     """
     with needs_extra("lora", f"{folder} holds a LoRA adapter"):

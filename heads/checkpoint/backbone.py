@@ -34,7 +34,7 @@ def save_backbone(
     """Write the changed backbone, or its adapter, into a new folder below `folder`.
 
     Returns:
-        What heads.json says about it: the new folder's name, whether it is an adapter, a fingerprint.
+        Its record for heads.json: the new folder's name, whether it is an adapter, a fingerprint.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; what was saved before is untouched.
@@ -72,7 +72,7 @@ def write_model(model: Any, folder: Path, *, dtype: torch.dtype | None = None, t
 
 
 def sync(folder: Path) -> None:
-    """To the disk, before anything names it. A tokenizer with several chat templates has a folder of its own."""
+    """Flush a folder to the disk before heads.json names it. A tokenizer with several templates has a subfolder."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -80,7 +80,7 @@ def sync(folder: Path) -> None:
 
 
 def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The model's tensors on the CPU; what is tied is cast once, so that it is seen to be tied and stored once."""
+    """The model's tensors on the CPU; tied ones are cast once, so that they stay tied and are stored once."""
     cast: dict[tuple[int, torch.Size], Tensor] = {}
     found = {}
     for name, tensor in model.state_dict().items():
@@ -93,7 +93,7 @@ def in_dtype(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
 
 
 def record_dtype(path: Path, dtype: torch.dtype | None) -> None:
-    """Let config.json name the dtype on disk: the model's own stands there, and "auto" loads in what it names."""
+    """Record the dtype on disk in config.json, which has the model's own; "auto" loads in the recorded dtype."""
     if dtype is not None:
         config = json.loads(path.read_text(encoding="utf-8-sig")) | {"dtype": str(dtype).removeprefix("torch.")}
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -110,9 +110,9 @@ def digest(folder: Path) -> str:
 
 @torch.no_grad()
 def fingerprint_weights(model: Any) -> list[float]:
-    """One entry of up to 256 tensors spread over what is trained, in the order of their names: changed layers show.
+    """One entry of up to 256 trained tensors, in the order of their names, so that changed layers are noticed.
 
-    Of a model with an adapter the adapter's: the rest was not changed, and may be split over processes.
+    Of a model with an adapter only the adapter's: the rest was not changed, and may be sharded.
     """
     changed = {n: t for n, t in model.state_dict().items() if not has_adapter(model) or "lora_" in n}
     tensors = [t for _, t in sorted(changed.items()) if t.is_floating_point() and t.numel()]
@@ -121,10 +121,10 @@ def fingerprint_weights(model: Any) -> list[float]:
 
 
 def check_trained_backbone(record: TrainedBackbone, backbone: Backbone, folder: str | Path) -> None:
-    """Heads that were trained with their backbone belong to the changed one.
+    """Check that heads that were trained with their backbone get the trained one.
 
     Raises:
-        ValueError: another one was given.
+        ValueError: the backbone is another one.
     """
     one, other = record.fingerprint, fingerprint_weights(backbone.model)
     if len(one) != len(other) or not all(map(is_same, one, other)):
@@ -136,7 +136,7 @@ def check_trained_backbone(record: TrainedBackbone, backbone: Backbone, folder: 
 
 
 def is_same(wanted: float, found: float) -> bool:
-    """One weight, perhaps rounded on its way through a half-precision dtype; only then may it differ by that rounding.
+    """Whether two entries are one weight. Only if the found one is a half-precision number may they differ by rounding.
 
     A few steps at a rate of 1e-5 move a weight by a thousandth of itself, which bfloat16's rounding would hide.
 
@@ -152,10 +152,10 @@ def is_same(wanted: float, found: float) -> bool:
 
 
 def read_model(model: Any, folder: Path) -> None:
-    """Put what `write_model` wrote, all weights or the adapter's, into a model of the same shape.
+    """Load what `write_model` wrote, all weights or the adapter's, into a model of the same shape.
 
     Raises:
-        FileNotFoundError: the folder holds none.
+        FileNotFoundError: the folder holds no weights.
         RuntimeError: its tensors are not the model's.
     """
     if has_adapter(model):

@@ -1,10 +1,10 @@
-"""Trained heads in another form: `merge` folds their backbone's adapter in, `prune_vocabulary` cuts their rows.
+"""Convert trained heads: `merge` folds their backbone's adapter in, `prune_vocabulary` cuts them to some tokens.
 
-    W' = W + (alpha / rank) · B A        computed in the dtype of loading, stored in the dtype asked for
+    W' = W + (alpha / rank) · B A        computed in the dtype of loading, stored in the requested dtype
 
 `merge` copies the heads' tensors byte for byte, with the tree that was fitted to them; heads.json then names the merged
-backbone. Before anything is written, the merged backbone reads the same tokens as the adapted one, as it was added up
-and again with its weights rounded to what is stored.
+backbone. Before anything is written, the logits of the merged backbone are compared with those of the adapted one, both
+in the dtype of the sum and rounded to the stored dtype.
 """
 # B batch, T position, V vocabulary
 
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 16
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Of the logits, as a share of the largest: a merged product is rounded once where two were, in every layer."""
+"""Allowed difference of logits, as a share of the largest: each layer rounds one product instead of two."""
 MUCH_LOST = 0.1
-"""Share of the adapter's effect on the distributions; a warning is logged where rounding loses more."""
+"""Share of the adapter's effect on the distributions; if rounding loses more, a warning is logged."""
 
 
 def merge(
@@ -53,13 +53,12 @@ def merge(
     Args:
         folder: heads that were trained with a LoRA adapter on their backbone.
         out: a folder that does not exist, or is empty.
-        dtype: of the merged backbone on disk; "auto" is the one that the unmerged backbone's config.json names.
-            Products are added in float32, or in float64 where dtype is that.
-        device: an accelerator if there is one, where it is not given.
+        dtype: dtype of the merged backbone on disk; "auto" is the one in the unmerged backbone's config.json. Products
+            are added in float32, or in float64 if dtype is float64.
+        device: None is an accelerator if there is one.
 
     Raises:
-        ValueError: no adapter there, a quantised backbone, a folder that is taken, or merged logits that differ, as
-            they are added up or as they are stored.
+        ValueError: no adapter, a quantised backbone, an `out` that is not empty, or merged logits that differ.
         OSError: the disk is full or `out` cannot be written.
     """
     description, config = check(folder, out)
@@ -87,10 +86,10 @@ def merge(
 
 
 def check(folder: str | Path, out: str | Path) -> tuple[HeadsDescription, BackboneConfig]:
-    """What heads.json says and how the backbone is loaded, before anything is.
+    """Check the folders before anything is loaded; returns heads.json and how to load the backbone.
 
     Raises:
-        ValueError: nothing to merge there, or no place to write it.
+        ValueError: there is nothing to merge, or `out` is not empty.
     """
     description = read_description(folder)
     read_tensors(Path(folder) / TENSORS, description.sha256)
@@ -114,7 +113,7 @@ def check(folder: str | Path, out: str | Path) -> tuple[HeadsDescription, Backbo
 
 
 def stored_dtype(config: BackboneConfig, dtype: Dtype) -> torch.dtype:
-    """The dtype that was asked for, or the one that the unmerged backbone has on disk."""
+    """The requested dtype, or the one that the unmerged backbone has on disk."""
     if dtype != "auto":
         found: torch.dtype = getattr(torch, dtype)
         return found
@@ -218,19 +217,19 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def prune_vocabulary(token_heads: TokenHeads, tokens: Tensor | Sequence[int]) -> TokenHeads:
-    """New heads on the same backbone that score only `tokens`; the heads that were given stay as they are.
+    """New heads on the same backbone that score only `tokens`; the given heads are not changed.
 
         few = heads.prune_vocabulary(token_heads, heads.most_frequent_tokens(counts, 8192))
         heads.save(few, "checkpoints/runs/grounded-8k")
 
-    What was measured of the given heads is not said of the new ones: their default trees grow from typical accuracies
-    until they are evaluated, or `headway tune-tree` fits one.
+    The new heads do not inherit measurements: their default trees grow from typical accuracies until they are
+    evaluated, or `headway tune-tree` fits one.
 
     Args:
         tokens: ids of the tokens to score.
 
     Raises:
-        ValueError: ids that are none, or a token that these heads do not score.
+        ValueError: invalid ids, or a token that the given heads do not score.
     """
     check_token_heads(token_heads)
     ids_S = check_draft_tokens(tokens, None, token_heads.backbone.vocab_size)
@@ -239,7 +238,7 @@ def prune_vocabulary(token_heads: TokenHeads, tokens: Tensor | Sequence[int]) ->
         rows_S, scored_S = vocabulary.find(ids_S.to(vocabulary.tokens_S.device))
         if not bool(scored_S.all()):
             missing = int(ids_S[int(scored_S.int().argmin())])
-            raise ValueError(f"These heads do not score token {missing}; give tokens out of their draft vocabulary.")
+            raise ValueError(f"These heads do not score token {missing}; give tokens of their draft vocabulary.")
     pruned = type(token_heads)(replace(token_heads.config, draft_vocabulary=len(ids_S)), token_heads.backbone)
     like = next(token_heads.parameters())
     pruned.to(device=like.device, dtype=like.dtype).choose_draft_tokens(ids_S)

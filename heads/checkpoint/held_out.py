@@ -1,9 +1,9 @@
-"""What a training run held out, by its record in heads.json: what heads are measured on where no text is given.
+"""The rows that a training run held out, by its record in heads.json; heads are measured on them if no text is given.
 
-The record is the run's config. Its `data.eval` names sources of their own; with `data.eval_fraction` the rows are those
-that the run set aside of each source: usable documents in the order of the seed, the first share of them
-(train/data/packing.py); of a stream, the rows that their numbers put aside, as many as the run evaluated on
-(train/data/streaming.py). Rows are tokenised as in training, from the datasets cache where it still has them.
+The record is the run's config. `data.eval` names separate sources. With `data.eval_fraction` the run held out a share
+of each source: the first of its usable documents, shuffled by the seed (train/data/packing.py), or the rows of a stream
+that are chosen by their numbers, as many as the run evaluated on (train/data/streaming.py). Rows are tokenised as in
+training, or read from the datasets cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Token ids of the documents that a run held out, and which they are in words."""
+    """Token ids of the documents that a run held out, and a description of them."""
 
     documents: Sequence[Sequence[int]]
     described: str
@@ -41,7 +41,7 @@ class HeldOut:
         [tensor([[1, 2]]), tensor([[5, 6]])]
 
         Raises:
-            ValueError: no document is.
+            ValueError: no document is long enough.
         """
         long_enough = [document for document in self.documents if len(document) >= num_tokens]
         if not long_enough:
@@ -55,15 +55,15 @@ class HeldOut:
 
 
 def find_held_out(folder: str | Path, tokenizer: Any) -> tuple[HeldOut | None, str]:
-    """What the run behind a folder of heads held out; or None, and why that is not used.
+    """What the run of a folder of heads held out; or None, and why it is not used.
 
-    Held-out files of the standard library are left to the backbone's own record, which names the same ones; nothing is
-    downloaded.
+    Held-out files of the standard library are not read here, since the backbone's own record names the same ones.
+    Nothing is downloaded.
     """
     description = read_description(folder)
     recorded = look_up(description.recipe, "config", "data")
     if not isinstance(recorded, dict):
-        return None, "the heads do not say what their run held out"
+        return None, "the heads do not record what their run held out"
     try:
         record = Record.of(recorded)
         if why := record.why_unread():
@@ -78,11 +78,11 @@ def find_held_out(folder: str | Path, tokenizer: Any) -> tuple[HeldOut | None, s
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """`data` of a run's config, as far as it says what was held out.
+    """The part of a run's config, `data`, that says which rows were held out.
 
     Attributes:
-        evaluated: it names sources of its own for the evaluation.
-        share: of the training rows, where it does not.
+        evaluated: whether it names separate sources for the evaluation.
+        share: the share of the training rows that was held out otherwise.
     """
 
     sources: list[SourceConfig]
@@ -105,7 +105,7 @@ class Record:
         return cls(sources=sources, config=config, evaluated=bool(config.eval), share=config.eval_fraction)
 
     def why_unread(self) -> str:
-        """Why these rows are left alone; empty where they can be read."""
+        """Why these rows are not read; empty if they can be."""
         from heads.data.sources import is_here
 
         if any(source.path == STDLIB for source in self.sources):

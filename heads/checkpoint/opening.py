@@ -1,4 +1,4 @@
-"""Open a folder of heads with its backbone and tokenizer, for commands that are given nothing but the folder."""
+"""Open a folder of heads with its backbone and tokenizer, for commands that get only the folder."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
     """Load heads and the backbone that they belong to, once for all of them, on an accelerator if there is one.
 
     Args:
-        backbone: folder or hub name, loaded as it is; where it is not given, the one that the first folder's heads.json
-            names, with the revision, tokenizer, attention and quantization that the heads were trained with.
+        backbone: folder or hub name, loaded as it is; None loads the one in the first folder's heads.json, with the
+            revision, tokenizer, attention and quantization of the heads' training.
 
     Raises:
-        ValueError: no heads there, a backbone that is not found, or heads that belong to another one.
+        ValueError: a folder holds no heads, the backbone is not found, or heads belong to another one.
     """
     for folder in folders:
         read_description(folder)  # raises on a wrong folder before minutes are spent on the backbone
@@ -63,12 +63,12 @@ def open_backbone(name: str, dtype: Dtype = "auto") -> Opened:
 
 
 def open_draft_model(name: str, dtype: Dtype = "auto") -> Any:
-    """Load a draft model where `open_heads` loads a backbone; that they fit is checked when they decode."""
+    """Load a draft model on the device of `open_heads`; decoding checks that it fits the backbone."""
     return load_backbone(BackboneConfig(name_or_path=name, dtype=dtype), default_device())
 
 
 def find_backbone(folder: str | Path) -> str:
-    """The backbone that heads.json names: as it stands, or beside the folder of heads if its path is not here.
+    """The backbone in heads.json: its recorded path, or else the folder of that name beside the heads.
 
     checkpoints/demo/grounded names checkpoints/demo/base; from elsewhere ../base beside the heads is found.
     """
@@ -76,16 +76,16 @@ def find_backbone(folder: str | Path) -> str:
 
 
 def find_beside(name: str, folder: str | Path) -> str:
-    """A folder as it is named, or beside the folder of heads if it is not here; else the name, for the hub."""
+    """A folder at its recorded path, or beside the folder of heads; else the name, for the hub."""
     beside = Path(folder).resolve().parent / Path(name).name
     return str(beside) if not Path(name).is_dir() and beside.is_dir() else name
 
 
 def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
-    """The backbone as the heads were trained on it. Code beside its weights is never run on a file's word.
+    """How to load the backbone as in the heads' training. No file can ask to run code beside its weights.
 
     Raises:
-        ValueError: a field of the recipe is of another type than it was written with.
+        ValueError: a field of the recipe has another type than a run writes.
     """
     recorded, where = recorded_fields(folder), "recipe.config.backbone"
     fields = {name: recorded[name] for name in RECORDED if name in recorded}
@@ -93,7 +93,7 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
         values = {"name_or_path": find_backbone(folder), **fields}
         config = build(BackboneConfig, values, of=where, prefix=f"{where}.")
     except ValueError as error:
-        raise ValueError(f"In {Path(folder) / DESCRIPTION}, {error} Mend the file or name a backbone.") from None
+        raise ValueError(f"In {Path(folder) / DESCRIPTION}, {error} Correct the file or name a backbone.") from None
     config.dtype = dtype
     if config.tokenizer is not None:
         config.tokenizer = find_beside(config.tokenizer, folder)
@@ -104,7 +104,7 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
 
 
 def recorded_fields(folder: str | Path) -> dict[str, Any]:
-    """recipe.config.backbone of heads.json; nothing where it was not recorded."""
+    """recipe.config.backbone of heads.json; empty if it was not recorded."""
     fields = look_up(read_description(folder).recipe, "config", "backbone")
     return fields if isinstance(fields, dict) else {}
 
@@ -112,21 +112,21 @@ def recorded_fields(folder: str | Path) -> dict[str, Any]:
 def load_with_backbone(
     folder: str | Path, *, dtype: Dtype = "auto", device: torch.device | str | None = None
 ) -> tuple[Any, TokenHeads]:
-    """The backbone and its heads, from a folder of heads alone.
+    """The backbone and its heads, from a folder of heads.
 
-    Where the backbone was trained with the heads, it is the trained one that lies beside them (or the pretrained one
-    with the trained LoRA adapter); else the one that heads.json names.
+    If the backbone was trained with the heads, it is the trained one beside them (or the pretrained one with the
+    trained LoRA adapter); else the one in heads.json.
 
     Args:
-        dtype: of the backbone and the heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU. An
-            adapter stays in float32 on a backbone in less, as it was trained.
-        device: an accelerator if there is one, where it is not given.
+        dtype: dtype of backbone and heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU. An
+            adapter stays in float32, as it was trained.
+        device: None is an accelerator if there is one.
 
     Returns:
         (model, token heads), in eval mode.
 
     Raises:
-        ValueError: no heads there, damaged ones, or a backbone that is not found.
+        ValueError: the folder holds no heads, damaged ones, or the backbone is not found.
     """
     model = load_recorded(recorded_backbone(folder, dtype), folder, device or default_device())
     return model, load(folder, model)
@@ -135,7 +135,7 @@ def load_with_backbone(
 def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.device | str) -> Any:
     """The backbone, changed as it was trained with the heads.
 
-    Where it needs remote code, which is never run unless the user asks for it, the error says how to load it.
+    If it needs remote code, which only runs if the user asks for it, the error says how to load it.
     """
     trained = read_description(folder).trained_backbone
     try:
@@ -162,8 +162,7 @@ def find_trained(folder: str | Path, name: str) -> Path:
         find_inside(beside, file.name)
     if not beside.is_dir():
         raise ValueError(
-            f"{folder} names the backbone that was trained with its heads, {name}, but does not hold it; copy the "
-            f"whole folder."
+            f"{folder} does not hold {name}, the backbone that was trained with its heads; copy the whole folder."
         )
     return beside
 

@@ -1,7 +1,7 @@
 """Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked on loading.
 
-heads/checkpoint/schema.py has the fields of heads.json. Both files are written beside the old ones and moved into place
-once they are whole.
+heads/checkpoint/schema.py has the fields of heads.json. Both files are written under temporary names and then moved
+into place.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def save(
     with_backbone: bool | None = None,
     tokenizer: Any = None,
 ) -> None:
-    """Write heads to a folder; the files that were there stay whole until the new ones are.
+    """Write heads to a folder; old files there stay complete until the new ones are.
 
     Args:
         recipe: how the heads were made: resolved config, versions, commit.
-        dtype: of the saved tensors; as they are where it is not given.
-        state_dict: the heads' gathered tensors, where they are sharded.
-        with_backbone: save the backbone too, or its LoRA adapter; by default where it was trained with the heads or has
-            an adapter, since the heads fit no other.
-        tokenizer: goes with the backbone.
+        dtype: dtype of the saved tensors; None keeps their own.
+        state_dict: the heads' gathered tensors, if they are sharded.
+        with_backbone: save the backbone too, or its LoRA adapter; by default if it was trained with the heads or has an
+            adapter, since the heads fit no other backbone.
+        tokenizer: saved with the backbone.
 
     Raises:
         ValueError: with_backbone=False for heads whose backbone was trained with them.
@@ -64,13 +64,13 @@ def save(
         name: tensor.detach().to("cpu", (dtype if tensor.is_floating_point() else None) or tensor.dtype).contiguous()
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
     }
-    content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several would come in random order
+    content = to_bytes(tensors, metadata={"format": "pt"})  # one entry, since several have a random order
     folder, model = Path(folder), token_heads.backbone.model
     changed = token_heads.backbone_was_trained or has_adapter(model)
     if changed and with_backbone is False:
         raise ValueError(
-            "with_backbone=False was given for heads whose backbone was trained with them or has an adapter; without "
-            "it they fit nothing: leave with_backbone out."
+            "with_backbone=False was given for heads whose backbone was trained with them or has an adapter; they fit "
+            "no other backbone: leave with_backbone out."
         )
     before, old = set(folder.glob(f"{PREFIX}*")), named_backbone(folder)
     trained = save_backbone(model, folder, dtype=dtype, tokenizer=tokenizer) if with_backbone or changed else None
@@ -91,7 +91,7 @@ def save(
         write_whole(folder, {TENSORS: content, DESCRIPTION: text.encode()})
     except OSError:
         if new is not None and new not in before:
-            remove(new)  # nothing names it
+            remove(new)  # no heads.json names it
         raise
     if old is not None and old != new:
         remove(old)
@@ -100,7 +100,7 @@ def save(
 def named_backbone(folder: Path) -> Path | None:
     """The folder of the trained backbone that the present heads.json names, if it exists.
 
-    It is removed by the next save, so a name that `save` never writes, or a link, is warned of and not followed.
+    The next save removes it, so a name that `save` never writes, or a link, is not followed, with a warning.
     """
     try:
         name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8-sig"))["trained_backbone"]["folder"]
@@ -108,14 +108,14 @@ def named_backbone(folder: Path) -> Path | None:
         return None
     if not is_one_name(name) or not name.startswith(PREFIX) or is_foreign_link(folder / name):
         logger.warning(
-            "%s names %r as its trained backbone, which leads elsewhere; it is left alone.", folder / DESCRIPTION, name
+            "%s names %r as its trained backbone, outside the folder; that is not touched.", folder / DESCRIPTION, name
         )
         return None
     return folder / name if (folder / name).is_dir() else None
 
 
 def write_whole(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files under temporary names, then move all into place; on any error remove what was begun."""
+    """Write all files under temporary names, then move all into place; on an error remove the temporary ones."""
     begun: list[tuple[Path, Path]] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,11 +142,11 @@ def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) ->
 
     Args:
         model: the backbone that they were trained on, or a `Backbone` that wraps it.
-        dtype: of the heads; the backbone's where it is not given.
+        dtype: dtype of the heads; None is the backbone's.
 
     Raises:
-        ValueError: files missing or damaged, another backbone or one without weights, or tensors missing, extra or
-            misshapen; says which.
+        ValueError: files are missing or damaged, the backbone is another one or has no weights, or tensors are missing,
+            extra or misshapen; the sentence names them.
     """
     description = read_description(folder)
     backbone = model if isinstance(model, Backbone) else Backbone(model)
@@ -180,7 +180,7 @@ def describe_backbone(backbone: Backbone) -> dict[str, Any]:
 
 @torch.no_grad()
 def fingerprint(backbone: Backbone) -> list[float]:
-    """One entry of each of 64 rows spread over the embedding: enough to tell models apart, in any dtype."""
+    """One entry of each of 64 rows spread over the embedding, which distinguish models in any dtype."""
     vocab, width = backbone.vocab_size, backbone.hidden_size
     rows = torch.linspace(0, vocab - 1, min(FINGERPRINT_ROWS, vocab)).long().to(backbone.device)
     columns = (torch.arange(len(rows)) % width).to(backbone.device)

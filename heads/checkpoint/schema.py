@@ -1,8 +1,8 @@
-"""heads.json, field by field: what `save` writes beside the tensors of heads, checked when it is read.
+"""The fields of heads.json, which `save` writes beside the tensors of heads; they are checked when it is read.
 
-It says what the tensors are (family, config, format version), what they belong to (the backbone's name, sizes and a
-fingerprint of its embedding), what they can do (accuracy by rank, from which trees are grown) and how they were made
-(recipe). `sha256` is the checksum of the tensors' file, so that a pair of files that do not belong together is found.
+They describe the tensors (family, config, format version), the backbone (its name, sizes and a fingerprint of its
+embedding), the heads' accuracy by rank, from which trees are grown, and how the heads were made (recipe). `sha256` is
+the checksum of the tensors' file, so that two files that do not belong together are refused.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class BackboneDescription:
 
     Attributes:
         name: a folder or a name on the hub.
-        architecture: its class in transformers; older files do not say.
-        embedding_fingerprint: entries of its embedding, by which another backbone of the same sizes is found out.
+        architecture: its class in transformers; None in older files.
+        embedding_fingerprint: entries of its embedding, which differ in another backbone of the same sizes.
     """
 
     name: str
@@ -46,9 +46,9 @@ class TrainedBackbone:
     """The backbone that was trained with the heads and lies beside them.
 
     Attributes:
-        folder: its name in the heads' folder, and no path.
-        adapter: the folder holds a LoRA adapter and not a whole model.
-        fingerprint: entries of the weights that were trained.
+        folder: name of its folder inside the heads' folder.
+        adapter: the folder holds a LoRA adapter, not a whole model.
+        fingerprint: entries of the trained weights.
     """
 
     folder: str
@@ -97,11 +97,11 @@ class HeadsDescription:
 
 
 def read_description(folder: str | Path) -> HeadsDescription:
-    """What heads.json says.
+    """Read heads.json.
 
     Raises:
-        ValueError: no such file, a damaged one, one of a later format, or a field with a value that `save` never
-            writes; the sentence names the field.
+        ValueError: no such file, a damaged one, a later format version, or a field with a value that `save` never
+            writes, which the sentence names.
     """
     path = Path(folder) / DESCRIPTION
     if not path.is_file():

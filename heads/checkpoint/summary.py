@@ -1,6 +1,6 @@
-"""Summarize what a folder of heads, or of a run, holds, from its files alone: the backbone is not loaded.
+"""Summarise a folder of heads, or of a run, from its files, without loading the backbone.
 
-A recipe is a record of any shape: a part of it that is not as training writes it is named and left out.
+A recipe may have any shape. A part of it that training would write otherwise is named and left out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from heads.checkpoint.schema import DESCRIPTION, RUN_FOLDERS, TENSORS, look_up, 
 from heads.decoding.tuned_file import TunedTree, UnreadableTree, find_tuned_tree
 
 ODD_RECORD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
-"""What reading a recipe raises where it has another shape than training writes."""
+"""The errors of reading a recipe that has another shape than training writes."""
 WHAT_RUNS_SAVE = {"best": "the best by tokens per pass", "last": "as the run ended"}
 
 
 def describe_run(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """`describe` of each folder that a run saved heads to, by its name below the run's folder; empty for another one.
+    """`describe` of each folder in which a run saved heads, by the folder's name; empty for a folder of heads.
 
     Raises:
         ValueError: damaged heads.
@@ -33,7 +33,7 @@ def describe_run(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def list_run(described: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """One row for each folder of heads of a run: where, which heads these are, after how many steps, how good.
+    """One row for each folder of heads of a run: its name, which heads it holds, their step and tokens per pass.
 
     >>> heads = {"recipe": {"measured": {"step": 600, "eval_tokens_per_pass": 2.4301}}}
     >>> list_run({"last": heads})
@@ -54,7 +54,7 @@ def list_run(described: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def measured_tokens_per_pass(recipe: dict[str, Any] | None) -> float | None:
-    """What a run measured of its heads; None where it did not.
+    """Tokens per pass as the run measured them; None if it did not.
 
     >>> measured_tokens_per_pass({"measured": {"tokens_per_pass": 2}}), measured_tokens_per_pass({"measured": [1]})
     (2.0, None)
@@ -67,7 +67,7 @@ def measured_tokens_per_pass(recipe: dict[str, Any] | None) -> float | None:
 
 
 def tell(fact: Callable[[], str], otherwise: str) -> str:
-    """A fact of a record, or other words where the record has another shape.
+    """A fact of a record, or `otherwise` if the record has another shape.
 
     >>> tell(lambda: {"step": 3}["steps"], "not recorded")
     'not recorded'
@@ -79,10 +79,10 @@ def tell(fact: Callable[[], str], otherwise: str) -> str:
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
-    """heads.json, with what the tensors themselves say and where the backbone was found.
+    """heads.json, with facts from the tensors themselves and the place of the backbone.
 
     Raises:
-        ValueError: no heads there, or damaged ones.
+        ValueError: the folder holds no heads, or damaged ones.
     """
     description = asdict(read_description(folder))
     path = Path(folder) / TENSORS
@@ -100,7 +100,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
 
 
 def describe_tree(tuned: TunedTree | UnreadableTree | None) -> dict[str, Any] | None:
-    """tree.json as it stands, with the number of heads that each tree asks; of a damaged one the reason."""
+    """tree.json with the number of heads that each tree uses; for an unreadable one the reason."""
     if isinstance(tuned, TunedTree):
         others = {"other_batches": [describe_tree(one) for one in tuned.other_batches]}
         return {**tuned.as_dict(), "heads_used": tuned.heads_used, **(others if tuned.other_batches else {})}
@@ -108,7 +108,7 @@ def describe_tree(tuned: TunedTree | UnreadableTree | None) -> dict[str, Any] | 
 
 
 def list_facts(description: dict[str, Any]) -> dict[str, str]:
-    """The description in words: what, and how much of it or which."""
+    """The description as names and values for people."""
     backbone, recipe = description["backbone"], description["recipe"]
     return {
         "family": description["family"],
@@ -125,7 +125,7 @@ def list_facts(description: dict[str, Any]) -> dict[str, str]:
 
 
 def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
-    """How many tokens the heads score, if not all, and which share of the training data these are."""
+    """The number of tokens that the heads score, if not all, and their share of the training data."""
     scored = description["config"].get("draft_vocabulary")
     if scored is None:
         return {}
@@ -135,7 +135,7 @@ def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:
 
 
 def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
-    """The backbone that was trained with the heads, if one was."""
+    """The backbone that was trained with the heads, if any."""
     if trained is None:
         return {}
     what = "LoRA adapter on the backbone" if trained["adapter"] else "changed backbone"
@@ -143,7 +143,7 @@ def trained_facts(trained: dict[str, Any] | None) -> dict[str, str]:
 
 
 def tree_facts(tuned: dict[str, Any] | None, num_heads: int | None) -> dict[str, str]:
-    """What tree.json chose, how many of the heads that asks, and where it was measured.
+    """The choice in tree.json, the number of heads that it uses, and where it was measured.
 
     >>> tuned = {"kind": "static", "paths": [[0], [1]], "lookup": 0, "heads_used": 1, "measured_on": {"batch": 4}}
     >>> tree_facts(tuned, 4)
@@ -169,7 +169,7 @@ def describe_use(tuned: dict[str, Any], num_heads: int | None) -> str:
 
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
-    """How the heads were trained, as far as it was recorded.
+    """How the heads were trained, if it was recorded.
 
     >>> recipe_facts({"commit": "1f", "versions": [3], "measured": {"step": 7}})
     {'steps': '7', 'commit': '1f', 'versions': 'recorded in a shape that is not known: [3]'}
@@ -194,7 +194,7 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, str]:
 
 
 def describe_quality(found: dict[str, Any]) -> str:
-    """What training with heads did to the backbone's own predictions.
+    """The change of the backbone's own predictions by training with heads.
 
     >>> describe_quality({"before": 9.2166, "after": 9.15, "tokens": 12240, "kl_to_original": 0.0123})
     '9.22 before, 9.15 after (held-out, 12,240 tokens; KL from the teacher 0.0123)'
@@ -205,7 +205,7 @@ def describe_quality(found: dict[str, Any]) -> str:
 
 
 def describe_loss(config: dict[str, Any]) -> str:
-    """What a run's config trains heads on.
+    """The heads' loss in a run's config, in words.
 
     >>> describe_loss({"loss": {"hard": 0.0, "soft": 1.0, "temperature": 2.0}, "head_decay": 0.8})
     "1 × the backbone's distribution (cross-entropy, T 2); head k weighted 0.8^(k - 1)"

@@ -1,4 +1,4 @@
-"""Hold a conversation over several turns: before each answer the chat template renders the whole of it."""
+"""A conversation over several turns: before each answer the chat template renders the whole conversation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PROMPT = "> "
 
 
 class Conversation:
-    """The messages so far, and what generates the answers.
+    """The messages so far, and the generator of answers.
 
-    A tokenizer without a chat template gets the built-in vicuna template, which is said once.
+    A tokenizer without a chat template gets the built-in vicuna template, with one warning.
     """
 
     def __init__(self, text_generator: TextGenerator) -> None:
@@ -36,7 +36,7 @@ class Conversation:
         return answer
 
     def reset(self) -> None:
-        """Begin anew, and drop the decoder's caches of the text so far."""
+        """Start a new conversation, and drop the decoder's caches of the old one."""
         self.messages = []
         if self.text_generator.decoding is not None:
             self.text_generator.decoding.forget()
@@ -63,7 +63,7 @@ def converse(conversation: Conversation, print_aside: Callable[[str], None]) -> 
     while (question := read_question()) is not None:
         if question == "/reset":
             conversation.reset()
-            print_aside("The conversation begins anew.")
+            print_aside("A new conversation starts.")
         elif question.startswith("/"):
             print_aside(f"There is no command {question.split()[0]}; there are /reset and /exit.")
         elif question:
@@ -71,13 +71,13 @@ def converse(conversation: Conversation, print_aside: Callable[[str], None]) -> 
 
 
 def try_to_answer(conversation: Conversation, question: str, print_aside: Callable[[str], None]) -> None:
-    """Answer, or print why not: a conversation that has grown too long can continue after /reset."""
+    """Answer, or print why that is not possible, such as a conversation that has grown too long."""
     try:
         answer = conversation.answer(question)
     except ValueError as error:
         if not conversation.messages:
             raise
-        print_aside(f"{error} Or begin anew with /reset.")
+        print_aside(f"{error} Or start a new conversation with /reset.")
         return
     sys.stdout.write("\n")
     print_aside(answer.summary())

@@ -46,9 +46,9 @@ def info_command(
     folder: Heads,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """What a folder of heads holds, what the heads can do, and how they were made.
+    """Show what a folder of heads holds, how accurate the heads are, and how they were made.
 
-    Of a run's folder, the heads that the run saved.
+    For a run's folder, show the heads that the run saved.
     """
     of_run = describe_run(folder)
     description: dict[str, Any] = of_run or describe(folder)
@@ -85,7 +85,7 @@ def facts_table(description: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in list_facts(description).items():
-        table.add_row(name, Text(value))  # a recorded command may hold brackets, which are no markup
+        table.add_row(name, Text(value))  # a recorded command may hold brackets, which rich would take for markup
     return table
 
 
@@ -108,7 +108,7 @@ def merge_command(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the heads and their merged backbone.")],
     dtype: Annotated[
         Dtype,
-        typer.Option(metavar="DTYPE", help="Of the merged backbone on disk; auto: as before merging."),
+        typer.Option(metavar="DTYPE", help="Dtype of the merged backbone on disk; auto: as before merging."),
     ] = "auto",
 ) -> None:
     """Fold the LoRA adapter into the backbone's weights, so that heads and backbone load without peft."""
@@ -123,7 +123,7 @@ def prune_vocabulary_command(
         Path, typer.Option(metavar="FOLDER", help="Table of the training data that headway count-ngrams made.")
     ],
     tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many tokens the new heads score: the most frequent ones.")
+        int, typer.Option(metavar="N", min=1, help="Number of tokens that the new heads score: the most frequent ones.")
     ],
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder for the new heads; those in HEADS stay as they are.")
@@ -134,7 +134,7 @@ def prune_vocabulary_command(
     if out.resolve() == heads.resolve():
         raise ValueError(f"--out {out} is the folder of the heads themselves; give another one.")
     if (out / DESCRIPTION).exists():
-        raise ValueError(f"--out {out} holds heads already, which would be lost; give a folder that holds none.")
+        raise ValueError(f"--out {out} holds heads, which would be lost; give a folder without heads.")
     opened = open_heads([heads], backbone)
     (token_heads,) = opened.token_heads.values()
     counted = torch.tensor(NgramTable.open(ngrams, opened.tokenizer).unigrams_V, dtype=torch.long)
@@ -163,11 +163,11 @@ def count_ngrams_command(
         list[str],
         typer.Option(
             metavar="PATH",
-            help="What the heads are trained on: file, directory, glob, hub name or python-stdlib; may be repeated.",
+            help="The heads' training data: file, directory, glob, hub name or python-stdlib; may be repeated.",
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="New folder for the table; FOLDER.counting holds what is unfinished.")
+        Path, typer.Option(metavar="FOLDER", help="New folder for the table; FOLDER.counting is its unfinished count.")
     ],
     split: Annotated[
         str, typer.Option(metavar="NAME", help="Split of hub data sets, directories and python-stdlib.")
@@ -201,13 +201,13 @@ def count_ngrams_command(
         int, typer.Option(metavar="N", min=1, max=MAX_ORDER, help="Longest n-grams; a joint of n tokens needs order n.")
     ] = 3,
     min_count: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Drop n-grams of two tokens and more that are seen less often.")
+        int, typer.Option(metavar="N", min=1, help="Drop n-grams of two and more tokens that occur less often.")
     ] = 1,
     workers: Annotated[int, typer.Option(metavar="N", min=0, help="Threads that count; 0: one for each core.")] = 0,
 ) -> None:
     """Count the n-grams of training data, for co-occurrence masks and superposed decoding.
 
-    An interrupted count is resumed when the same command is given again. No n-gram crosses a document.
+    The same command resumes an interrupted count. No n-gram crosses a document's end.
     """
     from heads.data.documents import DataConfig, SourceConfig, load_documents
 
@@ -278,9 +278,9 @@ def read_ids(documents: Documents) -> Iterator[Any]:
 
 
 def stored_rows(documents: Documents) -> Dataset:
-    with needs_extra("train", "Rows of data are to be read"):
+    with needs_extra("train", "Rows of data were requested"):
         from datasets import Dataset
-    assert isinstance(documents.rows, Dataset)  # they were not asked for as a stream
+    assert isinstance(documents.rows, Dataset), "they were not opened as a stream"
     return documents.rows
 
 

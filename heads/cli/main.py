@@ -1,8 +1,8 @@
-"""The command `headway`: all of its commands, and how their errors look.
+"""The command `headway`: all of its subcommands, and their error messages.
 
-An error that a user can cause ends in one sentence on stderr and exit code 1, Ctrl-C in one line and exit code 130;
-HEADWAY_TRACEBACK=1 shows the traceback.
-Results go to stdout and remarks about them to stderr, so that a pipe gets the results alone.
+An error that a user can cause ends in one sentence on stderr and exit code 1, and Ctrl-C in one line and exit code 130;
+HEADWAY_TRACEBACK=1 shows the traceback. Results go to stdout and remarks to stderr, so that a pipe gets only the
+results.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OneSentence(TyperGroup):
                 raise
             typer.echo("interrupted: ended before it was done.", err=True)
             raise typer.Exit(130) from None
-        except BrokenPipeError:  # `headway … | head`: the reader has enough
+        except BrokenPipeError:  # `headway … | head`: the reader has closed the pipe
             raise
         except (ValueError, OSError, MissingExtraError) as error:
             if os.environ.get("HEADWAY_TRACEBACK") == "1":
@@ -72,7 +72,7 @@ def prepare() -> None:
 
 
 def unwrap(text: str) -> str:
-    """Join the lines of each paragraph, which typer would break where the source does."""
+    """Join the lines of each paragraph, since typer keeps the source's line breaks."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 

@@ -65,7 +65,7 @@ def benchmark_command(
         ),
     ] = None,
     *,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts to use at most.")] = 8,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 8,
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, help="Interleaved repeats, of which medians are taken.")
     ] = 3,
@@ -79,13 +79,13 @@ def benchmark_command(
         ),
     ] = None,
     no_prompt_lookup: Annotated[
-        bool, typer.Option("--no-prompt-lookup", help="Leave prompt lookup out, for backbones that cannot do it.")
+        bool, typer.Option("--no-prompt-lookup", help="Leave out prompt lookup, for backbones that do not support it.")
     ] = False,
     judge: Annotated[
         Literal["float32"] | None,
         typer.Option(
             metavar="float32",
-            help="Let a float32 copy of a bfloat16 or float16 backbone decide where texts may differ from plain's.",
+            help="Excuse differences from plain generate's text by a float32 copy of a bfloat16 or float16 backbone.",
         ),
     ] = None,
     json_file: JsonFile = None,
@@ -96,7 +96,7 @@ def benchmark_command(
 ) -> None:
     """Compare plain generate, prompt lookup and heads side by side in one run, on whole greedy generate calls."""
     if picture is not None:
-        new_figure(1, 1)  # without matplotlib nothing is measured
+        new_figure(1, 1)  # fails before anything is measured if matplotlib is missing
     if not heads and drafting.any_given:
         raise ValueError("--tree, --lookup and --compile need a folder of heads; give one, or leave them out.")
     opened = loading.open_any(heads or [], without_heads=draft_model is not None)
@@ -124,9 +124,9 @@ def benchmark_command(
 def build_methods(
     opened: Opened, settings: GreedySettings, drafting: TreeOptions, *, with_prompt_lookup: bool
 ) -> list[Method]:
-    """One method for each row; heads are named after their folder, and a row without lookup says so.
+    """One method for each row. Heads have the name of their folder, with "heads alone" if they have no lookup.
 
-    Where heads have lookup beside them, a row shows lookup without heads.
+    If any heads have lookup, another row is lookup without heads.
     """
     methods = [compared.plain(opened.model, settings)]
     if with_prompt_lookup:
@@ -145,7 +145,7 @@ def build_methods(
 
 
 def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Method]:
-    """A draft model that drafts as many tokens as in the paper, as many as pay best here, and transformers' own way."""
+    """A draft model with the paper's draft length, with an adaptive one, and transformers' own assisted generation."""
     chains = [compared.draft_model(model, draft, settings), compared.draft_model(model, draft, settings, "adaptive")]
     return [*chains, compared.assistant_model(model, draft, settings)]
 
@@ -166,14 +166,12 @@ def evaluate_command(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default what the run held out.",
+            help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default the run's held-out rows.",
         ),
     ] = None,
-    blocks: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Blocks of text at most, spread over all of it.")
-    ] = 16,
+    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Most blocks of text, spread over all of it.")] = 16,
     block_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of a block; each is read on its own.")
+        int, typer.Option(metavar="N", min=1, help="Tokens of a block, which is read without the text before it.")
     ] = 256,
     json_file: JsonFile = None,
     dynamic: DynamicOptions,
@@ -327,7 +325,7 @@ def tune_tree_command(
             tunings = tune_batches(token_heads, found, configs, clock=clock, progress=begin)
             costs = [measure_dtypes(token_heads.backbone, config.batch, clock) for config in configs]
     except KeyboardInterrupt:
-        print_aside(f"interrupted: nothing was written, {heads / TUNED_TREE} is as it was")
+        print_aside(f"interrupted: nothing was written, {heads / TUNED_TREE} is unchanged")
         raise typer.Exit(130) from None
     console = Console()
     for tuning, costs_here in zip(tunings, costs, strict=True):
@@ -336,9 +334,9 @@ def tune_tree_command(
         show(console, tuning)
         console.print(advise(costs_here, token_heads.backbone.dtype, tuning.static), highlight=False, soft_wrap=True)
     made = [build_tuned_tree(token_heads, tuning, num_prompts=len(found)) for tuning in tunings]
-    tuned, kept = join_batches(made, token_heads)
+    tuned, older = join_batches(made, token_heads)
     write_whole(heads, {TUNED_TREE: tuned.as_json().encode()})
-    print_aside(f"written: {heads / TUNED_TREE}" + (f" (kept: batch {', '.join(map(str, kept))})" if kept else ""))
+    print_aside(f"written: {heads / TUNED_TREE}" + (f" (kept: batch {', '.join(map(str, older))})" if older else ""))
     for tuning in tunings if picture is not None else ():
         assert picture is not None
         path = picture if len(tunings) == 1 else picture.with_stem(f"{picture.stem}_batch_{tuning.config.batch}")

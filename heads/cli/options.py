@@ -1,7 +1,7 @@
-"""Options that several commands of `headway` share, as groups, and how a command prints remarks.
+"""Groups of options that commands of `headway` share, and how a command prints remarks.
 
-A group is a dataclass whose fields are typer options. A command asks for a whole group as one parameter, and
-`with_groups` gives typer the signature in which the group's fields stand in its place:
+A group is a dataclass whose fields are typer options. A command has a group as one parameter, and `with_groups` shows
+typer a signature with the group's fields instead:
 
     @with_groups
     def generate_command(heads: Heads, *, loading: LoadingOptions, sampling: SamplingOptions) -> None: ...
@@ -100,7 +100,7 @@ class LoadingOptions:
         Dtype,
         typer.Option(
             metavar="DTYPE",
-            help=f"Of backbone and heads: {', '.join(get_args(Dtype))}; auto is float32 on a CPU, else the "
+            help=f"Dtype of backbone and heads: {', '.join(get_args(Dtype))}; auto is float32 on a CPU, else the "
             "checkpoint's.",
         ),
     ] = "auto"
@@ -109,13 +109,13 @@ class LoadingOptions:
         return open_heads(list(folders), self.backbone, self.dtype)
 
     def open_any(self, folders: Sequence[Path], *, without_heads: bool, instead: str = "--draft-model MODEL") -> Opened:
-        """The same; no folders are fine where nothing needs heads and the backbone is named.
+        """As `open`; without folders only the backbone, if it is named and nothing needs heads.
 
         Args:
             instead: the command's options that need no heads, for the error.
 
         Raises:
-            ValueError: there are neither folders nor a way to decode without them.
+            ValueError: no folders, and no backbone or no way to decode without heads.
         """
         if folders:
             return self.open(*folders)
@@ -142,15 +142,15 @@ class TreeOptions:
             metavar="N",
             min=0,
             max=MAX_LOOKUP,
-            help="Tokens copied from earlier text and tried beside the tree; 0 turns it off; by default what tree.json "
-            f"says, else {DEFAULT_LOOKUP}.",
+            help="Tokens copied from earlier text and verified beside the tree; 0 turns this off; by default as in "
+            f"tree.json, else {DEFAULT_LOOKUP}.",
         ),
     ] = None
     compile: Annotated[
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Run passes as compiled graphs, after seconds of compiling; by default what tree.json says, else not.",
+            help="Run passes as compiled graphs, after seconds of compiling; by default as in tree.json, else not.",
         ),
     ] = None
 
@@ -175,7 +175,7 @@ class SamplingOptions:
     temperature: Annotated[float, typer.Option(metavar="X", min=0, help="0 is greedy.")] = 0.0
     top_p: Annotated[
         float | None,
-        typer.Option(metavar="X", min=0, max=1, help="Sample from the likeliest tokens of this total probability."),
+        typer.Option(metavar="X", min=0, max=1, help="Sample from the likeliest tokens with this total probability."),
     ] = None
     top_k: Annotated[
         int | None,
@@ -189,14 +189,14 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if self.greedy and not (self.top_p is None and self.top_k is None):
-            raise ValueError("--top-p and --top-k choose what to sample from; give --temperature above 0 with them.")
+            raise ValueError("--top-p and --top-k limit sampling; give --temperature above 0 with them.")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
     def arguments(self) -> dict[str, Any]:
-        """As arguments of `generate`; what is None is left to the backbone's own settings."""
+        """Arguments of `generate`; those that are None are left to the backbone's own settings."""
         found: dict[str, Any] = {"do_sample": not self.greedy}
         if not self.greedy:
             found |= {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
@@ -220,27 +220,27 @@ class ColorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """Prompts to measure with."""
+    """Prompts."""
 
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A .txt or .jsonl file; by default what the run held out, else text held out from the backbone.",
+            help="A .txt or .jsonl file; by default the run's held-out rows, else text held out from the backbone.",
         ),
     ] = None
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts are cut to this many tokens.")] = 64
     max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens to generate for each prompt at most.")
+        int, typer.Option(metavar="N", min=1, help="Most tokens to generate for each prompt.")
     ] = 128
 
     def read(
         self, opened: Opened, num_prompts: int, least_new_tokens: int = 0, heads: Path | None = None
     ) -> list[Tensor]:
-        """At most so many prompts (1, T), on the backbone's device; they leave room for the new tokens.
+        """At most `num_prompts` prompts (1, T) on the backbone's device, with room for the new tokens.
 
         Args:
-            heads: the folder whose run's held-out rows are taken where no file is given; a line says which.
+            heads: folder of heads, whose run's held-out rows are used if no file is given; a printed line names them.
         """
         rows = ""
         if self.prompts is not None:
@@ -258,7 +258,7 @@ class PromptOptions:
 
 
 def held_out_rows(heads: Path | None, opened: Opened) -> tuple[HeldOut | None, str]:
-    """What the heads' run held out, where it can be read; and a line that says which rows are used."""
+    """What the heads' run held out, if it can be read, and a line that names the rows that are used."""
     held_out, why = (None, "no heads are measured") if heads is None else find_held_out(heads, opened.tokenizer)
     rows = f"text held out from the backbone, for {why}" if held_out is None else held_out.described
     return held_out, f"rows: {rows}"
@@ -269,15 +269,17 @@ class DynamicOptions:
     """Dynamic decoding (PPL_d)."""
 
     thresholds: Annotated[
-        str | None, typer.Option(metavar="X,X,…", help="ε_b to measure PPL_d at, with commas; by default 0, 0.1, …, 1.")
+        str | None, typer.Option(metavar="X,X,…", help="Values of ε_b for PPL_d, with commas; by default 0, 0.1, …, 1.")
     ] = None
     cooccurrence: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Table of n-grams for co-occurrence masks; by default none.")
     ] = None
-    temperature: Annotated[float, typer.Option(metavar="X", help="Of the distributions that decide PPL_d's n.")] = 0.7
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="Temperature of the distributions that decide PPL_d's n.")
+    ] = 0.7
     top_k: Annotated[int, typer.Option(metavar="N", min=1, help="Candidates of each token that decide PPL_d's n.")] = 50
     repetition_penalty: Annotated[
-        float, typer.Option(metavar="X", help="In the decisions of PPL_d's n; 1: no penalty.")
+        float, typer.Option(metavar="X", help="Repetition penalty when PPL_d's n is decided; 1: no penalty.")
     ] = 1.1
 
     @property
@@ -312,6 +314,6 @@ def use_color(stream: Any, color: Color) -> bool:
 
 
 def print_aside(text: str, color: Color = "auto") -> None:
-    """Print a dim line on stderr, so that a pipe gets the results alone."""
+    """Print a dim line on stderr, so that a pipe gets only the results."""
     dim = use_color(sys.stderr, color)
     typer.echo(typer.style(text, dim=True) if dim else text, err=True, color=dim)

@@ -1,8 +1,8 @@
-"""Stream text while it is generated: tokens in, whole characters out, drafted and accepted tokens in colour.
+"""Stream text while it is generated: tokens in, whole characters out, with drafted and accepted tokens in colour.
 
-A token can hold a part of a character, and a tokenizer can decode a token differently at the start of a text than after
-another one. Text is therefore decoded together with the tokens just before it, and held back while it ends within a
-character. `TextGenerator` asks `generate` for one text, streams it to stdout and measures its speed.
+A token can be a part of a character, and a tokenizer can decode a token differently at the start of a text than after
+another one. So text is decoded together with the tokens just before it, and held back while it ends within a character.
+`TextGenerator` generates one text, streams it to stdout and measures its speed.
 """
 # T prompt position
 
@@ -27,15 +27,15 @@ Decoding = TreeDecoding | DraftModelDecoding
 Write = Callable[[str, bool], Any]
 """Takes a piece of text, and whether all of its tokens were drafted."""
 
-CUT_CHARACTER = "\ufffd"  # what tokenizers decode an incomplete character to
-CONTEXT = 8  # tokens of the prompt that are decoded along: more than any character has bytes
+CUT_CHARACTER = "\ufffd"  # tokenizers decode an incomplete character to this
+CONTEXT = 8  # tokens of the prompt that are decoded too; no character has as many bytes
 DRAFTED, RESET = "\x1b[32m", "\x1b[0m"
 
 
 class TextStream:
     """A streamer for `heads.generate(…, streamer=TextStream(tokenizer, write))`.
 
-    The prompt, which `generate` puts first, is not written. The pieces together are the text of the new tokens.
+    The prompt, which `generate` sends first, is not written. The pieces together are the text of the new tokens.
     """
 
     def __init__(self, tokenizer: Any, write: Write) -> None:
@@ -70,7 +70,7 @@ class TextStream:
                 self._release(piece)
 
     def end(self) -> None:
-        """Write what is still held back, where the text ended within a character."""
+        """Write what is still held back, if the text ended within a character."""
         if piece := self._held_text():
             self._release(piece)
 
@@ -91,7 +91,12 @@ class TextStream:
 
 @dataclass(kw_only=True)
 class StreamedText:
-    """A text that was streamed; `stopped` by Ctrl-C, its first characters written after `first_seconds`."""
+    """A streamed text and its speed.
+
+    Attributes:
+        first_seconds: seconds until the first characters; None for an empty text.
+        stopped: Ctrl-C stopped it.
+    """
 
     text: str = ""
     tokens: int = 0
@@ -114,7 +119,12 @@ class StreamedText:
 
 @dataclass(kw_only=True)
 class TextGenerator:
-    """A backbone with a way to decode; `decoding` None is plain `generate`, `end_tokens` None the backbone's own."""
+    """A backbone and its settings for generating text.
+
+    Attributes:
+        decoding: None is plain `generate`.
+        end_tokens: None is the backbone's own.
+    """
 
     model: Any
     tokenizer: Any
@@ -129,7 +139,7 @@ class TextGenerator:
         return torch.tensor([self.tokenizer(text)["input_ids"]], dtype=torch.long, device=self.model.device)
 
     def stream(self, prompt_1T: Tensor) -> StreamedText:
-        """Write the text after the prompt to stdout while it is generated; Ctrl-C stops it and keeps what there is.
+        """Write the text after the prompt to stdout while it is generated; Ctrl-C stops it and keeps the text so far.
 
         Raises:
             ValueError: prompt and text would not fit the backbone's positions.

@@ -1,4 +1,4 @@
-"""The commands `headway generate` and `headway chat`: text goes to stdout, what is said about it to stderr."""
+"""The commands `headway generate` and `headway chat`: text goes to stdout, its speed and other remarks to stderr."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DecodingOptions(TreeOptions):
         if self.plain:
             return None
         if self.draft_model is not None:
-            # Greedy text does not depend on the draft length; sampled text does, and --seed is to repeat it.
+            # Greedy text does not depend on the draft length; sampled text does, and --seed must reproduce it.
             return DraftModelDecoding(
                 open_draft_model(self.draft_model, dtype),
                 "adaptive" if greedy else DEFAULT_K,
@@ -70,15 +70,15 @@ def generate_command(
     heads: HeadsIfAny = None,
     *,
     prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text to continue; by default what comes through a pipe.")
+        str | None, typer.Option(metavar="TEXT", help="Text to continue; by default it is read from a pipe.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to generate at most.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to generate.")] = 128,
     sampling: SamplingOptions,
     decoding: DecodingOptions,
     colors: ColorOptions,
     loading: LoadingOptions,
 ) -> None:
-    """Stream the text that follows a prompt; the last line, on stderr, says how fast."""
+    """Stream the text that follows a prompt; the last line, on stderr, has the speed."""
     check_options(decoding, colors)
     text = read_prompt(prompt)
     opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads, instead=WITHOUT_HEADS)
@@ -96,13 +96,13 @@ def generate_command(
 def chat_command(
     heads: HeadsIfAny = None,
     *,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of an answer at most.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")] = 512,
     sampling: SamplingOptions,
     decoding: DecodingOptions,
     colors: ColorOptions,
     loading: LoadingOptions,
 ) -> None:
-    """Talk with a chat model. /reset begins anew, /exit or end of input leaves, Ctrl-C stops an answer."""
+    """Talk with a chat model. /reset starts a new conversation, /exit or end of input ends, Ctrl-C stops an answer."""
     check_options(decoding, colors)
     opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads, instead=WITHOUT_HEADS)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy, keep_caches=True)
@@ -119,11 +119,11 @@ def check_options(decoding: DecodingOptions, colors: ColorOptions) -> None:
     """
     if decoding.plain and (colors.highlight or decoding.draft_model is not None or decoding.any_given):
         raise ValueError(
-            "--plain drafts nothing, so --highlight, --tree, --lookup, --compile and --draft-model have no meaning "
-            "with it; leave out --plain."
+            "--plain drafts nothing, so --highlight, --tree, --lookup, --compile and --draft-model have no effect with "
+            "it; leave out --plain."
         )
     if decoding.draft_model is not None and not (decoding.tree is None and decoding.compile is None):
-        raise ValueError("--draft-model drafts in place of the heads; leave out --tree and --compile with it.")
+        raise ValueError("--draft-model drafts instead of the heads; leave out --tree and --compile with it.")
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -1,8 +1,8 @@
-"""Conversations to token ids and a mask that is True on the assistant's replies, their end-of-turn tokens included.
+"""From conversations to token ids and a mask that is True on the assistant's replies and their end-of-turn tokens.
 
 A chat template renders the conversation, and the ids are those of `tokenizer.apply_chat_template`. The mask comes from
 the replies' character spans in that text and the tokenizer's offsets, so that repeated words, several turns and merged
-spaces cannot shift it. A row whose spans cannot be found for certain is refused.
+spaces cannot shift it. A row whose spans are ambiguous is refused.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Message = dict[str, Any]
 ROLES = {"system": "system", "tool": "tool", "human": "user", "user": "user"}
 ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bard", "bing"), "assistant")
-# U+2063 is invisible and no white space, so that templates which trim a turn leave it there.
+# U+2063 is invisible but not white space, so templates that trim a turn keep it.
 TURN_STAND_IN = "\u2063headway-turn\u2063"
 
 VICUNA_TEMPLATE = """\
@@ -46,7 +46,7 @@ VICUNA_TEMPLATE = """\
 
 
 class BadRowError(ValueError):
-    """A row is not what its format asks for. It is skipped and counted; too many such rows stop the run."""
+    """A row does not have its format. It is skipped and counted; too many such rows stop the run."""
 
 
 class EmptyRowError(ValueError):
@@ -54,7 +54,7 @@ class EmptyRowError(ValueError):
 
 
 class UnknownRoleError(BadRowError):
-    """A turn has a role that nobody named."""
+    """A turn has an unknown role."""
 
     def __init__(self, role: Any, number: int, known: Iterable[str]) -> None:
         super().__init__(f"turn {number} has the role {role!r}, which is none of {', '.join(known)}")
@@ -63,11 +63,11 @@ class UnknownRoleError(BadRowError):
 
 @dataclass
 class Changes:
-    """What was done to a conversation so that a template takes it.
+    """Changes to a conversation so that a template accepts it.
 
     Attributes:
         leading: replies before the first user's turn, which are dropped.
-        joined: turns that were joined to the one of the same role before them.
+        joined: turns that were joined to the previous turn of the same role.
     """
 
     leading: int = 0
@@ -77,11 +77,11 @@ class Changes:
 def read_conversation(
     turns: Any, roles: Mapping[str, str] | None = None, changes: Changes | None = None
 ) -> list[Message]:
-    """Turns with from/value or role/content keys as messages that `normalise` has put in order.
+    """Messages, normalised, from turns with from/value or role/content keys.
 
     Args:
-        roles: what the data's names of roles stand for, beside those of ROLES.
-        changes: counts what `normalise` does.
+        roles: meanings of the data's own role names, beside those in ROLES.
+        changes: counts what `normalise` changes.
 
     >>> read_conversation([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}])
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}]
@@ -179,7 +179,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Seq
 
 
 def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> str:
-    """Jinja source of "vicuna", of a file, or of the tokenizer (vicuna with a warning where it has none)."""
+    """Jinja source of "vicuna", of a file, or of the tokenizer (vicuna with a warning if it has none)."""
     if chat_template is None and not tokenizer.chat_template:
         warn_once("The tokenizer has no chat template; the built-in vicuna template is used.")
         chat_template = "vicuna"
@@ -218,14 +218,14 @@ class ChatEncoder:
         added = tokenizer.added_tokens_decoder.values()
         self.special_texts = tuple({str(token) for token in added if token.special} | {*tokenizer.all_special_tokens})
         self.renderer = Renderer(template)
-        with contextlib.suppress(BadRowError):  # a template may refuse this conversation and take the data's
+        with contextlib.suppress(BadRowError):  # a template may refuse this conversation and accept the data's
             self.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}])
 
     def encode(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Token ids of the rendered conversation, and for each whether it belongs to a reply.
 
         Raises:
-            BadRowError: the template refuses the conversation, or where its replies lie is unknown.
+            BadRowError: the template refuses the conversation, or the spans of its replies are unknown.
         """
         text, spans = self.marked_spans(messages) if self.has_markers else self.found_spans(messages)
         spans = [self.fit_to_end_of_turn(text, start, end) for start, end in spans]
@@ -247,8 +247,8 @@ class ChatEncoder:
         """Text and the character spans inside {% generation %} markers.
 
         `apply_chat_template(return_assistant_tokens_mask=True)` cannot be used: it looks up the token at a span's first
-        and last character. Where the tokenizer trims offsets (GPT-2, GPT-NeoX) a space there has no token, and then it
-        drops the other spans or marks everything to the end.
+        and last character. If the tokenizer trims offsets (GPT-2, GPT-NeoX), a space there has no token, and the other
+        spans are dropped or everything to the end is marked.
         """
         return self.render(messages, return_assistant_tokens_mask=True)
 
@@ -261,9 +261,9 @@ class ChatEncoder:
     def find_span(self, text: str, messages: Sequence[Message], turn: int) -> tuple[int, int]:
         """The span from the end of the generation prompt before a turn to the end of the conversation up to that turn.
 
-        A plain template renders both as prefixes of the whole text. Other templates render a turn differently once more
-        turns follow (Qwen3 drops earlier thinking) or have no generation prompt. For them a stand-in replaces the
-        turn's text, and the span lies between what stays the same before and after it.
+        A plain template renders both as prefixes of the whole text. Other templates render a turn differently once
+        further turns follow (Qwen3 drops earlier thinking) or have no generation prompt. For them a stand-in replaces
+        the turn's text, and the span lies between the unchanged text before and after it.
         """
         prompt = self.render(messages[:turn], add_generation_prompt=True)[0]
         answered = self.render(messages[: turn + 1])[0]
@@ -281,7 +281,7 @@ class ChatEncoder:
         return start, end
 
     def fit_to_end_of_turn(self, text: str, start: int, end: int) -> tuple[int, int]:
-        """The span, with its end moved behind its end-of-turn token: on where that follows, back from a break after it.
+        """The span, with its end moved to just after its end-of-turn token, forwards or back over white space.
 
         "<a>Hello.<|im_end|>\\n"  ->  the span ends behind <|im_end|>, whether or not it held that token or the break
         """

@@ -173,7 +173,7 @@ def sample_rows(rows: Dataset, fraction: float, seed: int) -> tuple[Dataset, np.
 
 
 def find_usable(status: ArrayLike, num_tokens: ArrayLike, num_heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows are documents, and which of them are long enough: num_heads + 2 tokens, so that each head has a label.
+    """Masks of the rows that are documents, and of those with num_heads + 2 tokens, so that each head has a label.
 
     >>> [found.tolist() for found in find_usable(["ok", "bad", "ok"], [9, 9, 3], num_heads=2)]
     [[True, False, True], [True, False, False]]
@@ -183,7 +183,7 @@ def find_usable(status: ArrayLike, num_tokens: ArrayLike, num_heads: int) -> tup
 
 
 def split_held_out(usable: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of a source's usable rows in the order of the seed: the share that is held out, and the others.
+    """Numbers of a source's usable rows, shuffled by the seed: the share that is held out, and the others.
 
     >>> held_out, others = split_held_out(np.arange(10), 0.2, seed=0)
     >>> len(held_out), sorted([*held_out.tolist(), *others.tolist()])
@@ -209,7 +209,7 @@ def tokenize_streamed(
 
 
 def cache_file(kind: str, fingerprint: str) -> Path:
-    """Where tokenised documents or packed blocks with this fingerprint lie."""
+    """The cache file of tokenised documents or packed blocks with this fingerprint."""
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "headway"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{kind}-{fingerprint}.arrow"
@@ -220,7 +220,7 @@ def number_rows(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, li
 
 
 def is_sampled(row_number: int, *, share: float, purpose: int, seed: int) -> bool:
-    """Whether a row belongs to a random share. It depends on the arguments alone, so a stream keeps no state for it."""
+    """Whether a row belongs to a random share. It depends only on the arguments, so a stream needs no state for it."""
     return bool(np.random.default_rng((seed, purpose, row_number)).random() < share)
 
 
@@ -230,7 +230,7 @@ def is_held_out(row_number: int, *, share: float, seed: int) -> bool:
 
 
 def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[Format, str]:
-    """What a source's rows hold and in which column, told from the first of them.
+    """The format of a source's rows and the column with their content, found from the first rows.
 
     [{"id": 1, "conversations": [...]}]  ->  ("sharegpt", "conversations")
     [{"Tokens": [5, 6]}]                 ->  ("tokens", "Tokens")

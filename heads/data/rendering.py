@@ -1,10 +1,10 @@
-"""Chat templates are programs from elsewhere: a child process renders them, within a time and a size that are stated.
+"""Chat templates are downloaded programs: a child process renders them, within limits of time and memory.
 
-`{{ 1/0 }}`, a loop without end or `'a' * 10**10` end in a refusal of the one conversation; after three that took too
-much, in an error. No check inside a process stops every such template: one operation can take hours or
-gigabytes. The child is forked, which takes milliseconds, limits itself, and leaves when nobody asked for some seconds.
+`{{ 1/0 }}`, an endless loop or `'a' * 10**10` refuses one conversation; after three that exceed a limit, an error ends
+the run. A check inside this process could not stop every template, since a single operation can take hours or
+gigabytes. The child is forked, which takes milliseconds, limits itself, and exits after some seconds without a request.
 
-    this process ── messages, pickled ──► child: SECONDS of computing, MEBIBYTES beyond what was there
+    this process ── messages, pickled ──► child: SECONDS of computing, MEBIBYTES beyond the parent's memory
                  ◄── text and spans, JSON ──      for each conversation, MAX_CHARACTERS of text
 """
 
@@ -24,25 +24,25 @@ from typing import Any, NoReturn
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-SECONDS = 5.0  # of computing for one conversation, which takes a millisecond
+SECONDS = 5.0  # of computing for one conversation; an ordinary one takes a millisecond
 MEBIBYTES = 512
 MAX_CHARACTERS = 1 << 24
-MAX_OVERRUNS = 3  # conversations that take too much, before the template is given up
+MAX_OVERRUNS = 3  # conversations over the limits, after which the template is refused
 OVER = (1, -signal.SIGPROF, -signal.SIGALRM)
-"""How a child leaves that took too much memory or time; others are started again."""
-IDLE_SECONDS = 10.0  # the child holds what the parent's memory was when it began
-SHOWN_CHARACTERS = 200  # of a template's own words
+"""Exit codes of a child that took too much memory or time; after any other one a new child is started."""
+IDLE_SECONDS = 10.0  # a child holds a copy of the parent's memory
+SHOWN_CHARACTERS = 200  # of a template's own error message
 LIMITS = f"{SECONDS:g} s of computing, {MEBIBYTES} MiB or {MAX_CHARACTERS:,} characters"
 
 Rendered = tuple[str, list[tuple[int, int]]]
 
 
 class RefusedByTemplateError(ValueError):
-    """A template does not render a conversation; says why, in its own words where it has some."""
+    """A template does not render a conversation; the message is the template's own if it has one."""
 
 
 class Renderer:
-    """Renders conversations by one template. Threads take turns; a forked or unpickled copy has a child of its own.
+    """Renders conversations with one template. Threads take turns; a forked or unpickled copy has its own child.
 
     >>> Renderer("{{ messages[0].content }}!").render([{"role": "user", "content": "Hi"}])
     ('Hi!', [])
@@ -60,13 +60,13 @@ class Renderer:
         """Text, and the spans inside {% generation %} markers if `return_assistant_tokens_mask` asks for them.
 
         Raises:
-            RefusedByTemplateError: the template raises an error, or takes too much.
-            ValueError: it is not Jinja, or took too much for several conversations.
+            RefusedByTemplateError: the template raises an error, or exceeds a limit.
+            ValueError: it is not Jinja, or exceeded a limit for several conversations.
         """
         if self._pid != os.getpid():
             self._begin_here()
         request = (list(messages), settings)
-        if not hasattr(os, "fork"):  # Windows: errors are caught all the same, but nothing is limited
+        if not hasattr(os, "fork"):  # Windows: errors are caught, but nothing is limited
             return self._read(answer(self.template, *request))
         with self._lock:
             return self._read(self._ask(request))
@@ -76,7 +76,7 @@ class Renderer:
         self._child: Child | None = None
 
     def _ask(self, request: Any) -> dict[str, Any]:
-        for _ in range(2):  # a child that had nothing to do may have left in this moment, or have been ended by others
+        for _ in range(2):  # an idle child may have exited just now, or been killed
             if self._child is None:
                 self._child = Child(self.template)
             try:
@@ -86,7 +86,7 @@ class Renderer:
                 left, self._child = self._child.wait(), None
                 if os.waitstatus_to_exitcode(left) in OVER:
                     return {"over": True}
-            except BaseException:  # the reply is still to come, and the next request would get it
+            except BaseException:  # the reply may still arrive, and the next request would get it
                 child, self._child = self._child, None
                 child.end()
                 raise
@@ -101,15 +101,15 @@ class Renderer:
             self.overruns += 1
             if self.overruns >= MAX_OVERRUNS:
                 raise ValueError(
-                    f"The chat template took more than {LIMITS} for {self.overruns} conversations; use another one, "
-                    f"such as chat_template: vicuna."
+                    f"The chat template took more than {LIMITS} for {self.overruns} conversations; use another "
+                    f"template, such as chat_template: vicuna."
                 )
             raise RefusedByTemplateError(f"it takes more than {LIMITS}")
         return reply["text"], [(start, end) for start, end in reply["spans"]]
 
 
 class Child:
-    """A forked process that renders until nobody asks any more."""
+    """A forked process that renders until it has had no request for IDLE_SECONDS."""
 
     def __init__(self, template: str) -> None:
         self.connection, end = Pipe()
@@ -124,26 +124,26 @@ class Child:
         self.connection.close()
 
     def wait(self) -> int:
-        """How it left: 0 of its own will, else a signal or an exit code."""
+        """The status with which it ended, as `os.waitpid` returns it."""
         self._stop.detach()
         self.connection.close()
         return os.waitpid(self.pid, 0)[1]
 
 
 def stop(pid: int, parent: int) -> None:
-    if os.getpid() == parent:  # and no process that was forked from it
+    if os.getpid() == parent:  # not a process that was forked from it
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def serve(connection: Any, template: str) -> NoReturn:
-    """What the child does. It leaves without a word, whatever happens: the parent knows what that means."""
+    """The child's loop. It exits without a message; the parent reads its exit code."""
     try:
         detach(connection)
         limit_memory()
         while connection.poll(IDLE_SECONDS):
             request = connection.recv()
-            # Without a handler both signals end the process, in the midst of one operation too.
+            # Without a handler both signals end the process, even within one operation.
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             signal.setitimer(signal.ITIMER_REAL, 20 * SECONDS)
             content = json.dumps(answer(template, *request)).encode()
@@ -156,7 +156,7 @@ def serve(connection: Any, template: str) -> NoReturn:
 
 
 def detach(connection: Connection) -> None:
-    """Nothing of the parent's: no signal handler, and no open file that somebody waits for to be closed."""
+    """Drop the parent's signal handlers, and its open files, which another process may wait to see closed."""
     for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
@@ -171,15 +171,15 @@ def limit_memory() -> None:
     import resource  # absent where there is no fork
 
     statm = Path("/proc/self/statm")
-    if statm.is_file():  # elsewhere what is there already cannot be told, and time alone is limited
-        there = int(statm.read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    if statm.is_file():  # other systems do not show the memory in use, so only time is limited there
+        in_use = int(statm.read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = there + MEBIBYTES * 2**20
+        wanted = in_use + MEBIBYTES * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def answer(template: str, messages: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-    """One conversation rendered, or what kept it from that.
+    """One rendered conversation, or the reason why there is none.
 
     >>> answer("{{ 1/0 }}", [], {})
     {'refused': 'ZeroDivisionError: division by zero'}

@@ -1,6 +1,6 @@
-"""A row of data to a document: text, token ids or a chat become token ids and a mask of what heads learn to predict.
+"""From a row of data to a document: text, token ids or a chat become token ids and a mask of the heads' targets.
 
-A row that cannot become a document stays, empty, with its place and the reason, so that no row is lost or stops a run.
+A row that cannot become a document stays as an empty one, with its place and the reason, so that it can be counted.
 """
 
 import json
@@ -23,7 +23,7 @@ from heads.data.chat import (
 )
 from heads.extras import needs_extra
 
-with needs_extra("train", "Rows of data are to be read"):
+with needs_extra("train", "Rows of data were requested"):
     from datasets import Features, List, Value
 
 Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
@@ -48,7 +48,7 @@ TEXT_OPTIONS = {"add_special_tokens": False, "return_attention_mask": False, "ve
 
 
 class RowTokenizer:
-    """A batch of rows to a batch of documents."""
+    """Turns a batch of rows into a batch of documents."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class RowTokenizer:
         self.frame = document_frame(tokenizer) if format == "text" else ([], [])
 
     def identity(self) -> tuple[Any, ...]:
-        """Everything that decides which tokens a row becomes: a part of the cache's fingerprint."""
+        """Everything on which a row's tokens depend; a part of the cache's fingerprint."""
         tokenizer = self.tokenizer
         if tokenizer.is_fast:
             state = json.loads(tokenizer.backend_tokenizer.to_str())
-            state |= {"truncation": None, "padding": None}  # set anew by every call
+            state |= {"truncation": None, "padding": None}  # every call sets them
         else:
             state = tokenizer.get_vocab()
         words = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True)
@@ -105,7 +105,7 @@ class RowTokenizer:
         return columns
 
     def read(self, row: dict[str, Any], number: int) -> Read:
-        """A text that is still to be tokenised, or ids with their mask; then the status and what was found."""
+        """A text to tokenise, or ids with their mask; then status, problem, changes and unknown role."""
         nothing: Encoded = ([], None)
         changes = Changes()
         try:
@@ -145,7 +145,7 @@ def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
 
 
 def parse_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's fields, read from its JSON line where it is one."""
+    """A row's fields, parsed if the row is a JSON line."""
     if "_json_line" not in row:
         return row
     if not row["_json_line"]:
@@ -196,7 +196,7 @@ def read_ids(value: Any) -> list[int]:
 
 
 def read_mask(value: Any, length: int) -> list[bool] | None:
-    """The loss_mask beside token ids, if any: 1 where heads learn to predict the token, 0 where they only read it."""
+    """The loss_mask beside token ids, if any: 1 if the token is a target of the heads, 0 if it is only context."""
     if value is None:
         return None
     if not isinstance(value, list):
@@ -209,5 +209,5 @@ def read_mask(value: Any, length: int) -> list[bool] | None:
 
 
 def alpaca_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """A row's fields by the names alpaca_messages knows, where a source spells them "Instruction" and "Output"."""
+    """A row's fields with the names of `alpaca_messages`, which some sources spell "Instruction" and "Output"."""
     return fields if "instruction" in fields else {name.lower(): value for name, value in fields.items()}

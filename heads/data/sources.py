@@ -1,7 +1,7 @@
-"""Rows of files, directories, data sets on the hub and the demo corpus, as they stand.
+"""Unparsed rows of files, directories, data sets on the hub and the demo corpus.
 
-A JSON line becomes a row with its file and line number, and is parsed later: a malformed line can then be named,
-skipped and counted, where a parser of whole files would fail.
+A JSON line becomes a row with its file and line number, and is parsed later. So a malformed line can be named, skipped
+and counted, where a parser of whole files would fail.
 """
 
 import codecs
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from heads.data.standard_library import STDLIB, load_heldout_files, read_stdlib, stdlib_files, stdlib_root
 from heads.extras import needs_extra
 
-with needs_extra("train", "Rows of data are to be read"):
+with needs_extra("train", "Rows of data were requested"):
     import datasets
     from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
@@ -38,7 +38,7 @@ LINE_FEATURES = Features({"_place": Value("string"), "_json_line": Value("large_
 
 
 def open_rows(path: str, name: str | None, split: str, heldout_list: str | None, *, streaming: bool) -> Rows:
-    """The rows of a path: columns of a data set, {_place, text}, or {_place, _json_line} that is still to be parsed."""
+    """The rows of a path: columns of a data set, {_place, text}, or {_place, _json_line}, an unparsed line."""
     path = os.path.expanduser(path)
     if path == STDLIB:
         return open_stdlib(split, heldout_list, streaming=streaming)
@@ -89,7 +89,8 @@ def open_hub(path: str, name: str | None, split: str, *, streaming: bool) -> Row
         return datasets.load_dataset(path, name, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError, RuntimeError) as error:
         raise ValueError(
-            f"{path!r} is no file here, and as a hub dataset it gave: {first_line(error)}; check path, name and split."
+            f"{path!r} is not a file here, and as a hub dataset it gave: {first_line(error)}; check path, name and "
+            f"split."
         ) from error
 
 
@@ -115,7 +116,7 @@ def open_generator(
             fingerprint=fingerprint,
             cache_dir=str(datasets.config.HF_DATASETS_CACHE),
         )
-    except (DatasetGenerationError, ValueError) as error:  # ValueError: the reader gave no row at all
+    except (DatasetGenerationError, ValueError) as error:  # ValueError: the reader yielded no row
         reason = first_line(error.__cause__) if error.__cause__ else f"{path!r} holds no rows; give a file with rows."
         raise ValueError(reason) from error
 
@@ -127,9 +128,9 @@ def first_line(error: BaseException) -> str:
 def find_files(path: str, split: str) -> list[Path]:
     """The files that a path stands for, sorted: itself, what a glob matches, or what a directory holds.
 
-    Where file names in a directory say train, test, validation …, only those of `split` are returned, so that nobody
-    trains on a test file by accident; for training, those that say nothing where none says train. What is left out is
-    warned of. An empty list means that no such path exists; it may be a dataset on the hub.
+    If file names in a directory contain train, test, validation …, only those of `split` are returned, so that no run
+    trains on a test file by accident. For training, names without any such word count if none contains train. A warning
+    names the files that are left out. An empty list means that no such path exists; it may be a dataset on the hub.
     """
     if is_pattern(path):
         files = [Path(name) for name in sorted(glob.glob(path, recursive=True)) if Path(name).is_file()]
@@ -161,7 +162,7 @@ def is_here(path: str) -> bool:
 
 
 def files_of_split(directory: Path, split: str) -> list[Path]:
-    """Data files below a directory whose names say that they belong to a split."""
+    """Data files below a directory that belong to a split by their names."""
     files = sorted(file for file in directory.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
     files = [file for file in files if file.name not in ("dataset_info.json", "dataset_infos.json", "state.json")]
     if not files:
@@ -187,7 +188,7 @@ def files_of_split(directory: Path, split: str) -> list[Path]:
 
 
 def split_in_name(name: str) -> str | None:
-    """The split that a file name names, if any.
+    """The split in a file name, if any.
 
     >>> split_in_name("data/valid-00000-of-00002.parquet"), split_in_name("notes.txt")
     ('validation', None)
@@ -219,7 +220,7 @@ def read_lines(files: Sequence[str]) -> Iterator[dict[str, str | bytes]]:
 
 
 def read_list(name: str, content: bytes) -> Iterator[dict[str, str | bytes]]:
-    """The items of a JSON list, each as a JSON line; a list that is cut short or malformed is an error as a whole."""
+    """The items of a JSON list, each as a JSON line; a list that is cut short or malformed is an error."""
     try:
         items = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The demo corpus: the Python standard library, present wherever Python is.
+"""The demo corpus: the Python standard library, which comes with Python.
 
 A list of names splits its files into training and held-out ones, so the split is the same on every machine.
 """
@@ -41,7 +41,7 @@ def stdlib_root() -> Path:
 def stdlib_files(split: str, heldout_files: Sequence[str]) -> list[str]:
     """Names of one split's files, POSIX and relative to the library's root, sorted.
 
-    Split `heldout` is what the list names, `train` all the rest.
+    Split `heldout` has the files in the list, `train` all others.
     """
     if split not in ("train", "heldout"):
         raise ValueError(f"{STDLIB} has the splits 'train' and 'heldout', not {split!r}; set split to one of the two.")

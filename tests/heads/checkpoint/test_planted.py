@@ -57,7 +57,7 @@ def test_a_backbone_elsewhere_is_neither_loaded_nor_removed(token_heads, victim,
         heads.load_with_backbone(folder)
     heads.save(token_heads, folder)
     assert lives(victim)
-    assert "leads elsewhere; it is left alone" in caplog.text
+    assert "outside the folder; that is not touched" in caplog.text
     heads.load(folder, token_heads.backbone)
 
 

@@ -389,7 +389,7 @@ def test_a_conversation_that_outgrows_the_backbone_can_begin_anew(folder: Path) 
     asked = "Hi\n" + "a" * 700 + "\n/reset\nHi\n"
     result = run("chat", folder / "medusa", "--max-new-tokens", "4", input=asked)
     assert result.exit_code == 0, result.stderr
-    assert "begin anew with /reset" in result.stderr
+    assert "start a new conversation with /reset" in result.stderr
     assert len(SUMMARY.findall(result.stderr)) == 2
 
 
@@ -402,7 +402,7 @@ def test_benchmark_compares_several_folders(folder: Path, tmp_path: Path) -> Non
     assert [row["name"] for row in rows] == ["plain", "prompt lookup", "lookup without heads", "medusa", "grounded"]
     assert all(row["same_text"].startswith("yes") for row in rows)
     assert all(row["name"] in result.stdout for row in rows)
-    assert "rows: text held out from the backbone, for the heads do not say what their run held out" in result.stderr
+    assert "rows: text held out from the backbone, for the heads do not record what their run held out" in result.stderr
     assert (tmp_path / "speed.png").stat().st_size > 1000
 
 

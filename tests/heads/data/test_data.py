@@ -266,7 +266,7 @@ def test_directories_keep_their_splits_apart(tokenizer, tmp_path):
     assert texts(tokenizer, documents(tokenizer, SourceConfig(path=str(tmp_path / "data")))) == ["to train on"]
     held_out = SourceConfig(path=str(tmp_path / "data"), split="validation")
     assert texts(tokenizer, documents(tokenizer, held_out)) == ["to check with"]
-    with pytest.raises(ValueError, match="file names say train, validation"):
+    with pytest.raises(ValueError, match="by their names it has train, validation"):
         documents(tokenizer, SourceConfig(path=str(tmp_path / "data"), split="test"))
 
 
@@ -374,7 +374,7 @@ def test_paths_that_lead_nowhere_say_so(tokenizer, tmp_path, monkeypatch):
         raise ConnectionError("Couldn't reach 'somebody/something' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    refused("somebody/something", ValueError, "no file here, and as a hub dataset it gave: Couldn't reach")
+    refused("somebody/something", ValueError, "not a file here, and as a hub dataset it gave: Couldn't reach")
 
 
 def test_hub_names_go_to_load_dataset(tokenizer, monkeypatch):

@@ -57,7 +57,7 @@ def test_a_template_that_takes_too_much_is_given_up(hurried, tokenizer):
     encoder = ChatEncoder(tokenizer, ENDLESS)  # tries it once
     with pytest.raises(BadRowError, match="the chat template refuses the conversation: it takes more than"):
         encoder.encode(TURNS)
-    with pytest.raises(ValueError, match=r"took more than .* for 3 conversations; use another one") as given_up:
+    with pytest.raises(ValueError, match=r"took more than .* for 3 conversations; use another template") as given_up:
         encoder.encode(TURNS)
     assert not isinstance(given_up.value, BadRowError)
     with pytest.raises(BadRowError, match=r"refuses turns of user, assistant \(ZeroDivisionError"):

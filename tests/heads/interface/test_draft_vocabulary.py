@@ -198,7 +198,7 @@ def test_the_command_cuts_heads_to_what_was_counted(tmp_path):
     again = CliRunner().invoke(
         app, ["prune-vocabulary", str(tmp_path / "full"), *options, "--out", str(tmp_path / "few")]
     )
-    assert "holds heads already" in " ".join(again.output.split())
+    assert "holds heads, which would be lost" in " ".join(again.output.split())
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
