@@ -63,7 +63,7 @@ CHECKS = {
     ),
     "pass_costs": Check(
         command="python -m benchmarks.speed.pass_costs --compile",
-        shows="a pass of 1 to 64 nodes behind 512 to 8k tokens in plain steps, and what tokens per pass are worth",
+        shows="a pass of 1 to 64 nodes after 512 to 8k tokens in plain steps, and what tokens per pass are worth",
         measures=(),
     ),
     "real_costs": Check(

@@ -22,7 +22,7 @@ from heads.evaluation.methods import LOOKUP_ALONE
 from heads.evaluation.pictures import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.throughput import MethodResult
 
-ALONE, WITH_LOOKUP = ", heads alone", ", heads with lookup"  # what the name of a row says behind the heads'
+ALONE, WITH_LOOKUP = ", heads alone", ", heads with lookup"  # what the name of a row says after the heads'
 PHASES = ("draft", "verify", "accept", "commit", "other")
 
 

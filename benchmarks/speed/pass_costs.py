@@ -59,7 +59,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Median milliseconds of a pass; `steps` are those of a pass with one node behind the same context."""
+    """Median milliseconds of a pass; `steps` are those of a pass with one node after the same context."""
 
     shape: str
     compiled: bool

@@ -1,7 +1,7 @@
 """A key-value cache that takes a token tree and keeps one path of it, without copying what is already committed.
 
 Hugging Face's DynamicCache concatenates the whole cache at every pass; here each layer owns a buffer with room to grow,
-a pass writes behind the committed slots, and a commit moves the few accepted slots to the front of those.
+a pass writes after the committed slots, and a commit moves the few accepted slots to the front of those.
 Every layer stores every slot, since the mask alone limits windows (heads/backbone/masks.py); rolling back is therefore
 exact for layers with windows too.
 
@@ -69,7 +69,7 @@ class TreeCacheLayer(DynamicLayer):
         self.length, self.pending = len(slots_S), 0
 
     def keep_slots(self, num_slots: int) -> None:
-        """Roll back to the first committed slots; the next pass overwrites what was written behind them."""
+        """Roll back to the first committed slots; the next pass overwrites what was written after them."""
         self.length, self.pending = min(self.length, num_slots), 0
 
     def reopen(self, num_slots: int) -> None:

@@ -27,7 +27,7 @@ class Graph:
     """A compiled pass of one shape.
 
     The hooks that record taps become part of the graph. So these hooks are registered before each call and removed
-    behind it. torch's guards look at no other hooks: `CompiledBackbone.refresh` does.
+    after it. torch's guards look at no other hooks: `CompiledBackbone.refresh` does.
     """
 
     def __init__(self, backbone: Backbone, taps: tuple[HiddenTap, ...], num_layers: int) -> None:

@@ -110,7 +110,7 @@ class Backbone:
         return read_projection(self.model, self.norm)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings E(x), as the embedding module gives them; for heads, so behind the gradient gate."""
+        """Input embeddings E(x), as the embedding module gives them; for heads, so through the gradient gate."""
         return gate(self._embeddings(tokens.to(self.device)).to(self.heads_device), self.gradient_scale)
 
     def logits(self, final_ND: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class Backbone:
             depth_N: depth of each node, the root's 0; a node's position is its row's next position plus its depth.
                 (B, N) where rows differ.
             sees_NN: True where a node sees another: its ancestors and itself; (B, N, N) where rows differ.
-            taps: what to record besides the final hidden states; stacks of heads run behind the decoder.
+            taps: what to record besides the final hidden states; stacks of heads run after the decoder.
         """
         tokens_BN, depth_N, sees_NN = (x.to(self.heads_device) for x in (tokens_BN, depth_N, sees_NN))
         positions_BN = state.next_position_B[:, None] + depth_N

@@ -30,7 +30,7 @@ class RunsStacks(Protocol):
     def run_stack(
         self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
     ) -> Tensor:
-        """(B, N, D) behind the layers of one stack, which have entries of their own in the cache."""
+        """(B, N, D) after the layers of one stack, which have entries of their own in the cache."""
         ...
 
 

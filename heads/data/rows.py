@@ -129,7 +129,7 @@ class RowTokenizer:
 
 
 def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Ids before and behind every text, which show a model where one ends.
+    """Ids before and after every text, which show a model where one ends.
 
     bos is eos (GPT-2, GPT-NeoX, the demo)       ->  [eos] text
     the tokenizer begins with bos itself (Llama) ->  [bos] text [eos]

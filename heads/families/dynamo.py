@@ -124,7 +124,7 @@ class Heads(TokenHeads):
     def run_stack(
         self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
     ) -> Tensor:
-        """(B, N, D) behind the layers of head index + 1; its input where that head has no layers."""
+        """(B, N, D) after the layers of head index + 1; its input where that head has no layers."""
         for layer in cast("nn.ModuleList", self.layers[index]):
             if isinstance(layer, SharedLayer):
                 hidden_BND = layer.run(self.backbone, hidden_BND, positions_BN, mask, cache)
@@ -206,7 +206,7 @@ def check_layers(config: Config, backbone: Backbone) -> None:
     """Raise ValueError where the backbone has no stem, or its layers cannot be copied and trained."""
     if config.tap == "penultimate" and backbone.num_layers < 2:
         raise ValueError(
-            f"The backbone {backbone.name} has {backbone.num_layers} layer; dynamo heads branch off behind the "
+            f"The backbone {backbone.name} has {backbone.num_layers} layer; dynamo heads branch off after the "
             f"penultimate one: choose a deeper backbone, or set tap to 'last'."
         )
     check_last_layer(backbone, "dynamo heads are layers")

@@ -1,11 +1,11 @@
 """What families are built from: residual blocks, unembeddings of heads, and decoder layers over the context.
 
-Layers over the context (DynaMo's heads, Hydra++'s prefix layer) read committed text and no drafted token behind it. So
+Layers over the context (DynaMo's heads, Hydra++'s prefix layer) read committed text and no drafted token after it. So
 they run inside each pass over all its slots, like further layers of the backbone: under the pass's masks and positions,
 with keys and values in the backbone's cache, which one commit plan compacts (`Backbone.run_stacks`).
 
 decoder ─ tap ──┬ stack 0 ─ StackTap(index=0)      a stack is a list of layers; each layer of each stack has a cache
-                ├ stack 1 ─ StackTap(index=1)      index of its own, behind those of the backbone's layers
+                ├ stack 1 ─ StackTap(index=1)      index of its own, after those of the backbone's layers
                 └ stack 2 ─ StackTap(index=2)
 """
 # B batch, T position, R row, D model width, V vocabulary, S scored token
@@ -91,7 +91,7 @@ def _copy(parameter: Tensor, rows: int | None) -> nn.Parameter:
 
 
 def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
-    """A decoder layer like the backbone's last, random or copied, that caches behind the backbone's layers.
+    """A decoder layer like the backbone's last, random or copied, that caches after the backbone's layers.
 
     Args:
         slot: which of the heads' layers it is, from 0.
@@ -117,7 +117,7 @@ def identity_layer(backbone: Backbone, slot: int) -> nn.Module:
     if not parameter.is_meta and not is_identity(backbone, layer, parameter):
         raise ValueError(
             f"A {type(layer).__name__} does not become the identity by zeroing {', '.join(sorted(RESIDUAL_WRITERS))}, "
-            f"so heads behind one would not start as the backbone; give prefix_layers=0."
+            f"so heads that read one would not start as the backbone; give prefix_layers=0."
         )
     return layer
 
@@ -140,7 +140,7 @@ def without_adapter(layer: nn.Module) -> nn.Module:
 
 
 def in_slot(backbone: Backbone, layer: nn.Module, slot: int) -> nn.Module:
-    """The layer, writing keys and values to the backbone's cache, `slot` places behind the backbone's own layers."""
+    """The layer, writing keys and values to the backbone's cache, `slot` places after the backbone's own layers."""
     for module in layer.modules():
         if hasattr(module, "layer_idx"):
             module.layer_idx = backbone.num_layers + slot

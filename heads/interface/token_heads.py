@@ -233,7 +233,7 @@ class TokenHeads(nn.Module):
 
     @property
     def hidden_taps(self) -> tuple[HiddenTap, ...]:
-        """The hidden states of the backbone behind `taps`: what teacher forcing is given."""
+        """The hidden states of the backbone that `taps` read: what teacher forcing is given."""
         return hidden_taps(self.taps)
 
     def run_stack(
@@ -243,7 +243,7 @@ class TokenHeads(nn.Module):
 
         Args:
             index: the tap's.
-            cache: layers write to it under indices behind the backbone's own, and they are committed alike.
+            cache: layers write to it under indices after the backbone's own, and they are committed alike.
         """
         raise NotImplementedError(f"{self.family} heads have no layers over the context")
 

@@ -36,7 +36,7 @@ class Packing:
 
     @property
     def end(self) -> int:
-        """The symbol for a document's end, which sorts behind all tokens."""
+        """The symbol for a document's end, which sorts after all tokens."""
         return self.vocab_size
 
     @property
@@ -50,7 +50,7 @@ class Packing:
         return [range(first, min(first + each, self.order)) for first in range(0, self.order, each)]
 
     def join(self, documents: Sequence[Any]) -> NDArray[np.int32]:
-        """Documents as one stream with n - 1 ends behind each."""
+        """Documents as one stream with n - 1 ends after each."""
         ends = np.full(self.order - 1, self.end, np.int32)
         return np.concatenate([piece for ids in documents for piece in (np.asarray(ids, np.int32), ends)])
 

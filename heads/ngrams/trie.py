@@ -31,7 +31,7 @@ class TrieOrder:
     Attributes:
         tokens_N: the last token of each.
         counts_N: how often each was seen.
-        starts: where the n-grams that extend each n-gram of the order before begin, and N behind the last.
+        starts: where the n-grams that extend each n-gram of the order before begin, and N after the last.
     """
 
     tokens_N: Ids

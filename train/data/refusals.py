@@ -50,7 +50,7 @@ def refuse(report: SourceReport, *, num_heads: int, vocab_size: int, max_bad_fra
     if report.furthest_label < num_heads + 1:
         raise ValueError(
             f"No document of {report.name!r} has a label for head {num_heads}, which predicts the token at place "
-            f"{num_heads + 1} and behind it (from 0): its loss masks are 1 up to place {report.furthest_label} at "
+            f"{num_heads + 1} and later (from 0): its loss masks are 1 up to place {report.furthest_label} at "
             f"most; give longer answers, other masks or fewer heads."
         )
     if report.is_chat and report.supervised_tokens == report.tokens:
@@ -106,7 +106,7 @@ def refuse_missing_labels(missing: Collection[int], split: str) -> None:
         who = "the backbone" if 0 in missing else f"head {', '.join(map(str, sorted(missing)))}"
         raise ValueError(
             f"The {split} data has no label for {who} in any block: head k learns the supervised tokens that lie k + 1 "
-            f"places and more behind the beginning of their document or block; give longer documents, other masks, a "
+            f"or more places after the beginning of their document or block; give longer documents, other masks, a "
             f"larger block_size or fewer heads."
         )
 

@@ -245,7 +245,7 @@ def test_fields_that_cannot_be_built_are_refused(config: dict, said: str) -> Non
 
 def test_a_backbone_of_one_layer_has_no_stem() -> None:
     backbone = Backbone(tiny_model("llama", num_hidden_layers=1))
-    with pytest.raises(ValueError, match="has 1 layer; dynamo heads branch off behind the penultimate"):
+    with pytest.raises(ValueError, match="has 1 layer; dynamo heads branch off after the penultimate"):
         heads.create("dynamo", backbone)
     assert heads.create("dynamo", backbone, tap="last").hidden_taps == (0,)
 
