@@ -76,7 +76,7 @@ def test_eval_sources_are_read_whole_and_prompts_are_their_beginnings(folder):
     [
         (None, "the heads do not record what their run held out"),
         ({"train": [{"path": "x.jsonl"}], "eval": []}, "the run held nothing out"),
-        ([1], "the heads do not say what their run held out"),
+        ([1], "the heads do not record what their run held out"),
         ({"train": 3, "eval_fraction": 0.1}, "what the run held out cannot be read here (train=3 was given"),
         ({"train": [], "eval": [{"path": "python-stdlib"}]}, "files of the standard library"),
         ({"train": [], "eval": [{"path": "/gone/x.jsonl"}]}, "not on this machine (/gone/x.jsonl)"),
