@@ -191,7 +191,7 @@ Key = tuple[tuple[Any, ...], int, int, int]
 """Of a graph: what it records, rows, nodes, slots or `OPEN`."""
 
 Size = tuple[int, int, int]
-"""Rows, slots and layers of buffers; layers of heads, which come behind the backbone's, may be among them."""
+"""Rows, slots and layers of buffers; the layers may include those of heads, after the backbone's."""
 
 
 @dataclass(kw_only=True)

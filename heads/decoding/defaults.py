@@ -37,7 +37,7 @@ def check_sampled_tree(rule: Rule, tree: Tree | DynamicTree) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """What one call decodes with; `indices` are those of the tree, for all of its passes."""
+    """The settings of one call; `indices` are those of the tree, for all of its passes."""
 
     tree: Tree | DynamicTree
     lookup: int
@@ -46,10 +46,10 @@ class TreeSettings:
 
 
 class SettingsByBatch:
-    """The arguments of a `TreeDecoding` for each batch size: as given; else as tree.json says about that size; else by
-    default.
+    """The settings of a `TreeDecoding` for each batch size: its arguments, else those of tree.json for that size, else
+    the defaults.
 
-    A rule that samples its drafts cannot use a dynamic tree: then the static tree of tree.json is used.
+    A rule that samples its drafts cannot use a dynamic tree, so the static tree of tree.json is used for it.
 
     Raises:
         ValueError: an argument that is not allowed, or a tree.json that does not fit the heads or the rule.

@@ -137,7 +137,7 @@ class VerifiedRun:
 
     def verify(self, state: BackboneState, running: list[Row], proposal: Proposal) -> tuple[Pass, Tensor]:
         if self.request.processors:
-            for row in running:  # the text goes to the device before the pass: behind it, the copy would wait for it
+            for row in running:  # copied to the device before the pass: after it, the copy would wait for it
                 row.prefix()
         with self.mode():
             depth = self.within_text(running, proposal)
@@ -145,9 +145,9 @@ class VerifiedRun:
             return output, self.backbone.logits(output.final_BND)
 
     def within_text(self, running: list[Row], proposal: Proposal) -> Tensor:
-        """The nodes' depths, of which those behind the text's last token are cut.
+        """The nodes' depths, at most that of the text's last token.
 
-        Such nodes are never reached, but a backbone may have no position for them.
+        Deeper nodes are never accepted, but a backbone may have no position for them.
         """
         room = [self.request.max_length - 1 - len(row.tokens) for row in running]
         if min(room) >= proposal.max_depth:

@@ -1,6 +1,6 @@
 """Draft and accept for code that owns its loop; docs/decode.md puts them together with verify and commit.
 
-`TreeDecoding` does the same behind `generate`, with processors, stopping criteria, lookup and statistics.
+`TreeDecoding` does the same inside `generate`, with processors, stopping criteria, lookup and statistics.
 """
 # B row, N tree node, V vocabulary
 
@@ -46,18 +46,18 @@ class TreeDrafter:
 def accept_greedy(shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> tuple[list[list[int]], list[list[int]]]:
     """For each row the accepted nodes, root first, and its new tokens, one for each of those nodes.
 
-    The tokens are plain greedy generation's: behind each accepted node the backbone's likeliest. The last one is the
-    next root.
+    The tokens are those of plain greedy generation: the backbone's likeliest one after each accepted node. The last one
+    is the next root.
 
     >>> import torch
     >>> tree = Tree([[0], [1]])                                       # a root with two children
-    >>> logits = torch.eye(10)[[3, 5, 7]][None]                       # behind the nodes: 3, 5, 7 are the likeliest
+    >>> logits = torch.eye(10)[[3, 5, 7]][None]                       # 3, 5, 7 are the likeliest after the nodes
     >>> accept_greedy(tree, torch.tensor([[8, 4, 3]]), logits)        # the second child holds 3
     ([[0, 2]], [[3, 7]])
 
     Args:
         tokens_BN: the nodes' tokens, as drafted.
-        logits_BNV: the backbone's logits behind each node.
+        logits_BNV: the backbone's logits after each node.
     """
     best = best_at_nodes(logits_BNV).tolist()
     paths = [

@@ -1,7 +1,8 @@
-"""Caches that outlive a `generate` call, for conversations: the next call reads only what is new in its prompt.
+"""Caches that outlive a `generate` call, for conversations: the next call reads only the new tokens of its prompt.
 
-What the last call committed is rolled back to the longest prefix that it shares with the new prompt. The prompt's last
-token is always read anew: its pass gives the first logits and what heads draft from. The text is a fresh call's.
+The last call's caches are rolled back to the longest prefix that its text shares with the new prompt. The prompt's last
+token is always read anew, since its pass gives the first logits and the state that heads draft from. The text is the
+same as that of a call without caches.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ReusableCaches(Generic[D]):
     """The caches of at most one call. A call removes them and stores its own at its end, a failed call none.
 
     Args:
-        others: models beside the backbone whose caches are kept, such as a draft model.
+        others: further models whose caches are reused, such as a draft model.
     """
 
     def __init__(self, *others: nn.Module) -> None:
@@ -49,7 +50,7 @@ class ReusableCaches(Generic[D]):
 
     @property
     def length(self) -> int:
-        """Tokens of the call before."""
+        """Number of tokens that the last call committed."""
         return 0 if self._cached is None else len(self._cached.tokens)
 
     def take(self, tokens: Sequence[int]) -> CachedText[D] | None:

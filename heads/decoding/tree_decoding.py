@@ -35,11 +35,11 @@ class TreeDecoding(Decoding):
             dtype and number of rows; else a default that fits the number of heads (grown from their own measured
             accuracy where their checkpoint has it). `Tree.root_only()` drafts nothing. Where tree.json is dynamic and
             the rule samples its drafts, the static tree of the same file is used, else the default.
-        lookup: tokens of a chain copied from behind the last earlier place in the text that reads like its end (prompt
-            lookup), verified in the same pass beside the heads' tree. While a text goes on as the whole chain foretold,
-            the chain alone is verified and doubles, up to four times `lookup`. A pass without such a place costs
-            nothing more; 0 leaves the heads alone. None is what the tree.json that is used or given says, else 10. The
-            text is the same either way.
+        lookup: length of a chain of tokens that is copied from earlier text and verified in the same pass beside the
+            heads' tree (prompt lookup): those that followed the last earlier occurrence of the text's last tokens.
+            While whole chains are accepted, only the chain is verified and it doubles, up to four times `lookup`. A
+            pass without such an occurrence costs nothing more. 0: none. None: the length in the tree.json that is used
+            or given, else 10. The text is the same either way.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
             to be called where weights were edited through `.data` or a module's plain numbers were; other weights,
@@ -51,8 +51,8 @@ class TreeDecoding(Decoding):
             is the same under all.
         compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
             (heads/backbone/compiled.py, heads/decoding/proposers/compiled.py): faster where passes are short, after
-            seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted uncompiled. None is
-            what the tree.json that is used or given says (`headway tune-tree --compile`), else False.
+            seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted uncompiled. None: as
+            in the tree.json that is used or given (`headway tune-tree --compile`), else False.
 
     Attributes:
         tree, lookup: of a call with one row; `settings.at(rows)` has those of any batch size.

@@ -1,4 +1,4 @@
-"""tree.json: what `headway tune-tree` found best for these heads on this machine, and where it holds.
+"""tree.json: the best tree for these heads on this machine, as `headway tune-tree` found it, and its conditions.
 
     {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "prediction": {…}, "measured_on": {…},
      "heads_sha256": …, "other_batches": [{…}]}
@@ -33,18 +33,18 @@ TUNED_TREE = "tree.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TunedTree:
-    """What a tree.json says.
+    """The content of a tree.json.
 
     Attributes:
-        paths: of the best static tree; none where no static tree is faster than plain decoding.
-        dynamic: the best dynamic tree, where it is better than the static one.
-        lookup: length of the chain beside the tree; 0: none; None: the file has paths alone and does not say.
-        compile: passes were faster as compiled graphs.
+        paths: of the best static tree; empty if no static tree is faster than plain decoding.
+        dynamic: the best dynamic tree, if it is better than the static one.
+        lookup: length of the chain beside the tree; 0: none; None: not in the file, which has only paths.
+        compile: whether passes were faster as compiled graphs.
         prediction: the speeds that were predicted and measured, for people.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
-        heads_sha256: of the heads' tensors; None where they were never saved.
-        other_batches: what was fitted to other batch sizes, none of them twice.
-        path: the file that it was read from; it takes no part in comparisons.
+        heads_sha256: of the heads' tensors; None if they were never saved.
+        other_batches: the same for other batch sizes, each once.
+        path: the file that it was read from; not compared.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ class TunedTree:
 
     @property
     def batch(self) -> int | None:
-        """The number of rows that it was measured at; None: the file does not say."""
+        """The number of rows that it was measured at; None if not in the file."""
         return self.measured_on.get("batch")
 
     @property
@@ -69,17 +69,17 @@ class TunedTree:
         return (self, *self.other_batches)
 
     def for_batch(self, batch: int) -> TunedTree | None:
-        """What was measured at this batch size, or does not say at which; None: there is nothing."""
+        """The entry for this batch size, or one without a batch size; None if there is neither."""
         return next((one for one in self.entries if one.batch in (None, batch)), None)
 
     def nearest(self, batch: int) -> TunedTree:
-        """What was measured at the nearest batch size, by ratio; of two the smaller one."""
+        """The entry whose batch size is nearest by ratio; of two the smaller one."""
         known = sorted(self.entries, key=lambda one: one.batch or batch)
         return min(known, key=lambda one: abs(math.log((one.batch or batch) / batch)))
 
     @property
     def tree(self) -> Tree | DynamicTree:
-        """What `TreeDecoding` decodes with."""
+        """The tree that `TreeDecoding` uses."""
         if self.kind == "plain":
             return Tree.root_only()
         return self.dynamic if self.dynamic is not None else Tree(self.paths)
@@ -93,7 +93,7 @@ class TunedTree:
 
     @property
     def heads_used(self) -> int:
-        """How many heads the tree asks."""
+        """How many heads the tree uses."""
         return self.tree.depth or 0
 
     @property

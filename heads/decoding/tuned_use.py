@@ -1,7 +1,7 @@
-"""Which tree.json is used, and for how many rows.
+"""Decide whether a tree.json is used for a call, and which of its batch sizes.
 
-A tree that was fitted to another device or dtype, to other heads or to another batch size is used only where its file
-is asked for by name, and either way a warning says so. Without one that fits, heads decode with the default tree.
+A tree that was fitted to another device or dtype, to other heads or to another batch size is used only if the caller
+names its file; a warning is given in both cases. Without a fitting one, heads decode with the default tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heads.interface.token_heads import TokenHeads
 
 
 def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
-    """The tree that was fitted to these heads, if there is one and it fits the present device and dtype.
+    """The tree that was fitted to these heads, if there is one and it fits the model's device and dtype.
 
     Raises:
         ValueError: the heads' tree.json is malformed.
@@ -35,7 +35,7 @@ def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
 
 
 def open_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
-    """A tree file that was given by name. It is used; a warning says where it was fitted to something else.
+    """A tree file that the caller named. A warning says if it was fitted to something else.
 
     Raises:
         ValueError: the file is missing or malformed.
@@ -50,10 +50,10 @@ def open_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
 
 
 def warn_of_batch(tuned: TunedTree, batch: int, *, asked_for: bool) -> None:
-    """Say so where a tree.json knows nothing about a batch of so many rows.
+    """Warn if a tree.json has no entry for this batch size.
 
     Args:
-        asked_for: the file was given by name, and the nearest batch size stands in for the one that it lacks.
+        asked_for: whether the caller named the file; the entry of the nearest batch size is then used.
     """
     if tuned.for_batch(batch) is not None:
         return

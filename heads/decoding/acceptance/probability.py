@@ -38,8 +38,8 @@ from heads.decoding.trees.static import Shape
 def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
     """The accepted nodes, root first.
 
-    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). They are one text so far, so
-    both are followed, and the path is the one that goes on longest.
+    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). Both are followed, and the
+    longer path is returned.
 
     Args:
         tokens: the token of each node.

@@ -129,7 +129,7 @@ class DynamicRun:
                 state, heads_state, logits_RV = self.commit(state, heads_state, output, plan)
 
     def prefill(self) -> tuple[BackboneState, Any, Tensor]:
-        """The prompt's pass: the states behind it and the backbone's next-token logits."""
+        """The prompt's pass: the states after it and the backbone's next-token logits."""
         heads_state = None
 
         def commit(output: Pass, plan: CommitPlan) -> None:
@@ -185,11 +185,11 @@ class DynamicRun:
         self, state: BackboneState, heads_state: Any, rows: list[Row], new: list[list[int]]
     ) -> tuple[BackboneState, Any, list[Row], list[list[int]]]:
         """Take rows that ended out of the batch; they cost nothing from then on."""
-        kept = [r for r, row in enumerate(rows) if not row.done]
-        if 0 < len(kept) < len(rows):
-            kept_R = torch.tensor(kept, device=state.valid_BS.device)
-            state, heads_state = state.keep_rows(kept_R), self.token_heads.keep_rows(heads_state, kept_R)
-        return state, heads_state, [rows[r] for r in kept], [new[r] for r in kept]
+        running = [r for r, row in enumerate(rows) if not row.done]
+        if 0 < len(running) < len(rows):
+            running_R = torch.tensor(running, device=state.valid_BS.device)
+            state, heads_state = state.keep_rows(running_R), self.token_heads.keep_rows(heads_state, running_R)
+        return state, heads_state, [rows[r] for r in running], [new[r] for r in running]
 
     def emit_row(self, row: Row, ngram: list[int]) -> None:
         """Append tokens until the row ends, count and stream them; all but the first are the heads'."""
@@ -216,7 +216,7 @@ class DynamicRun:
     def commit(
         self, state: BackboneState, heads_state: Any, output: Pass, plan: CommitPlan
     ) -> tuple[BackboneState, Any, Tensor]:
-        """Keep the new tokens in all states, and the logits (R, V) behind each row's last one."""
+        """The states with the new tokens, and the logits (R, V) after each row's last token."""
         heads_state = self.token_heads.commit(heads_state, output.tokens_BN, output.taps, output.positions_BN, plan)
         logits_RV = self.backbone.logits(plan.newest(output.final_BND))
         return self.backbone.commit(state, output, plan), heads_state, logits_RV

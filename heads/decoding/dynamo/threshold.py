@@ -5,7 +5,7 @@ The adaptive one is Otsu's, with or without Gaussian blur before it. The paper c
     static_first    zero below ε_b^(n-1), then Otsu on what is left: Algorithm 1 with the bound of its line 12
     otsu_first      Otsu on the whole J, then zero below ε_b^(n-1)
     at_epsilon      zero below ε_b itself, as the text says, then Otsu: line 12 no longer decides for n > 2
-    blurred         as static_first, but J becomes the blurred picture, as in OpenCV's example of Otsu behind a blur
+    blurred         as static_first, but J becomes the blurred picture, as in OpenCV's example of Otsu after a blur
 
 In the first three the blurred picture only gives Otsu's threshold, which zeroes what is below it in J itself. A blur
 averages, so J's largest entry stays there, and Otsu never changes how many tokens are emitted, only which. The default
@@ -169,9 +169,9 @@ def blur(picture: Tensor, counts: Sequence[Tensor], size: int) -> Tensor:
         weights_B1kk = blur_weights(counts_B, shape[axis], kernel).to(picture.dtype)[:, None]
         if axis == len(counts):
             blurred = picture.flatten(1, -2)[:, None] @ weights_B1kk.mT
-        else:  # axes before it as a batch, those behind it as columns: no axis has to move
-            before, behind = math.prod(shape[1:axis]), math.prod(shape[axis + 1 :])
-            blurred = weights_B1kk @ picture.view(shape[0], before, shape[axis], behind)
+        else:  # axes before it as a batch, those after it as columns: no axis has to move
+            before, after = math.prod(shape[1:axis]), math.prod(shape[axis + 1 :])
+            blurred = weights_B1kk @ picture.view(shape[0], before, shape[axis], after)
         picture = blurred.view(shape)
     return picture
 

@@ -8,8 +8,8 @@ A chain of K drafted tokens, each accepted with probability α given those befor
 `AdaptiveLength` takes the K from 1 to 16 with the greatest E(K) / S(K). This is theorem 3.8 of Leviathan, Kalman and
 Matias (2023), who take c_verify for constant; here it is a line in K, since a pass over more nodes takes longer, on a
 CPU and in large batches much longer. α is the share of accepted drafts among those that were compared with a token of
-the backbone (none is behind a rejected draft, or behind the end of a row). Seconds are kept for each batch size. Both
-are averages in which older passes count less and less.
+the backbone (drafts after a rejected one, or after the end of a row, are not). Seconds are recorded for each batch
+size. Both are averages in which older passes have less weight.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class ModelDrafter:
         self.generator = generator
         self.lookups = RowLookups(lookup, reach=0)  # a chain costs the draft model nothing, so it goes alone
         self.samples_drafts = samples_drafts
-        self.kept: int | None = None  # tokens that the draft model's cache holds from the call before
+        self.num_cached: int | None = None  # tokens in the draft model's cache from the previous call
         self.num_read: list[int] = []  # of each row, tokens in the draft model's cache
         self.first: list[int] = []  # of each row, its first slot of the last chain that is no filler
         self.unread: list[int] = []  # of each row, committed tokens that its last chain began with
@@ -66,8 +66,8 @@ class ModelDrafter:
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         tokens_BN, valid_BN = output.tokens_BN, plan.valid_BA
-        if self.kept is not None:  # of one row without padding, where the draft model may lack its last tokens
-            missing_1N = tokens_BN.new_tensor([rows[0].tokens[self.kept : int(output.positions_BN[0, 0])]])
+        if self.num_cached is not None:  # of one row without padding, where the draft model may lack its last tokens
+            missing_1N = tokens_BN.new_tensor([rows[0].tokens[self.num_cached : int(output.positions_BN[0, 0])]])
             tokens_BN, valid_BN = torch.cat([missing_1N, tokens_BN], dim=1), valid_BN.new_ones(1, 1)
             valid_BN = valid_BN.expand_as(tokens_BN)
         known_BN = as_known_to(self.draft, tokens_BN)
@@ -77,7 +77,7 @@ class ModelDrafter:
             self.reader = RowReader(self.draft, known_BN, valid_BN)
         else:
             self.reader = DraftReader(self.draft, known_BN, valid_BN)
-        self.kept = None
+        self.num_cached = None
         self.num_read = [len(row.tokens) for row in rows]
         self.lookups.begin(rows)
 
@@ -153,7 +153,7 @@ class ModelDrafter:
         return allow_some_token(torch.cat(scored), logits_BV)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        """Keep of the chain what the text went on with. The chain's last token was not read yet, nor the text's."""
+        """Keep the chain's accepted tokens in the cache. The chain's last token and the text's are not read yet."""
         verify = time.perf_counter() - self.proposed_at
         if self.k == 0:
             return  # nothing was drafted, so nothing was read
@@ -175,15 +175,16 @@ class ModelDrafter:
 
     def keep_slots(self, num_slots: int) -> None:
         """Roll one row back to its first `num_slots` tokens (heads/decoding/reuse.py); it may have read fewer."""
-        self.kept = min(num_slots, *self.num_read)
-        self.reader.keep_slots(self.kept)
+        self.num_cached = min(num_slots, *self.num_read)
+        self.reader.keep_slots(self.num_cached)
 
 
 def allow_some_token(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
-    """Scores that allow token 0 alone where processors allow no token of the draft model, as a forced end token may.
+    """The scores, with only token 0 allowed in rows where processors allow no token of the draft model.
 
-    A draft must be sampled from something. q is 1 at that token then, as for a looked-up one, so the rule stays exact
-    (heads/decoding/acceptance/probability.py). NaN of the draft model stays, and sampling from it raises.
+    A forced end token can do that, and a draft must be sampled from something. q is then 1 at token 0, as for a
+    looked-up token, so the rule stays exact (heads/decoding/acceptance/probability.py). NaN from the draft model stays,
+    and sampling from it raises.
 
     >>> empty_V, some_V = [-torch.inf] * 3, [-1.0, 2.0, -torch.inf]
     >>> allow_some_token(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()

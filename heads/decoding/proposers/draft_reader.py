@@ -49,7 +49,7 @@ class DraftReader:
         self.chain_state = self.committed  # of another chain, whose slots are committed one by one until `keep`
 
     def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read on, behind the chain so far; logits (B, V) after the last token.
+        """Read further tokens of the chain; logits (B, V) after the last one.
 
         Args:
             fillers: where a chain begins, how many of the first slots of each row are padding; by default none.

@@ -73,7 +73,7 @@ def same_but_for_rounding(one_V: Tensor, other_V: Tensor) -> bool:
 
 
 def shorten(cache: DynamicCache, length: int) -> None:
-    """Drop what is behind the first `length` tokens."""
+    """Drop all but the first `length` tokens."""
     if (dropped := cache.get_seq_length() - length) > 0:
         cache.crop(-dropped)
 
@@ -95,7 +95,7 @@ class RowReader:
                 self.committed[b] += len(own_T)
 
     def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read on, behind the chain so far; logits (B, V) after the last token.
+        """Read further tokens of the chain; logits (B, V) after the last one.
 
         Args:
             fillers: how many of the first slots of each row are padding; by default none.

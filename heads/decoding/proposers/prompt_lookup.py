@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the last earlier place in a text that reads like its end (Saxena, 2023).
+"""Prompt lookup: copy the tokens that followed the last earlier occurrence of a text's last tokens (Saxena, 2023).
 
-Heads guess from the backbone's state; text that repeats itself is better copied. The copied chain is one more branch of
-the tree, so it is verified and accepted like drafted tokens, and the output stays the backbone's own.
+Text that repeats itself is copied more accurately than heads predict it. The copied chain is one more branch of the
+tree, so it is verified and accepted like drafted tokens, and the output is still the backbone's.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ to keep copying, and further nodes of a pass cost less than further passes."""
 class Lookup:
     """Chains for one row, from an index of its text that grows with the text.
 
-    >>> Lookup(4).propose([1, 2, 3, 9, 1, 2])          # the end [1, 2] was there before; behind it stood [3, 9, 1, 2]
+    >>> Lookup(4).propose([1, 2, 3, 9, 1, 2])          # the end [1, 2] occurred before, followed by [3, 9, 1, 2]
     [3, 9, 1, 2]
     >>> Lookup(4).propose([7, 5, 6, 5, 6])             # the copied text may overlap the end
     [5, 6, 5, 6]
 
     Attributes:
-        copying: the last chain and the token after it were all right, and there is a new chain.
+        copying: whether the last chain and the token after it were all accepted, and there is a new chain.
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.copying = False
-        self._foretold: list[int] = []
+        self._predicted: list[int] = []
         self._length_then = 0
-        self._behind: dict[tuple[int, ...], int] = {}  # n tokens -> the index after their last occurrence
+        self._followers: dict[tuple[int, ...], int] = {}  # n tokens -> the index after their last occurrence
         self._indexed = 0
 
     def find(self, tokens: list[int]) -> int:
-        """How long a chain is worth verifying from here; 0 where the text's last tokens are new."""
+        """The length of the next chain; 0 if the text's last tokens did not occur before."""
         self._index(tokens)
-        went_on = bool(self._foretold) and tokens[self._length_then :] == self._foretold
+        continued = bool(self._predicted) and tokens[self._length_then :] == self._predicted
         found = bool(self._copy(tokens, 1))
-        self.copying = went_on and found
+        self.copying = continued and found
         if not found:
-            self._foretold = []
+            self._predicted = []
             return 0
-        doubled = 2 * (len(self._foretold) - 1)
+        doubled = 2 * (len(self._predicted) - 1)
         return min(doubled, MAX_GROWTH * self.length) if self.copying else self.length
 
     def take(self, tokens: list[int], length: int) -> list[int]:
-        """The chain of so many tokens behind the text that `find` was just given; none where it found none."""
-        self._foretold, self._length_then = self._copy(tokens, length + 1) if length else [], len(tokens)
-        return self._foretold[:length]
+        """A chain of `length` tokens after the text that `find` was just given; empty if `find` returned 0."""
+        self._predicted, self._length_then = self._copy(tokens, length + 1) if length else [], len(tokens)
+        return self._predicted[:length]
 
     def propose(self, tokens: list[int]) -> list[int]:
-        """`find`, then `take` a chain of the length that it said."""
+        """`find` a length, then `take` a chain of it."""
         return self.take(tokens, self.find(tokens))
 
     def _copy(self, tokens: list[int], length: int) -> list[int]:
-        """The tokens behind the last earlier place that reads like the end; the longest match is taken."""
+        """The tokens after the last earlier occurrence of the text's end; the longest match is taken."""
         for size in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
-            start = self._behind.get(tuple(tokens[-size:]))
+            start = self._followers.get(tuple(tokens[-size:]))
             if start is not None and len(tokens) > size:
                 period = len(tokens) - start
                 return [tokens[start + i % period] for i in range(length)]
         return []
 
     def _index(self, tokens: list[int]) -> None:
-        """Add every run of tokens that another token follows, which the text's own end is not."""
+        """Add every run of tokens that is followed by a token, so not the text's own end."""
         for end in range(max(self._indexed, SHORTEST_MATCH), len(tokens)):
             for size in range(SHORTEST_MATCH, LONGEST_MATCH + 1):
                 if size <= end:
-                    self._behind[tuple(tokens[end - size : end])] = end
+                    self._followers[tuple(tokens[end - size : end])] = end
         self._indexed = len(tokens)
 
 

@@ -144,7 +144,7 @@ def read_request(
     model_kwargs: dict[str, Any],
     generator: torch.Generator | None,
 ) -> Request:
-    """Check what `generate` hands to a decoding callable.
+    """Check the arguments that `generate` gives to a decoding callable.
 
     Raises:
         ValueError: what `check_supported` raises, or criteria for several rows without an eos token.
@@ -156,7 +156,7 @@ def read_request(
     if others and not eos and input_ids_BL.shape[0] > 1:
         raise ValueError(
             f"{type(others[0]).__name__} was given for {input_ids_BL.shape[0]} rows without an eos token, where "
-            f"generate goes on writing to rows that have ended until all have; set eos_token_id or give single rows."
+            f"generate continues rows that have ended until all have; set eos_token_id or give single rows."
         )
     pad = getattr(config, "_pad_token_tensor", None)
     return Request(

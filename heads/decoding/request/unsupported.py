@@ -21,7 +21,7 @@ from transformers.generation.configuration_utils import GenerationMode
 UNSUPPORTED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance runs the backbone a second time for every token",
     "ClassifierFreeGuidanceLogitsProcessor": "guidance pairs the rows of a batch",
-    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn is told the row's index in the batch",
+    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn gets the row's index in the batch",
     "EncoderRepetitionPenaltyLogitsProcessor": "it keeps the prompts of the whole batch",
     "EncoderNoRepeatNGramLogitsProcessor": "it keeps the prompts of the whole batch",
     "WhisperTimeStampLogitsProcessor": "it keeps a state between calls",

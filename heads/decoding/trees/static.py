@@ -84,7 +84,7 @@ class Shape:
         return max(self.depths)
 
     def with_chain(self, length: int) -> Shape:
-        """The same nodes and a second branch below the root, a chain of `length` nodes behind all others.
+        """The same nodes and a second branch below the root, a chain of `length` nodes after all others.
 
         >>> Shape((-1, 0)).with_chain(2).parents
         (-1, 0, 0, 2)

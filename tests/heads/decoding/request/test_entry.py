@@ -107,7 +107,7 @@ def test_scores_of_a_batch_are_refused():
 
 
 def test_criteria_for_several_rows_without_eos_are_refused():
-    """There generate goes on writing to rows that have ended, until all have."""
+    """There generate continues rows that have ended, until all have."""
     model, decoding = decoding_of()
     criteria = StoppingCriteriaList([MaxTimeCriteria(60.0)])
     with pytest.raises(ValueError, match="MaxTimeCriteria was given for 2 rows without an eos token"):
