@@ -113,7 +113,7 @@ class Record:
         if not self.evaluated and not self.share:
             return "the run held nothing out"
         if away := [source.path for source in self.sources if not is_here(source.path)]:
-            return f"what the run held out is no file on this machine ({', '.join(away)}), and nothing is downloaded"
+            return f"what the run held out is not on this machine ({', '.join(away)}), and nothing is downloaded"
         return ""
 
 

@@ -177,8 +177,8 @@ def files_of_split(directory: Path, split: str) -> list[Path]:
     if not matching:
         found = sorted({name for name in splits.values() if name}) or ["train"]
         raise ValueError(
-            f"{str(directory)!r} has no files of split {split!r}; its file names say {', '.join(found)}: set split to "
-            f"one of them, or give a pattern such as {str(takes_all)!r}, which takes all."
+            f"{str(directory)!r} has no files of split {split!r}; by their names it has {', '.join(found)}: set split "
+            f"to one of them, or give a pattern such as {str(takes_all)!r}, which takes all."
         )
     if left_out := [file.relative_to(directory).as_posix() for file in files if file not in set(matching)]:
         shown = ", ".join(left_out[:SHOWN_FILES]) + (", …" if len(left_out) > SHOWN_FILES else "")

@@ -379,7 +379,7 @@ def test_chat_answers_resets_and_ends_with_its_input(folder: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert len(SUMMARY.findall(result.stderr)) == 2
     assert "no command /what" in result.stderr
-    assert "begins anew" in result.stderr
+    assert "A new conversation starts" in result.stderr
     first, second = result.stdout[: len(result.stdout) // 2], result.stdout[len(result.stdout) // 2 :]
     assert first == second  # after /reset the same question has the same answer
     assert run("chat", folder / "medusa", input="/exit\nHi\n").stdout == ""
