@@ -18,7 +18,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.shared import describe_cpu, held_out, parse_with_defaults_of, parser_of, run_benchmark, say
+from benchmarks.shared import (
+    describe_cpu,
+    held_out,
+    parse_with_defaults_of,
+    parser_of,
+    run_benchmark,
+    say,
+    write_block,
+)
 from heads.backbone.compiled import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_heads
 from heads.checkpoint.schema import read_description
@@ -65,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if options.readme:
         shutil.copyfile(run / "report.png", PICTURE)
-        write_readme(f"{markdown(blocks)}\n{measured}; {describe_cpu()}; {seconds}.\n")
+        write_block(README, MARKERS, f"{markdown(blocks)}\n{measured}; {describe_cpu()}; {seconds}.\n")
     say(console, f"{measured}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
 
 
@@ -177,15 +185,6 @@ def ratio_cell(row: MethodResult) -> str:
     if row.name == "plain":
         return f"{row.tokens_per_second:.0f} tokens/s"
     return f"{row.ratio:.2f} ({row.interval[0]:.2f}–{row.interval[1]:.2f})"
-
-
-def write_readme(block: str) -> None:
-    """Put the table into the README, between its markers."""
-    before, marker, rest = README.read_text(encoding="utf-8").partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not end:
-        raise ValueError(f"README.md has lost the markers {MARKERS[0]} and {MARKERS[1]}; put them back.")
-    README.write_text(f"{before}{marker}\n{block}{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

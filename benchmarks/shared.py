@@ -103,6 +103,19 @@ def write_figures(path: str | Path | None, content: Any) -> None:
         Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def write_block(file: Path, markers: tuple[str, str], block: str) -> None:
+    """Put a generated block into a page, between its markers.
+
+    Raises:
+        ValueError: the page has lost one of them.
+    """
+    before, _, rest = file.read_text(encoding="utf-8").partition(markers[0])
+    _, end, after = rest.partition(markers[1])
+    if not end:
+        raise ValueError(f"{file} has lost the markers {markers[0]} and {markers[1]}; put them back.")
+    file.write_text(f"{before}{markers[0]}\n{block}{end}{after}", encoding="utf-8")
+
+
 def held_out(opened: Opened, count: int, length: int = 64) -> list[Tensor]:
     """Prompts (1, T) from the backbone's held-out texts, on its device."""
     found = default_prompts(opened.source, opened.tokenizer, count, length)

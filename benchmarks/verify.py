@@ -5,8 +5,9 @@
     python -m benchmarks.verify --list        # all checks, with the day of their results
     python -m benchmarks.verify --stale       # results that are older than what they measure, and why
 
-transformers_tests is skipped unless HEADWAY_TRANSFORMERS names a checkout of github.com/huggingface/transformers at the
-installed version. No other program writes into benchmarks/results/. A new benchmark adds its command to `CHECKS`.
+transformers_tests is skipped unless HEADWAY_TRANSFORMERS=FOLDER names a checkout of
+github.com/huggingface/transformers at the installed version. No other program writes into benchmarks/results/. A new
+benchmark adds its command to `CHECKS`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_too_few_blocks_are_refused(tmp_path):
         "configs/demo/grounded.yaml",
         {"data": {"train": [{"path": str(text)}], "eval_fraction": 0.0}, "output_dir": str(tmp_path / "run")},
     )
-    with pytest.raises(ValueError, match=r"short.txt has \d+ blocks of \d+ tokens and 1,000 are asked for"):
+    with pytest.raises(ValueError, match=r"short.txt has \d+ blocks of \d+ tokens and 1,000 are needed"):
         train_row(config, blocks=1000)
 
 

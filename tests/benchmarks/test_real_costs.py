@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import heads
-from benchmarks.shared import held_out
+from benchmarks.shared import held_out, write_block
 from benchmarks.speed.real_costs import __main__ as command
 from benchmarks.speed.real_costs.cells import Line, Speeds
-from benchmarks.speed.real_costs.report import verdicts
+from benchmarks.speed.real_costs.report import markdown, verdicts
 from benchmarks.speed.real_costs.shapes import SHAPES, Shape, what_stops
 from benchmarks.speed.real_costs.wide_backbone import wide_config, widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
@@ -121,18 +121,37 @@ def test_rows_are_measured_once_and_reported_from_where_they_are_stored(
     assert "grounded alone" not in capsys.readouterr().out, "a row of other settings is another row"
 
 
-def test_the_target_is_said_of_the_fastest_heads_alone() -> None:
-    def line(method: str, ratio: float, tree: str = "a tree") -> Line:
-        return Line(
-            method=method,
-            tree=tree,
-            tokens_per_pass=2.0,
-            tokens_per_second=1.0,
-            ratio=ratio,
-            interval=(ratio, ratio),
-            same_text="yes",
-        )
+def line(method: str, ratio: float, tree: str = "a tree") -> Line:
+    return Line(
+        method=method,
+        tree=tree,
+        tokens_per_pass=2.0,
+        tokens_per_second=1.0,
+        ratio=ratio,
+        interval=(ratio, ratio),
+        same_text="yes",
+    )
 
+
+def test_the_readmes_table_has_shapes_side_by_side() -> None:
+    first = Speeds(shape="0.4B", dtype="float32", batch=1, lines=[line("plain", 1.0, ""), line("gru alone", 1.5)])
+    other = Speeds(shape="7B", dtype="bfloat16", batch=1, lines=[line("plain", 1.0, "")])
+    batch = Speeds(shape="7B", dtype="bfloat16", batch=4, lines=[line("medusa alone", 1.0, "")])
+    *_, plain, gru = markdown([first, other, batch]).splitlines()
+    assert plain == "|plain|2.00|1.0 tokens/s|2.00|1.0 tokens/s|yes|"
+    assert gru == "|gru alone|2.00|1.50 (1.50–1.50)|–|–|yes|"
+
+
+def test_a_block_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before <a> old </a> after")
+    write_block(page, ("<a>", "</a>"), "new ")
+    assert page.read_text() == "before <a>\nnew </a> after"
+    with pytest.raises(ValueError, match="has lost the markers <b> and </b>"):
+        write_block(page, ("<b>", "</b>"), "new")
+
+
+def test_the_target_is_said_of_the_fastest_heads_alone() -> None:
     lines = [line("plain", 1.0, ""), line("gru alone", 1.5), line("medusa alone", 1.84), line("gru with lookup", 3.0)]
     cell = Speeds(shape="0.4B", dtype="bfloat16", batch=1, lines=lines)
     (said,) = verdicts([cell])

@@ -92,4 +92,4 @@ def test_lookup_without_heads_stands_among_trees_without_a_prediction():
     measured = Speed(tokens_per_pass=2.0, tokens_per_second=150.0)
     line = Line(decoding=LOOKUP_ALONE, tree="none", predicted=UNPREDICTED, measured=measured, **fields)
     cells = [next(iter(column.cells)) for column in lines_table(pool([line], [line])).columns]
-    assert cells == ["a", LOOKUP_ALONE, "–", "2.00", "–", "150.0", "–", "–", "1.50", "–", "–", "–"]
+    assert cells == ["a", LOOKUP_ALONE, "–", "2.00", "–", "150.0", "–", "–", "1.50", "–", "–", "–", "–"]

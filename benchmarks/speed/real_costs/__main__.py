@@ -19,14 +19,22 @@ from typing import Any
 import torch
 
 from benchmarks.paper.trained_rows import StoredRow, load_or_measure
-from benchmarks.shared import describe_cpu, parse_with_defaults_of, parser_of, run_benchmark, say, wide_console
+from benchmarks.shared import (
+    describe_cpu,
+    parse_with_defaults_of,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+    write_block,
+)
 from benchmarks.speed.real_costs.cells import (
     Passes,
     Speeds,
     measure_passes,
     measure_speeds,
 )
-from benchmarks.speed.real_costs.report import show
+from benchmarks.speed.real_costs.report import markdown, show
 from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
 from benchmarks.speed.real_costs.widened import Widened, open_widened
 from heads.checkpoint.opening import default_device
@@ -36,6 +44,11 @@ from heads.evaluation.tables import describe_machine, versions
 ON_BASE = ("medusa", "grounded", "gru")
 OWN_BACKBONE = ("dynamo",)
 PENALTY = 1.1
+README = Path("README.md")
+MARKERS = (
+    "<!-- real costs: written by `python -m benchmarks.speed.real_costs --readme`, never by hand -->",
+    "<!-- /real costs -->",
+)
 QUICK: dict[str, Any] = {"shapes": ["0.16B"], "dtypes": ["float32"], "batches": [1], "groups": 2, "new_tokens": 16}
 
 
@@ -57,6 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     passes = [Passes(**content) for content in found if "milliseconds" in content]
     speeds = [Speeds(**content) for content in found if "lines" in content]
     show(console, passes, speeds)
+    if options.readme:
+        how = (
+            f"{options.groups} held-out prompts, {options.new_tokens} new tokens, greedy with a repetition penalty of "
+            f"{PENALTY}, in brackets the ratio's 95 % interval over prompts; {describe_cpu()}.\n"
+        )
+        write_block(README, MARKERS, f"{markdown(speeds)}\n{how}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-tuned", action="store_true", help="leave out the trees that are tuned for each shape")
     parser.add_argument("--out", default="checkpoints/runs/real_costs", help="folder of finished rows")
     parser.add_argument("--report", action="store_true", help="print what is stored and measure nothing")
+    parser.add_argument("--readme", action="store_true", help="write the rows of batch 1 into README.md")
     parser.add_argument("--quick", action="store_true", help=f"a share of all this: {QUICK}")
     return parser
 

@@ -82,3 +82,26 @@ def verdicts(found: Sequence[Speeds]) -> list[str]:
                 f"tokens per pass, {best.reached:.2f} of that bound; target {TARGET}: {said}"
             )
     return lines
+
+
+def markdown(found: Sequence[Speeds]) -> str:
+    """One line for each method of a single row, with the shapes side by side; a dash where a shape lacks it."""
+    cells = [cell for cell in found if cell.batch == 1]
+    names = list(dict.fromkeys(line.method for cell in cells for line in cell.lines))
+    head = "".join(f" {cell.shape} {cell.dtype}: tokens per pass | × plain |" for cell in cells)
+    rows = [f"| |{head} same text |", "|---" * (2 * len(cells) + 2) + "|"]
+    for name in names:
+        lines = [next((line for line in cell.lines if line.method == name), None) for cell in cells]
+        figures = "|".join(
+            "–|–" if line is None else f"{line.tokens_per_pass:.2f}|{ratio_cell(line)}" for line in lines
+        )
+        verdicts = dict.fromkeys(line.same_text for line in lines if line is not None)
+        rows.append(f"|{name}|{figures}|{'; '.join(verdicts)}|")
+    return "\n".join(rows) + "\n"
+
+
+def ratio_cell(line: Line) -> str:
+    """Plain generation's speed, or a method's ratio to it with its interval."""
+    if line.method == "plain":
+        return f"{line.tokens_per_second:.1f} tokens/s"
+    return f"{line.ratio:.2f} ({line.interval[0]:.2f}–{line.interval[1]:.2f})"

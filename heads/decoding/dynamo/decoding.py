@@ -234,11 +234,11 @@ def keep_allowed(row: Row, ngram: list[int], logits: list[Tensor]) -> list[int]:
     if not any(map(may_keep_state, row.processors)):
         return ngram
     for i, token in enumerate(ngram):
-        processors = fork(row.processors)
-        _, scores_1V = row.process(logits[i], ngram[:i], processors)
-        if i and scores_1V[0, token] == -torch.inf:
-            return ngram[:i]
-        row.processors = processors
+        if i:  # the first token's candidates were found with its own prefix
+            _, scores_1V = row.process(logits[i], ngram[:i], fork(row.processors))
+            if scores_1V[0, token] == -torch.inf:
+                return ngram[:i]
+        row.process(logits[i], ngram[:i], row.processors)
         if token in row.request.eos_tokens:
             return ngram[: i + 1]
     return ngram

@@ -362,7 +362,7 @@ def test_counts_do_not_depend_on_the_cache(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("mask", "match"),
     [
-        ([1, 1] + [0] * 8, r"no document of .* has a label for head 3.*place 4 and behind it.*up to place 1 at most"),
+        ([1, 1] + [0] * 8, r"no document of .* has a label for head 3.*place 4 and later.*up to place 1 at most"),
         ([1, 1, 1, 1] + [0] * 6, r"no document of .* up to place 3 at most"),
         ([0] * 10, "Nothing is supervised"),
     ],

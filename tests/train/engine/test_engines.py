@@ -116,9 +116,9 @@ def accelerator(kind, stage=None):
 def test_an_engine_that_is_not_active_is_an_error():
     check_active(Engine.FSDP2, accelerator(DistributedType.FSDP))
     check_active(Engine.ZERO3, accelerator(DistributedType.DEEPSPEED, 3))
-    with pytest.raises(ValueError, match="asks for FSDP2, and MULTI_CPU is active"):
+    with pytest.raises(ValueError, match="asks for FSDP2, but MULTI_CPU is active"):
         check_active(Engine.FSDP2, accelerator(DistributedType.MULTI_CPU))
-    with pytest.raises(ValueError, match="asks for DeepSpeed ZeRO-3, and DEEPSPEED is active"):
+    with pytest.raises(ValueError, match="asks for DeepSpeed ZeRO-3, but DEEPSPEED is active"):
         check_active(Engine.ZERO3, accelerator(DistributedType.DEEPSPEED, 2))
 
 
