@@ -183,8 +183,8 @@ def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
 def ratio_cell(row: MethodResult) -> str:
     """Plain generation's speed, or a method's ratio to it with its interval."""
     if row.name == "plain":
-        return f"{row.tokens_per_second:.0f} tokens/s"
-    return f"{row.ratio:.2f} ({row.interval[0]:.2f}–{row.interval[1]:.2f})"
+        return f"{row.tokens_per_second:.0f}&nbsp;tokens/s"
+    return f"{row.ratio:.2f}&nbsp;({row.interval[0]:.2f}–{row.interval[1]:.2f})"
 
 
 if __name__ == "__main__":

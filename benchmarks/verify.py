@@ -70,7 +70,7 @@ CHECKS = {
     "real_costs": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32",
         quick="--quick",
-        shows="the demo's text and acceptance at the price of larger models, in float32 and bfloat16: passes of 1 to "
+        shows="the demo's text and acceptance at the price of a larger model: passes of 1 to "
         "64 nodes; heads alone, lookup without heads and both beside plain generate; the share of tokens per pass that "
         "becomes speed; rows that an earlier call finished are kept",
     ),

@@ -117,7 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=8, help="blocks of a step")
     parser.add_argument("--block-size", type=int, default=128, help="tokens of a block")
     parser.add_argument("--eval-blocks", type=int, default=64, help="held-out blocks")
-    parser.add_argument("--out", default="benchmarks/results/rows/dynamo_ablation", help="finished rows are stored here")
+    parser.add_argument(
+        "--out", default="benchmarks/results/rows/dynamo_ablation", help="finished rows are stored here"
+    )
     return parser
 
 

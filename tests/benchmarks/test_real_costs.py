@@ -138,8 +138,8 @@ def test_the_readmes_table_has_shapes_side_by_side() -> None:
     other = Speeds(shape="7B", dtype="bfloat16", batch=1, lines=[line("plain", 1.0, "")])
     batch = Speeds(shape="7B", dtype="bfloat16", batch=4, lines=[line("medusa alone", 1.0, "")])
     *_, plain, gru = markdown([first, other, batch]).splitlines()
-    assert plain == "|plain|2.00|1.0 tokens/s|2.00|1.0 tokens/s|yes|"
-    assert gru == "|gru alone|2.00|1.50 (1.50–1.50)|–|–|yes|"
+    assert plain == "|plain|2.00|1.0&nbsp;tokens/s|2.00|1.0&nbsp;tokens/s|yes|"
+    assert gru == "|gru alone|2.00|1.50&nbsp;(1.50–1.50)|–|–|yes|"
 
 
 def test_a_block_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> None:

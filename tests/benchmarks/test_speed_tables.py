@@ -41,8 +41,8 @@ def test_the_readmes_cells_have_plains_speed_once_and_the_interval_beside_each_r
 
     text = markdown({name: [row("plain", 1.0), row("ours", 1.5)] for name in ("greedy", "sampled")})
     lines = text.splitlines()
-    assert lines[2] == "|plain|2.00|80 tokens/s|2.00|80 tokens/s|yes|"
-    assert lines[3] == "|ours|2.00|1.50 (1.40–1.60)|2.00|1.50 (1.40–1.60)|yes|"
+    assert lines[2] == "|plain|2.00|80&nbsp;tokens/s|2.00|80&nbsp;tokens/s|yes|"
+    assert lines[3] == "|ours|2.00|1.50&nbsp;(1.40–1.60)|2.00|1.50&nbsp;(1.40–1.60)|yes|"
     assert {line.count("|") for line in lines} == {7}
 
 

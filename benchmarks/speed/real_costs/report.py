@@ -103,5 +103,5 @@ def markdown(found: Sequence[Speeds]) -> str:
 def ratio_cell(line: Line) -> str:
     """Plain generation's speed, or a method's ratio to it with its interval."""
     if line.method == "plain":
-        return f"{line.tokens_per_second:.1f} tokens/s"
-    return f"{line.ratio:.2f} ({line.interval[0]:.2f}–{line.interval[1]:.2f})"
+        return f"{line.tokens_per_second:.1f}&nbsp;tokens/s"
+    return f"{line.ratio:.2f}&nbsp;({line.interval[0]:.2f}–{line.interval[1]:.2f})"
