@@ -25,7 +25,7 @@ from heads.decoding.proposers.draft_model import ModelDrafter
 from heads.decoding.proposers.plain_draft import PlainDraft
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH, check_lookup
 from heads.decoding.proposers.shared_vocabulary import check_same_tokens
-from heads.decoding.request.entry import Call, Decoding, check_generator
+from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.request.request import Request
 from heads.decoding.reuse import ReusableCaches
@@ -89,7 +89,8 @@ class DraftModelDecoding(Decoding):
         self.generator = check_generator(generator)
         self.lookup = check_lookup(check_integer(lookup, f"lookup={lookup!r}"))
         self.rule = read_rule(rule, generator)
-        self.reusable: ReusableCaches[ModelDrafter] | None = ReusableCaches(self.draft.model) if keep_caches else None
+        keeps = check_flag(keep_caches, "keep_caches")
+        self.reusable: ReusableCaches[ModelDrafter] | None = ReusableCaches(self.draft.model) if keeps else None
         self._backbone: Backbone | None = None
 
     def check_model(self, model: Any) -> None:

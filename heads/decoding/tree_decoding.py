@@ -19,7 +19,7 @@ from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.compiled import compiled_drafting
 from heads.decoding.proposers.heads import HeadsDrafter
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
-from heads.decoding.request.entry import Call, Decoding, check_generator, check_heads, check_token_heads
+from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.reuse import ReusableCaches
 from heads.interface.token_heads import TokenHeads
@@ -59,7 +59,7 @@ class TreeDecoding(Decoding):
 
     Raises:
         ValueError: no heads, a tree that is deeper than the heads draft, or that is malformed, or an unknown rule;
-            `compile` without what it needs.
+            `compile` without what it needs, or a flag that is neither true nor false.
     """
 
     def __init__(
@@ -77,13 +77,16 @@ class TreeDecoding(Decoding):
         self.token_heads = token_heads
         self.generator = check_generator(generator)
         self.rule = read_rule(rule, generator)
+        compile = check_flag(compile, "compile", or_none=True)
         self.settings = SettingsByBatch(token_heads, tree, lookup, compile, self.rule)
         of_one_row = self.settings.at(1)
         self.tree, self.lookup = of_one_row.tree, of_one_row.lookup
         compiles = any(one.compile for one in (of_one_row, *self.settings.by_batch.values()))
         self.backbone = compiled(token_heads.backbone) if compiles else token_heads.backbone
         self.drafting = compiled_drafting(token_heads) if compiles else None
-        self.reusable: ReusableCaches[HeadsDrafter] | None = ReusableCaches() if keep_caches else None
+        self.reusable: ReusableCaches[HeadsDrafter] | None = (
+            ReusableCaches() if check_flag(keep_caches, "keep_caches") else None
+        )
         self._mode: Any = None
 
     def check_model(self, model: Any) -> None:

@@ -95,6 +95,21 @@ def check_token_heads(token_heads: Any) -> None:
         )
 
 
+def check_flag(value: Any, name: str, *, or_none: bool = False) -> Any:
+    """`value`, if it is true or false, or None where that is allowed: a text such as "false" would count as true.
+
+    Raises:
+        ValueError: anything else.
+
+    >>> check_flag(True, "keep_caches")
+    True
+    """
+    if isinstance(value, bool) or (value is None and or_none):
+        return value
+    allowed = "True, False and None" if or_none else "True and False"
+    raise ValueError(f"{name}={value!r} was given; allowed are {allowed}.")
+
+
 def check_generator(generator: Any) -> torch.Generator | None:
     """
     Raises:

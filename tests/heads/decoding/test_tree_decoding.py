@@ -182,3 +182,15 @@ def test_training_mode_and_gradients_stay_off():
     out = model.generate(PROMPT, custom_generate=decoding, max_new_tokens=4, do_sample=False, **NO_EOS)
     assert not out.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "flag", [{"compile": "false"}, {"keep_caches": "no"}, {"keep_caches": None}, {"compile": 1}], ids=str
+)
+def test_a_flag_is_true_or_false(flag):
+    token_heads = make_heads("medusa", Backbone(shared_model("llama")), num_heads=NUM_HEADS)
+    with pytest.raises(ValueError, match=f"^{next(iter(flag))}=.* was given; allowed are "):
+        heads.TreeDecoding(token_heads, TREE, **flag)
+    if "keep_caches" in flag:
+        with pytest.raises(ValueError, match=r"^keep_caches="):
+            heads.DraftModelDecoding(shared_model("llama"), **flag)
