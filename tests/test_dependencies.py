@@ -22,10 +22,10 @@ from requirements import PROJECT, declared
 from heads.extras import MissingExtraError, needs_extra
 
 EXTRAS = {
-    "heads": ("cli", "lora", "plots", "train"),
+    "heads": ("cli", "lora", "plots", "eval", "train"),
     "train": ("train",),
     "benchmarks": ("train",),
-    "tests": ("train", "dev"),
+    "tests": ("train", "eval", "dev"),
 }
 OURS = {"heads", "train", "benchmarks"} | {file.stem for file in ROOT.glob("tests/**/*.py")}
 BEHIND_THE_COMMAND = ("heads/cli/", "heads/tuning/", "heads/evaluation/")  # `headway` asks for [cli] before it runs

@@ -51,11 +51,7 @@ class Float32Judge:
         if at >= min(len(plain), len(other)):
             first, second = (tokens[at] if at < len(tokens) else None for tokens in (plain, other))
             return Ruling(position=at, plain=first, other=second, gap=math.inf, rounding=0.0)
-        if self._copy is None:
-            self._copy = copy.deepcopy(self.model).float()
-        low_V, high_V = (
-            scores_after(model, self.settings, prompt_1T, plain[:at]).double() for model in (self.model, self._copy)
-        )
+        low_V, high_V = self.scores(prompt_1T, plain[:at])
         finite_V = low_V.isfinite() & high_V.isfinite()
         return Ruling(
             position=at,
@@ -64,6 +60,15 @@ class Float32Judge:
             gap=float(high_V[plain[at]] - high_V[other[at]]),
             rounding=float((low_V - high_V)[finite_V].abs().max()),
         )
+
+    def scores(self, prompt_1T: Tensor, new: list[int]) -> tuple[Tensor, Tensor]:
+        """The model's scores (V,) for the token after a prompt and new tokens, and the float32 copy's."""
+        if self._copy is None:
+            self._copy = copy.deepcopy(self.model).float()
+        low_V, high_V = (
+            scores_after(model, self.settings, prompt_1T, new).double() for model in (self.model, self._copy)
+        )
+        return low_V, high_V
 
     def excuse(self, prompt_1T: Tensor, rulings: list[Ruling]) -> Excuse:
         """Excuse differences within rounding after this prompt; every ruling is appended to the list."""

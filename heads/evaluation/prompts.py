@@ -35,20 +35,32 @@ def read_prompts(
     Raises:
         ValueError: no such file, an unknown kind of file, or a line that is no prompt, which the error names.
     """
+    found = read_texts(path, count)
+    prompts = [
+        encode_numbered(prompt, tokenizer, f"Prompt {number} of {path}")[:, :max_tokens]
+        for number, prompt in enumerate(found, start=1)
+    ]
+    if any(prompt_1T.shape[1] == 0 for prompt_1T in prompts):
+        raise ValueError(f"{path} holds an empty prompt; give at least one text in every paragraph or line.")
+    return prompts
+
+
+def read_texts(path: str | Path, count: int | None = None) -> list[Prompt]:
+    """The first `count` prompts of a file as texts or messages.
+
+    Raises:
+        ValueError: as `read_prompts`.
+    """
     path = Path(path)
     readers: dict[str, Callable[[Path], Sequence[Prompt]]] = {".txt": read_paragraphs, ".jsonl": read_json_lines}
     if path.suffix not in readers:
         raise ValueError(f"The prompts {path} end in {path.suffix!r}; allowed are {' and '.join(readers)}.")
     if not path.is_file():
         raise ValueError(f"The file of prompts {path} does not exist; give a .txt or .jsonl file.")
-    found = readers[path.suffix](path)[:count]
-    prompts = [
-        encode_numbered(prompt, tokenizer, f"Prompt {number} of {path}")[:, :max_tokens]
-        for number, prompt in enumerate(found, start=1)
-    ]
-    if not prompts or any(prompt_1T.shape[1] == 0 for prompt_1T in prompts):
-        raise ValueError(f"{path} holds no prompt, or an empty one; give at least one text in every paragraph or line.")
-    return prompts
+    found = list(readers[path.suffix](path)[:count])
+    if not found:
+        raise ValueError(f"{path} holds no prompt; give at least one text in every paragraph or line.")
+    return found
 
 
 def read_paragraphs(path: Path) -> list[str]:

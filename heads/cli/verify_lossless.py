@@ -1,0 +1,200 @@
+"""The command `headway verify-lossless`: is speculation really lossless, here or on a server?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from heads.checkpoint.opening import Opened, open_backbone
+from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside, with_groups
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.lossless.answers import Answer, Asked, LocalSource, Source
+from heads.evaluation.lossless.compare import GREEDY_ONLY, Comparison, as_dict, compare_sources
+from heads.evaluation.lossless.endpoint import Endpoint
+from heads.evaluation.lossless.prompts import asked_of, choose_prompts
+from heads.evaluation.lossless.verdicts import Scorer
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.prompts import check_length
+from heads.evaluation.tables import progress_bar, write_content
+
+BUG, UNKNOWN = 1, 3  # exit codes
+HELD_OUT_TOKENS = 64
+UNCUT = 1_000_000  # prompts of a file are taken whole
+
+
+@with_groups
+def verify_lossless_command(
+    heads: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="HEADS...", show_default=False, help="Folders of heads; not with --endpoint."),
+    ] = None,
+    *,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenAI-compatible server with speculation on: http://host:port/v1."),
+    ] = None,
+    reference_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same server with speculation off.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on both servers.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A .txt or .jsonl file of texts or chats, taken whole; by default held-out text for heads, eight "
+            "short texts for servers.",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")] = 128,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write texts, verdicts and margins as JSON.")
+    ] = None,
+    drafting: TreeOptions,
+    loading: LoadingOptions,
+) -> None:
+    """Is it really lossless? Greedy texts with speculation on and off, and what explains each first difference.
+
+    The verdict of a prompt is same, rounding (a local copy of the backbone scores both tokens within rounding of the
+    best), bug (it does not), or unknown (a server without --backbone, or a backbone that is another model). With a
+    server give its dtype by --dtype, since rounding depends on it. The exit code is 1 for a bug and 3 for an unknown
+    difference. Sampled decoding is not what this tests.
+    """
+    check_options(heads, endpoint, reference_endpoint, model, drafting)
+    limits = prompts, num_prompts, max_new_tokens
+    if endpoint is None:
+        sides = local_sides(loading.open(*(heads or [])), heads or [], drafting, *limits)
+    else:
+        opened = None if loading.backbone is None else open_backbone(loading.backbone, loading.dtype)
+        sides = server_sides((endpoint, reference_endpoint or "", model or ""), opened, *limits)
+    comparisons = sides.compare(Console())
+    if json_file is not None:
+        device = torch.device("cpu") if sides.opened is None else sides.opened.model.device
+        write_content(json_file, as_dict(comparisons, device, max_new_tokens=max_new_tokens, temperature=0))
+        print_aside(f"verdicts: {json_file}")
+    raise typer.Exit(exit_code(comparisons))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """What is compared with what: sources by name, beside one reference, on the same prompts."""
+
+    opened: Opened | None
+    asked: list[Asked]
+    reference_name: str
+    reference: Source
+    sources: Mapping[str, Source]
+    settings: GreedySettings
+
+    def compare(self, console: Console) -> list[Comparison]:
+        """Compare under a progress bar, and print tables."""
+        scorer = None if self.opened is None else Scorer(model=self.opened.model, settings=self.settings)
+        kept: dict[int, Answer] = {}
+        with progress_bar(console, "comparing", len(self.asked) * len(self.sources)) as advance:
+            comparisons = [
+                compare_sources(
+                    name,
+                    source,
+                    self.reference_name,
+                    self.reference,
+                    self.asked,
+                    scorer=scorer,
+                    tokenizer=None if self.opened is None else self.opened.tokenizer,
+                    cache=kept,
+                    advance=advance,
+                )
+                for name, source in self.sources.items()
+            ]
+        for comparison in comparisons:
+            console.print(comparison.table())
+        for comparison in comparisons:
+            console.print(comparison.summary(), highlight=False, soft_wrap=True)
+        console.print(GREEDY_ONLY, highlight=False, soft_wrap=True)
+        return comparisons
+
+
+def local_sides(
+    opened: Opened, heads: Sequence[Path], drafting: TreeOptions, prompts: Path | None, count: int, new_tokens: int
+) -> Sides:
+    """Each folder of heads beside plain `generate` of its backbone."""
+    options = PromptOptions(
+        prompts=prompts, prompt_tokens=HELD_OUT_TOKENS if prompts is None else UNCUT, max_new_tokens=new_tokens
+    )
+    found = options.read(opened, count, heads=heads[0])
+    settings = GreedySettings(new_tokens=new_tokens)
+    plain = LocalSource(model=opened.model, tokenizer=opened.tokenizer, settings=settings)
+    decodings = {
+        name: TreeDecoding(token_heads, drafting.shape, lookup=drafting.lookup, compile=drafting.compile)
+        for name, token_heads in opened.token_heads.items()
+    }
+    return Sides(
+        opened=opened,
+        asked=[Asked(prompt=opened.tokenizer.decode(prompt_1T[0]), prompt_1T=prompt_1T) for prompt_1T in found],
+        reference_name="plain generate",
+        reference=plain,
+        sources={name: replace(plain, decoding=decoding) for name, decoding in decodings.items()},
+        settings=settings,
+    )
+
+
+def server_sides(
+    servers: tuple[str, str, str], opened: Opened | None, prompts: Path | None, count: int, new_tokens: int
+) -> Sides:
+    """A server with speculation beside one without.
+
+    Args:
+        servers: both URLs and the model's name.
+        opened: a local copy of the backbone, which rules on differences.
+    """
+    url, reference_url, model = servers
+    asked = asked_of(choose_prompts(prompts, count), None if opened is None else opened.tokenizer)
+    if opened is None:
+        print_aside("no --backbone was given: differences are found, but nothing rules on them")
+    else:
+        check_length(opened.model, [one.prompt_1T for one in asked if one.prompt_1T is not None], new_tokens)
+    return Sides(
+        opened=opened,
+        asked=asked,
+        reference_name=reference_url,
+        reference=Endpoint(url=reference_url, model=model, new_tokens=new_tokens),
+        sources={url: Endpoint(url=url, model=model, new_tokens=new_tokens)},
+        settings=GreedySettings(new_tokens=new_tokens),
+    )
+
+
+def check_options(
+    heads: list[Path] | None,
+    endpoint: str | None,
+    reference_endpoint: str | None,
+    model: str | None,
+    drafting: TreeOptions,
+) -> None:
+    """Either heads, or two servers and the model's name.
+
+    Raises:
+        ValueError: both, neither, or a part of the second.
+    """
+    servers = {"--endpoint": endpoint, "--reference-endpoint": reference_endpoint, "--model": model}
+    missing = [name for name, value in servers.items() if value is None]
+    if heads and len(missing) < len(servers):
+        raise ValueError(f"Heads and {', '.join(set(servers) - set(missing))} were given; give heads, or servers.")
+    if heads:
+        return
+    if missing:
+        raise ValueError(
+            f"No heads were given, and no {', '.join(missing)}; give a folder of heads, or all of {', '.join(servers)}."
+        )
+    if drafting.any_given:
+        raise ValueError("--tree, --lookup and --compile are about heads here; leave them out with a server.")
+
+
+def exit_code(comparisons: Sequence[Comparison]) -> int:
+    """1 for a bug, 3 for a difference that nothing rules on, 0 otherwise."""
+    verdicts = {kind for comparison in comparisons for kind, count in comparison.counts.items() if count}
+    return BUG if "bug" in verdicts else UNKNOWN if "unknown" in verdicts else 0

@@ -1,0 +1,54 @@
+"""A small OpenAI-compatible server in this process: it answers from a function, as vLLM or llama.cpp would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""From the request's JSON to a choice of the response."""
+
+
+class RefusedError(Exception):
+    """Answer with this status and text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@contextlib.contextmanager
+def served(answer: Answer) -> Iterator[str]:
+    """The base URL of a server that runs within the context."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked["path"] = self.path
+            try:
+                status, said = 200, {"id": "a", "model": asked["model"], "choices": [{"index": 0, **answer(asked)}]}
+            except RefusedError as error:
+                status, said = error.status, {"error": {"message": str(error)}}
+            body = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
