@@ -26,6 +26,7 @@ except MissingExtraError as error:
 
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
 from heads.cli.measure import benchmark_command, evaluate_command, tune_tree_command
+from heads.cli.race.command import race_command
 from heads.cli.text import chat_command, generate_command
 from heads.cli.verify_lossless import verify_lossless_command
 
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "benchmark": benchmark_command,
     "evaluate": evaluate_command,
     "tune-tree": tune_tree_command,
+    "race": race_command,
     "verify-lossless": verify_lossless_command,
     "info": info_command,
     "merge": merge_command,
