@@ -308,7 +308,7 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
         "folders.load_tokenizer",
     ):
         monkeypatch.setattr(f"heads.cli.{place}", interrupted)
-    files = {"merge": ["--out", tmp_path], "generate": ["--prompt", "a"]}
+    files = {"merge": ["--out", tmp_path], "generate": ["--prompt", "a"], "race": ["--prompt", "a"]}
     files["prune-vocabulary"] = ["--ngrams", tmp_path, "--tokens", 5, "--out", tmp_path]
     files["count-ngrams"] = ["--tokenizer", "a", "--data", "b", "--out", tmp_path]
     heads = [] if command == "count-ngrams" else [folder / "medusa"]
