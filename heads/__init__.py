@@ -10,6 +10,7 @@ from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.generate import generate
 from heads.decoding.own_loop import TreeDrafter, accept_greedy
+from heads.decoding.superposed.decoding import SuperposedDecoding
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
@@ -26,6 +27,7 @@ __all__ = [
     "DynamicDecoding",
     "DynamicTree",
     "NgramTable",
+    "SuperposedDecoding",
     "Tree",
     "TreeDecoding",
     "TreeDrafter",

@@ -157,9 +157,14 @@ class Backbone:
         return same_numbers(self.logits(hidden_4D), self.projection.without_norm()(hidden_4D))
 
     def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
-        """The decoder's own forward: the hidden states after the final norm, and the taps."""
+        """The decoder's own forward: the hidden states after the final norm, and the taps.
+
+        With `inputs_embeds` among the inputs these are read in place of the tokens.
+        """
+        if "inputs_embeds" not in inputs:
+            inputs["input_ids"] = tokens_BT.to(self.device)
         with recording(self.layers, taps, self.heads_device) as recorded:
-            output = self.decoder(input_ids=tokens_BT.to(self.device), **inputs)
+            output = self.decoder(**inputs)
         final_BTD = output.last_hidden_state.to(self.heads_device)
         if "final" in taps:
             recorded["final"] = final_BTD
@@ -242,15 +247,34 @@ class Backbone:
         """
         tokens_BN, depth_N, sees_NN = (x.to(self.heads_device) for x in (tokens_BN, depth_N, sees_NN))
         positions_BN = state.next_position_B[:, None] + depth_N
-        batch, nodes = tokens_BN.shape
+        return self._pass(state, tokens_BN, positions_BN, self._mask(state, positions_BN, sees_NN), taps)
+
+    def read_embeddings(self, state: BackboneState, embeddings_BD: Tensor) -> Pass:
+        """One pass over one new slot of each row, whose input is an embedding in place of a token's.
+
+        `check_embeddings` says whether a model reads embeddings as it reads tokens. The pass's token ids are 0.
+        """
+        positions_B1 = state.next_position_B[:, None]
+        mask = self._mask(state, positions_B1, torch.ones(1, 1, dtype=torch.bool, device=positions_B1.device))
+        embeddings_B1D = embeddings_BD[:, None].to(self.device)
+        return self._pass(state, torch.zeros_like(positions_B1), positions_B1, mask, (), inputs_embeds=embeddings_B1D)
+
+    def _mask(self, state: BackboneState, positions_BN: Tensor, sees_NN: Tensor) -> Any:
+        """What new slots attend to: all that is committed, and those of the pass that they see."""
+        batch, nodes = positions_BN.shape
         committed_BNS = state.valid_BS[:, None, :].expand(batch, nodes, -1)
         may_attend_BNS = torch.cat([committed_BNS, sees_NN.expand(batch, nodes, nodes)], dim=2)
         slot_positions_BS = torch.cat([state.positions_BS, positions_BN], dim=1)
-        mask = self.mask_style.finish(may_attend_BNS, positions_BN, slot_positions_BS, self.dtype)
-        return self._pass(state, tokens_BN, positions_BN, mask, taps)
+        return self.mask_style.finish(may_attend_BNS, positions_BN, slot_positions_BS, self.dtype)
 
     def _pass(
-        self, state: BackboneState, tokens_BN: Tensor, positions_BN: Tensor, mask: Any, taps: Sequence[Tap]
+        self,
+        state: BackboneState,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        mask: Any,
+        taps: Sequence[Tap],
+        **inputs: Tensor,
     ) -> Pass:
         final_BND, recorded = self.forward(
             tokens_BN,
@@ -259,6 +283,7 @@ class Backbone:
             position_ids=positions_BN,
             past_key_values=state.cache,
             use_cache=True,
+            **inputs,
         )
         found = self.run_stacks(taps, recorded, positions_BN, mask, state.cache)
         return Pass(tokens_BN=tokens_BN, positions_BN=positions_BN, taps=found, final_BND=final_BND)

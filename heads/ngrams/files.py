@@ -22,7 +22,7 @@ from heads.inside import open_new
 
 FORMAT_VERSION = 1
 DESCRIPTION = "ngrams.json"
-MAX_ORDER = 5
+MAX_ORDER = 6
 MAX_VOCAB = 1 << 20
 CHECKED_BYTES = 1 << 24  # one read for a checksum
 NUMBERS = ("<i4", "<u4", "<i8")

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from heads.inside import find_inside
 from heads.ngrams.files import HOW_TO_COUNT, array_names, checksum, fingerprint, open_array, read_description
+from heads.ngrams.next_token import next_token_probabilities
 from heads.ngrams.trie import Counts, Ids, TrieOrder
 
 PADDING = 1024  # rows that backbones add to their embedding beyond the tokenizer's tokens, at most
@@ -192,6 +193,27 @@ class NgramTable:
         trie_order = self.orders[len(prefix) - 1]
         seen = slice(*trie_order.range_of(node))
         return trie_order.tokens_N[seen].astype(np.int64), trie_order.counts_N[seen].astype(np.int64)
+
+    @property
+    def max_order(self) -> int:
+        """The longest n-grams of `next_token_probabilities`."""
+        return self.order
+
+    def next_token_probabilities(self, contexts_NC: Tensor, tokens_NM: Tensor) -> Tensor:
+        """How likely the model of each order finds some next tokens (superposed decoding, equation 5).
+
+        Args:
+            contexts_NC: the last tokens of each text, at least `order` - 1 where it has them; -1 where it is shorter.
+            tokens_NM: the tokens asked for after each text.
+
+        Returns:
+            (N, order - 1, M), float64, on the device of `tokens_NM`: for n = 2 … order the share of each token among
+            all that were counted after the last n - 1 tokens, 0 where these were never seen.
+        """
+        found_NOM = next_token_probabilities(
+            self.orders, self.vocab_size, contexts_NC.cpu().numpy(), tokens_NM.cpu().numpy()
+        )
+        return torch.from_numpy(found_NOM).to(tokens_NM.device)
 
     def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:
         """`next_counts` of the longest end of a context that was seen with a next token, and that end's length."""

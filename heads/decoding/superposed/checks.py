@@ -1,0 +1,121 @@
+"""What superposed decoding cannot do, in a sentence: weights, settings of `generate`, and backbones."""
+# 14D one text of four embeddings
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from heads.backbone.model import Backbone
+from heads.backbone.support import same_numbers
+from heads.decoding.request.entry import Call
+from heads.decoding.superposed.step import PAPER_WEIGHTS, NgramModel
+
+
+def fit_weights(weights: Sequence[float] | None, ngrams: NgramModel | None) -> tuple[float, ...]:
+    """λ for the orders from 2 on; the paper's where none were given.
+
+    Raises:
+        ValueError: weights without n-grams, n-grams of single tokens, more weights than orders, or weights that are no
+            shares of a probability.
+
+    >>> fit_weights([0.1, 0.4], None)
+    Traceback (most recent call last):
+    ValueError: weights=(0.1, 0.4) were given without n-grams, which they weigh; give ngrams, or leave weights out.
+    """
+    if ngrams is None:
+        if weights is not None:
+            raise ValueError(
+                f"weights={tuple(weights)} were given without n-grams, which they weigh; give ngrams, or leave weights "
+                f"out."
+            )
+        return ()
+    if not hasattr(ngrams, "next_token_probabilities"):
+        raise ValueError(
+            f"ngrams={ngrams!r} was given; give a table that headway count-ngrams made, its folder, or None."
+        )
+    orders = ngrams.max_order - 1
+    chosen = PAPER_WEIGHTS[:orders] if weights is None else tuple(weights)
+    if not 1 <= len(chosen) <= orders:
+        raise ValueError(
+            f"{len(chosen)} weights were given, for n-grams of 2 to {len(chosen) + 1} tokens, but the table counts up "
+            f"to {ngrams.max_order}; give 1 to {orders} weights, or count again with --order {len(chosen) + 1}."
+        )
+    if not all(math.isfinite(w) and w >= 0 for w in chosen) or not 0 < sum(chosen) <= 1 + 1e-9:
+        raise ValueError(
+            f"weights={chosen} were given; allowed are numbers from 0 on that sum to more than 0, at most 1."
+        )
+    return chosen
+
+
+def refuse_other_choices(config: GenerationConfig, streamer: Any) -> None:
+    """
+    Raises:
+        ValueError: settings of `generate` that cannot be obeyed where k drafts are kept, which change places.
+    """
+    given = {
+        "do_sample=True": (config.do_sample, "the likeliest drafts are kept; give do_sample=False"),
+        f"num_return_sequences={config.num_return_sequences}": (
+            (config.num_return_sequences or 1) > 1,
+            "every prompt returns k drafts; give k in its place",
+        ),
+        "a streamer": (streamer is not None, "drafts change places until the end; leave it out"),
+        "output_scores or output_logits": (
+            config.return_dict_in_generate and (config.output_scores or config.output_logits),
+            "a pass scores candidates of all drafts; sequences_scores has the drafts' own",
+        ),
+    }
+    for name, (is_given, reason) in given.items():
+        if is_given:
+            raise ValueError(f"{name} was given, which superposed decoding does not follow: {reason}.")
+
+
+def refuse_processors(call: Call) -> None:
+    """
+    Raises:
+        ValueError: logits processors or stopping criteria: candidates of all drafts come from one distribution.
+    """
+    objects = [*call.request.processors, *call.request.criteria]
+    if objects:
+        names = ", ".join(dict.fromkeys(type(one).__name__ for one in objects))
+        raise ValueError(
+            f"{names} was asked for, but superposed decoding takes all drafts' tokens from one distribution, which no "
+            f"processor or stopping criterion of a single text fits; leave it out, or set temperature in "
+            f"SuperposedDecoding."
+        )
+
+
+def check_embeddings(backbone: Backbone) -> None:
+    """Compare what the backbone makes of embeddings with what it makes of the same tokens, and try a mean of two.
+
+    Raises:
+        ValueError: it takes none, looks tokens up by them, or reads them as something else.
+    """
+    name = type(backbone.model).__name__
+    backbone.refresh()
+    was_training = backbone.model.training
+    backbone.model.eval()
+    tokens_14 = torch.arange(4, device=backbone.heads_device)[None] % backbone.vocab_size
+    try:
+        with torch.no_grad():
+            embeddings_14D = backbone.embed(tokens_14)
+            means_14D = embeddings_14D.add(embeddings_14D.flip(1)) / 2
+            expected = backbone.forward(tokens_14, use_cache=False)[0]
+            found = backbone.forward(tokens_14, use_cache=False, inputs_embeds=embeddings_14D)[0]
+            backbone.forward(tokens_14, use_cache=False, inputs_embeds=means_14D)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"{name} cannot read embeddings in place of tokens ({error}), which superposed decoding feeds it; use "
+            f"another backbone, or sample drafts with plain generate and num_return_sequences."
+        ) from error
+    finally:
+        backbone.model.train(was_training)
+    if not same_numbers(found, expected):
+        raise ValueError(
+            f"{name} reads the embeddings of tokens otherwise than the tokens themselves, so superposed decoding would "
+            f"draft from wrong numbers; use another backbone."
+        )

@@ -1,0 +1,208 @@
+"""Superposed decoding: drafts and scores are those of the plain reference, and what cannot be obeyed is refused.
+
+In float64 both compute the same sums in another order, so scores agree to 1e-6 with room to spare: they are sums of at
+most 12 logarithms of size 100.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import EOS, PAD, VOCAB, random_tokens, tiny_model
+
+import heads
+from heads.decoding.superposed.reference import count_plainly, superposed_drafts
+from heads.ngrams.counting import count_ngrams
+
+ARCHITECTURES = ("llama", "gpt_neox", "gemma", "gemma2", "mistral_windowed", "codegen", "gpt2", "opt")
+FLOAT32_INSIDE = {"codegen": "multiplies queries with keys in float32", "gemma2": "has its norms in float32"}
+"""A text that is read at once and token by token is rounded differently there, and logits reach 30."""
+SETTINGS = {"temperature": 0.7, "alpha": 0.4, "penalty": 0.01}
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return [random_tokens(1, 400, seed=seed)[0].tolist() for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def table(documents, tmp_path_factory):
+    return count_ngrams(documents, folder=tmp_path_factory.mktemp("ngrams") / "table", order=6, vocab_size=VOCAB)
+
+
+def float64(name):
+    return tiny_model(name, attn="eager" if name in ("codegen", "gemma2") else "sdpa", dtype=torch.float64)
+
+
+def check_equal(out, expected, prompts, k, tolerance=1e-6):
+    """`expected`: for each prompt its drafts and scores."""
+    assert out.sequences.shape[0] == len(prompts) * k
+    for row, (prompt, drafts) in enumerate(zip(prompts, expected, strict=True)):
+        for i, (tokens, score) in enumerate(drafts):
+            found = out.sequences[row * k + i, -(out.sequences.shape[1] - prompts.shape[1]) :].tolist()
+            assert found == tokens + [PAD] * (len(found) - len(tokens)), (row, i, prompt)
+            assert out.sequences_scores[row * k + i].item() == pytest.approx(score, abs=tolerance)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_drafts_and_scores_are_the_reference_s(name, k, table, documents):
+    model = float64(name)
+    prompts = random_tokens(2, 7, seed=5)
+    prompts[0, -4:] = torch.tensor(documents[0][10:14])  # an end that the n-grams know
+    for ngrams in (None, table):
+        weights = (0.01, 0.04, 0.15, 0.18, 0.12) if ngrams is not None else ()
+        counts = count_plainly(documents, 6) if ngrams is not None else None
+        decoding = heads.SuperposedDecoding(k=k, ngrams=ngrams, **SETTINGS)
+        out = model.generate(
+            prompts, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, custom_generate=decoding
+        )
+        expected = [
+            superposed_drafts(
+                model, prompt, k=k, length=6, weights=weights, counts=counts, eos=frozenset({EOS}), **SETTINGS
+            )
+            for prompt in prompts.tolist()
+        ]
+        check_equal(out, expected, prompts, k, 1e-4 if name in FLOAT32_INSIDE else 1e-6)
+        assert (out.sequences_scores.view(2, k).diff(dim=1) <= 1e-12).all()
+
+
+def test_ends_of_text_inside_drafts_left_padding_and_prompts_of_one_token():
+    model = float64("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[EOS] *= 2.5  # ends are likely
+    lengths = (1, 4, 6)
+    texts = [random_tokens(1, n, seed=30 + n)[0].tolist() for n in lengths]
+    prompts = torch.tensor([[PAD] * (6 - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (6 - n) + [1] * n for n in lengths])
+    out = model.generate(
+        prompts,
+        attention_mask=mask,
+        max_new_tokens=12,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=heads.SuperposedDecoding(k=4, temperature=1.0),
+    )
+    plain = {"k": 4, "length": 12, "temperature": 1.0, "alpha": 0.0, "penalty": 1.0, "eos": frozenset({EOS})}
+    expected = [superposed_drafts(model, text, **plain) for text in texts]
+    ended = sorted(len(tokens) for drafts in expected for tokens, _ in drafts)
+    assert ended[0] < ended[-1] == 12  # some end early and some do not
+    check_equal(out, expected, prompts, 4)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_resets_read_a_sampled_draft_anew(every):
+    model = float64("qwen3")
+    prompt = random_tokens(1, 5, seed=8)
+    out = model.generate(
+        prompt,
+        max_new_tokens=9,
+        do_sample=False,
+        return_dict_in_generate=True,
+        custom_generate=heads.SuperposedDecoding(
+            k=3, temperature=1.0, reset_every=every, generator=torch.Generator().manual_seed(4)
+        ),
+    )
+    drafts = superposed_drafts(
+        model,
+        prompt[0].tolist(),
+        k=3,
+        length=9,
+        temperature=1.0,
+        alpha=0.0,
+        penalty=1.0,
+        eos=frozenset({EOS}),
+        reset_every=every,
+        generator=torch.Generator().manual_seed(4),
+    )
+    check_equal(out, [drafts], prompt, 3)
+
+
+def test_one_draft_at_any_temperature_is_greedy_text():
+    model = float64("phi3")
+    prompt = random_tokens(2, 5, seed=9)
+    plain = model.generate(prompt, max_new_tokens=10, do_sample=False, eos_token_id=None)
+    ours = model.generate(
+        prompt, max_new_tokens=10, do_sample=False, eos_token_id=None, custom_generate=heads.SuperposedDecoding(k=1)
+    )
+    assert torch.equal(ours, plain)
+
+
+def test_a_prompt_has_one_row_in_every_pass():
+    model = float64("llama")
+    out = model.generate(
+        random_tokens(2, 5, seed=9),
+        max_new_tokens=7,
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        custom_generate=heads.SuperposedDecoding(k=5, temperature=1.0),
+    )
+    assert (out.stats.passes, out.stats.row_passes, out.stats.tokens) == (7, 14, 70)
+
+
+REFUSED = {
+    "do_sample=True was given": ({"do_sample": True}, {}),
+    "Greedy methods .* do not support `num_return_sequences`": ({"num_return_sequences": 3}, {}),  # generate itself
+    "a streamer was given": ({"streamer": SimpleNamespace(put=list, end=list)}, {}),
+    "output_scores or output_logits was given": ({"output_scores": True, "return_dict_in_generate": True}, {}),
+    "RepetitionPenaltyLogitsProcessor was asked for": ({"repetition_penalty": 1.3}, {}),
+    "MaxTimeCriteria was asked for": ({"max_time": 9.0}, {}),
+    f"k=30 was given; the vocabulary has {VOCAB} tokens": ({}, {"k": 30}),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_generate_asks_and_drafts_cannot_do(said):
+    asked, settings = REFUSED[said]
+    decoding = heads.SuperposedDecoding(**settings)
+    with pytest.raises(ValueError, match=f"^{said}"):
+        heads.generate(
+            tiny_model("llama"),
+            decoding,
+            input_ids=random_tokens(1, 4),
+            **{"do_sample": False, "max_new_tokens": 4, **asked},
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"k": 0}, "k=0 was given; allowed are integers of at least 1"),
+        ({"alpha": 1.2}, "alpha=1.2 was given; allowed are numbers from 0 to 1"),
+        ({"temperature": 0.0}, "temperature=0.0 was given; allowed are numbers above 0"),
+        ({"penalty": 0.0}, "penalty=0.0 was given"),
+        ({"reset_every": 0}, "reset_every=0 was given"),
+        ({"generator": 3}, "generator=3 was given"),
+        ({"ngrams": object()}, "ngrams=<object"),
+        ({"ngrams": "no/such/folder"}, "no/such/folder"),
+    ],
+)
+def test_settings_outside_their_range(given, said):
+    with pytest.raises((ValueError, OSError), match=said):
+        heads.SuperposedDecoding(**given)
+
+
+def test_weights_fit_the_orders_that_the_table_has(documents, table, tmp_path):
+    assert heads.SuperposedDecoding(ngrams=table).weights == (0.01, 0.04, 0.15, 0.18, 0.12)
+    shorter = count_ngrams(documents[:1], folder=tmp_path / "four", order=4, vocab_size=VOCAB)
+    assert heads.SuperposedDecoding(ngrams=shorter).weights == (0.01, 0.04, 0.15)
+    with pytest.raises(ValueError, match=r"4 weights were given, .* counts up to 4; give 1 to 3 weights"):
+        heads.SuperposedDecoding(ngrams=shorter, weights=(0.1, 0.1, 0.1, 0.1))
+    with pytest.raises(ValueError, match="sum to more than 0, at most 1"):
+        heads.SuperposedDecoding(ngrams=table, weights=(0.9, 0.9))
+    wide = count_ngrams([[0, 70_000]], folder=tmp_path / "wide", order=2, vocab_size=70_001)
+    with pytest.raises(ValueError, match="is of another tokenizer"):
+        tiny_model("llama").generate(
+            random_tokens(1, 4), do_sample=False, custom_generate=heads.SuperposedDecoding(ngrams=wide)
+        )
+
+
+@pytest.mark.parametrize("name", ["gemma4"])
+def test_a_backbone_that_looks_tokens_up_by_their_embeddings_is_refused(name):
+    with pytest.raises(ValueError, match=r"cannot read embeddings in place of tokens|reads the embeddings of tokens"):
+        tiny_model(name).generate(
+            random_tokens(1, 4), do_sample=False, max_new_tokens=3, custom_generate=heads.SuperposedDecoding()
+        )
