@@ -93,7 +93,8 @@ def interpolate(log_p_BM: Tensor, ngram_BKM: Tensor, alpha: float, log_penalty: 
     """(B, K, M): log p_f by equation 6, and by equation 7 for drafts whose n-grams know none of the tokens.
 
     >>> log_p_BM, ngram_BKM = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[[0.08, 0.0], [0.0, 0.0]]])
-    >>> interpolate(log_p_BM, ngram_BKM, 0.5, math.log(0.1)).exp()  # √(0.5 · 0.08), then 0.1 · √0.5 and 0.1 · √0.2
+    >>> log_penalty = torch.tensor(0.1).log().item()
+    >>> interpolate(log_p_BM, ngram_BKM, 0.5, log_penalty).exp()  # √(0.5 · 0.08), then 0.1 · √0.5 and 0.1 · √0.2
     tensor([[[0.2000, 0.0000],
              [0.0707, 0.0447]]])
     """
