@@ -1,0 +1,206 @@
+"""Models side by side on the same tasks, with standard errors and paired intervals: DynaMo's tables 1 and 10 to 14.
+
+A value is marked where its difference from the first row lies outside 0 with 95 % (a paired bootstrap over examples);
+differences inside are no wins and no losses, whatever their sign.
+"""
+# S sample, R resample
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from rich.table import Table
+
+from heads.evaluation.tasks.presets import Column, Preset
+from heads.evaluation.tasks.run import TaskResult
+
+RESAMPLES = 2000
+SHARES = (0.025, 0.975)
+PERCENT = ("acc", "acc_norm", "exact_match", "pct_stereotype")
+"""Metrics that the harness gives as shares, shown in percent as the paper does; others are shown as they are."""
+
+
+class Kept(Protocol):
+    """Rows that a run has finished, by name, so that it can be resumed."""
+
+    def get(self, name: str) -> Mapping[str, Any] | None: ...
+
+    def put(self, name: str, row: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(kw_only=True)
+class TaskRun:
+    """One model's results by task, and what heads did on its texts."""
+
+    name: str
+    results: dict[str, TaskResult] = field(default_factory=dict)
+    decoded: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> TaskRun:
+        results = {
+            task: TaskResult(
+                task=task,
+                metrics={name: (value, error) for name, (value, error) in found["metrics"].items()},
+                samples=found["samples"],
+                shots=found["shots"],
+            )
+            for task, found in row["results"].items()
+        }
+        return cls(name=row["name"], results=results, decoded=row["decoded"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One figure of the table.
+
+    Attributes:
+        difference: 95 % interval of its difference from the first row; None for the first row, or without samples.
+    """
+
+    value: float
+    error: float | None
+    difference: tuple[float, float] | None = None
+
+    @property
+    def mark(self) -> str:
+        """
+        >>> Cell(value=0.5, error=0.1, difference=(0.01, 0.2)).mark, Cell(value=0.5, error=0.1).mark
+        (' ▲', '')
+        """
+        low, high = self.difference or (0.0, 0.0)
+        return " ▲" if low > 0 else " ▼" if high < 0 else ""
+
+
+def first_metric(result: TaskResult) -> str:
+    return next(iter(result.metrics))
+
+
+def cell_of(column: Column, run: TaskRun, first: TaskRun) -> Cell | None:
+    """None where the harness has no such metric."""
+    result, reference = run.results[column.task], first.results[column.task]
+    metric = column.metric or first_metric(result)
+    if metric not in result.metrics:
+        return None
+    value, error = result.metrics[metric]
+    ours, theirs = result.samples.get(metric), reference.samples.get(metric)
+    paired = run is not first and ours is not None and theirs is not None and len(ours) == len(theirs)
+    return Cell(value=value, error=error, difference=difference(ours or [], theirs or []) if paired else None)
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean difference, by a paired bootstrap over samples.
+
+    >>> difference([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
+    (1.0, 1.0)
+    """
+    apart_S = np.asarray(ours) - np.asarray(theirs)
+    generator = np.random.default_rng(0)
+    means_R = np.array([generator.choice(apart_S, len(apart_S)).mean() for _ in range(RESAMPLES)])
+    low, high = np.quantile(means_R, SHARES)
+    return float(low), float(high)
+
+
+def preset_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:
+    """One row for each model, one column for each task and metric."""
+    counted = [runs[0].results[task] for task in preset.tasks]
+    shots = sorted({result.shots for result in counted})
+    title = f"{preset.shows}, {' or '.join(map(str, shots))}-shot, {sum(r.num_samples for r in counted)} examples"
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in preset.columns:
+        table.add_column(column.title, justify="right")
+    for run in runs:
+        table.add_row(run.name, *(show(cell_of(column, run, runs[0]), column, run) for column in preset.columns))
+    return table
+
+
+def show(cell: Cell | None, column: Column, run: TaskRun) -> str:
+    """Value ± standard error, in percent where the metric is a share; "–" where there is none."""
+    if cell is None:
+        return "–"
+    metric = column.metric or first_metric(run.results[column.task])
+    scale, digits = (100.0, 1) if metric in PERCENT else (1.0, 2)
+    error = "" if cell.error is None else f" ± {cell.error * scale:.{digits}f}"
+    return f"{cell.value * scale:.{digits}f}{error}{cell.mark}"
+
+
+def decoded_line(run: TaskRun) -> str:
+    """What heads did on generate-until tasks, in a sentence; empty if nothing was decoded."""
+    found = run.decoded
+    if not found or not found["texts"]:
+        return ""
+    parted = ", ".join(f"{found[kind]} {kind}" for kind in ("rounding", "bug", "unknown") if found[kind])
+    return (
+        f"{run.name}: {found['texts']} texts decoded with heads at {found['tokens_per_pass']:.2f} tokens per pass, "
+        f"{found['same']} equal to plain greedy" + (f", {parted}" if parted else "")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One row: its name and a function that loads a `HeadsLM`."""
+
+    name: str
+    load: Callable[[], Any]
+
+
+def run_all(
+    contenders: Sequence[Contender],
+    presets: Sequence[Preset],
+    run_one: Callable[[Any, Preset], list[TaskResult]],
+    kept: Kept,
+) -> list[TaskRun]:
+    """Each model on each preset; a model is loaded only if something of it is missing in `kept`."""
+    runs = []
+    for contender in contenders:
+        run, load = TaskRun(name=contender.name), cache(contender.load)
+        for preset in presets:
+            name = f"{contender.name}: {','.join(preset.tasks)}"
+            row = kept.get(name)
+            if row is None:
+                model = load()
+                results = {result.task: result for result in run_one(model, preset)}
+                found = TaskRun(name=contender.name, results=results, decoded=model.take_decoded())
+                kept.put(name, found.as_dict())
+            else:
+                found = TaskRun.from_dict(row)
+            run.results |= found.results
+            run.decoded = add_decoded(run.decoded, found.decoded)
+        runs.append(run)
+    return runs
+
+
+def add_decoded(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Counts of both, and tokens per pass of both together.
+
+    >>> add_decoded(None, {"texts": 1, "tokens": 6, "passes": 3})
+    {'texts': 1, 'tokens': 6, 'passes': 3, 'tokens_per_pass': 2.0}
+    """
+    if first is None and second is None:
+        return None
+    both = [found for found in (first, second) if found is not None]
+    names = [name for name in both[0] if name != "tokens_per_pass"]
+    total = {name: sum(found[name] for found in both) for name in names}
+    return total | {"tokens_per_pass": total["tokens"] / max(1, total["passes"])}
+
+
+class KeptInMemory:
+    """Rows of this process alone."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Mapping[str, Any]] = {}
+
+    def get(self, name: str) -> Mapping[str, Any] | None:
+        return self.rows.get(name)
+
+    def put(self, name: str, row: Mapping[str, Any]) -> None:
+        self.rows[name] = row

@@ -1,0 +1,156 @@
+"""lm-evaluation-harness on tiny local tasks: the model's own likelihoods, and texts that heads decode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
+from repository import ROOT
+from throwaway_families import make_heads
+from tiny import tiny_model
+
+from heads.backbone.model import Backbone
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.tasks.harness import HeadsLM
+from heads.evaluation.tasks.presets import PRESETS, Column, Preset, read_tasks
+from heads.evaluation.tasks.run import TaskResult, make_manager, run_preset
+from heads.evaluation.tasks.side_by_side import (
+    Contender,
+    KeptInMemory,
+    TaskRun,
+    cell_of,
+    decoded_line,
+    difference,
+    preset_table,
+    run_all,
+)
+
+FOLDER = ROOT / "tests/tasks"
+CHOICE, CONTINUE = "tiny_choice", "tiny_continue"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = EOS
+    model.config.eos_token_id = model.config.pad_token_id = EOS
+    return model
+
+
+@pytest.fixture(scope="module")
+def manager() -> Any:
+    return make_manager([CHOICE, CONTINUE], FOLDER)
+
+
+@pytest.fixture(scope="module")
+def runs(model: Any, manager: Any) -> list[TaskRun]:
+    decoding = TreeDecoding(make_heads("medusa", Backbone(model)), 4)
+    contenders = [
+        Contender(name="plain", load=lambda: HeadsLM(model, byte_tokenizer())),
+        Contender(name="heads", load=lambda: HeadsLM(model, byte_tokenizer(), decoding)),
+    ]
+    (preset,) = read_tasks(f"{CHOICE},{CONTINUE}")
+    return run_all(contenders, [preset], lambda lm, asked: run_preset(lm, asked, manager, None), KeptInMemory())
+
+
+def test_likelihoods_are_the_backbones_own(model, runs):
+    """The choice whose tokens are likelier under the model, by its logits alone."""
+    rows = [json.loads(line) for line in (FOLDER / f"{CHOICE}.jsonl").read_text().splitlines()]
+    right = []
+    for row in rows:
+        scores = [log_likelihood(model, row["text"], choice) for choice in row["choices"]]
+        right.append(float(scores.index(max(scores)) == row["label"]))
+    for run in runs:
+        assert run.results[CHOICE].samples["acc"] == right
+        assert run.results[CHOICE].metrics["acc"][0] == pytest.approx(sum(right) / len(right))
+        assert run.results[CHOICE].metrics["acc"][1] > 0
+
+
+def log_likelihood(model: Any, text: str, choice: str) -> float:
+    before, whole = (byte_tokenizer()(part)["input_ids"] for part in (text, text + choice))
+    with torch.no_grad():
+        log_p_TV = model(torch.tensor([whole])).logits[0].log_softmax(dim=1)
+    return sum(float(log_p_TV[i - 1, whole[i]]) for i in range(len(before), len(whole)))
+
+
+def test_texts_are_decoded_with_heads_and_equal_plain_greedy(runs):
+    plain, ours = runs
+    assert plain.decoded is None
+    assert ours.decoded is not None
+    assert (ours.decoded["texts"], ours.decoded["same"]) == (3, 3)
+    assert 0 < ours.decoded["passes"] <= ours.decoded["tokens"]
+    assert ours.results[CONTINUE].samples == plain.results[CONTINUE].samples
+    assert "3 equal to plain greedy" in decoded_line(ours)
+
+
+def test_a_wrong_text_is_a_bug(model, manager, monkeypatch):
+    decoding = TreeDecoding(make_heads("medusa", Backbone(model)), 4)
+    exact = TreeDecoding.__call__
+
+    def planted(self: Any, model: Any, input_ids: Any, *arguments: Any, **more: Any) -> Any:
+        output = exact(self, model, input_ids, *arguments, **more)
+        output.sequences[0, input_ids.shape[1]] = (output.sequences[0, input_ids.shape[1]] + 1) % 200
+        return output
+
+    monkeypatch.setattr(TreeDecoding, "__call__", planted)
+    lm = HeadsLM(model, byte_tokenizer(), decoding)
+    run_preset(lm, Preset(columns=(Column(task=CONTINUE),), shots=None, shows=""), manager, 2)
+    assert [finding.verdict for finding in lm.decoded.findings] == ["bug", "bug"]
+
+
+def test_what_was_finished_is_not_run_again(runs):
+    kept = KeptInMemory()
+    kept.put(f"plain: {CHOICE},{CONTINUE}", runs[0].as_dict())
+
+    def never() -> Any:
+        raise AssertionError("loaded")
+
+    (preset,) = read_tasks(f"{CHOICE},{CONTINUE}")
+    (again,) = run_all([Contender(name="plain", load=never)], [preset], lambda *_: [], kept)
+    assert again == runs[0]
+
+
+def made(name: str, accuracy: list[float]) -> TaskRun:
+    value = sum(accuracy) / len(accuracy)
+    return TaskRun(
+        name=name, results={"t": TaskResult(task="t", metrics={"acc": (value, 0.05)}, samples={"acc": accuracy})}
+    )
+
+
+def test_only_differences_outside_their_interval_are_marked():
+    first, same, better = made("a", [0.0, 1.0] * 20), made("b", [1.0, 0.0] * 20), made("c", [1.0] * 40)
+    column = Column(task="t", metric="acc")
+    assert [cell_of(column, run, first).mark for run in (first, same, better)] == ["", "", " ▲"]  # type: ignore[union-attr]
+    low, high = difference([1.0, 0.0] * 20, [0.0, 1.0] * 20)
+    assert low < 0 < high
+    table = preset_table(Preset(columns=(column,), shots=0, shows="table 1"), [first, same, better])
+    assert list(table.columns[1].cells) == ["50.0 ± 5.0", "50.0 ± 5.0", "100.0 ± 5.0 ▲"]
+    assert table.title == "table 1, 0-shot, 40 examples"
+
+
+def test_presets_are_the_papers_tables():
+    assert {name: (preset.shots, len(preset.columns)) for name, preset in PRESETS.items()} == {
+        "common-sense": (0, 8),
+        "triviaqa-5": (5, 1),
+        "reading": (0, 3),
+        "mmlu-5": (5, 5),
+        "bias": (0, 4),
+    }
+    assert [preset.shots for preset in read_tasks("mmlu-5,lambada_openai", shots=2)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: read_tasks(" , "), "give different names with commas"),
+        (lambda: read_tasks("piqa,piqa"), "give different names with commas"),
+        (lambda: make_manager([CHOICE], Path("nowhere")), "The folder of tasks nowhere does not exist"),
+    ],
+)
+def test_wrong_names_end_in_a_sentence(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
