@@ -6,8 +6,9 @@
     python -m benchmarks.verify --stale       # results that are older than what they measure, and why
 
 transformers_tests is skipped unless HEADWAY_TRANSFORMERS=FOLDER names a checkout of
-github.com/huggingface/transformers at the installed version. No other program writes into benchmarks/results/. A new
-benchmark adds its command to `CHECKS`.
+github.com/huggingface/transformers at the installed version, and outside unless HEADWAY_HARNESSES=FOLDER holds
+checkouts of github.com/hemingkx/Spec-Bench and github.com/NVIDIA/Model-Optimizer. No other program writes into
+benchmarks/results/. A new benchmark adds its command to `CHECKS`.
 """
 
 from __future__ import annotations
@@ -213,6 +214,14 @@ CHECKS = {
         "model: passed, refused in a sentence, failed",
         measures=("heads/backbone", "heads/decoding", "heads/interface"),
         needs="HEADWAY_TRANSFORMERS",
+    ),
+    "outside": Check(
+        command="python -m benchmarks.outside.harnesses",
+        quick="--prompts 4 --new-tokens 48",
+        shows="Spec-Bench's and Model-Optimizer's own loops and metrics on the demo, with our adapters: tokens, passes "
+        "and tokens per pass equal to ours, and what each harness counts in its own way",
+        measures=("heads/decoding", "checkpoints/demo/grounded"),
+        needs="HEADWAY_HARNESSES",
     ),
     "base_recipe": Check(
         command="accelerate launch train.py --config configs/demo/base.yaml --overwrite true",
