@@ -122,11 +122,11 @@ def held_out(opened: Opened, count: int, length: int = 64) -> list[Tensor]:
     return [prompt_1T.to(opened.model.device) for prompt_1T in found]
 
 
-def open_ngrams(opened: Opened, folder: str = NGRAMS) -> NgramTable:
+def open_ngrams(opened: Opened, folder: str = NGRAMS, order: int = 3) -> NgramTable:
     """The n-gram table of the demo corpus, which is counted if it does not exist."""
     if not Path(folder).is_dir():
         heldout = str(Path(opened.source) / "training.json")
-        count_ngrams_command(opened.source, ["python-stdlib"], Path(folder), heldout_list=heldout)
+        count_ngrams_command(opened.source, ["python-stdlib"], Path(folder), heldout_list=heldout, order=order)
     return NgramTable.open(folder, opened.tokenizer)
 
 

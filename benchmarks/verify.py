@@ -198,6 +198,12 @@ CHECKS = {
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
         measures=(),
     ),
+    "superposed_speed": Check(
+        command="python -m benchmarks.speed.superposed --picture docs/pictures/superposed_speed.png",
+        shows="seconds for k drafts by superposed decoding, beside nucleus sampling one after another and in a batch, "
+        "and the share of n-gram look-ups",
+        quick="--k 1 3 8 --prefixes 4",
+    ),
     "resume": Check(
         command="python -m benchmarks.training.resume",
         shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",
