@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from heads.inside import open_new
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had numbers of 4 and 8 bytes alone
 DESCRIPTION = "ngrams.json"
 MAX_ORDER = 6
 MAX_VOCAB = 1 << 20
 CHECKED_BYTES = 1 << 24  # one read for a checksum
-NUMBERS = ("<i4", "<u4", "<i8")
+NUMBERS = ("|u1", "<u2", "<i4", "<u4", "<i8")
 HOW_TO_COUNT = "count it again with the backbone's tokenizer: headway count-ngrams --tokenizer BACKBONE"
 
 
@@ -148,7 +148,9 @@ def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]
     order = description["order"]
     files = {}
     for name in array_names(order):
-        files[name] = write_array(folder / name, number_type(name, parts), read_pieces(name, parts))
+        files[name] = write_array(
+            folder / name, number_type(name, parts, description["vocab_size"]), read_pieces(name, parts)
+        )
     description = {
         **description,
         "positions": [sum(int(read_part(part, f"order{n}.positions")) for part in parts) for n in range(1, order + 1)],
@@ -159,14 +161,28 @@ def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def number_type(name: str, parts: Sequence[Path]) -> str:
-    """Token ids take 4 bytes, starts and counts of unigrams 8, and other counts as many as the largest needs."""
-    if name.endswith("tokens"):
-        return "<i4"
-    if name.endswith("starts") or name == "order1.counts":
+def number_type(name: str, parts: Sequence[Path], vocab_size: int) -> str:
+    """As many bytes as the largest number needs; 8 for starts of 4 billion n-grams and more and for unigrams' counts.
+
+    A 6-gram of the demo's 2,048 tokens takes 8 bytes: 2 for its token, 1 or 2 for its count, 4 for where its extensions
+    start.
+    """
+    if name == "order1.counts":
         return "<i8"
+    if name.endswith("tokens"):
+        return smallest_type(vocab_size - 1, ("<u2", "<i4"))
+    if name.endswith("starts"):
+        return smallest_type(sum(int(read_part(part, name).sum()) for part in parts), ("<u4", "<i8"))
     largest = max(int(read_part(part, name).max(initial=0)) for part in parts)
-    return "<u4" if largest <= np.iinfo(np.uint32).max else "<i8"
+    return smallest_type(largest, ("|u1", "<u2", "<u4", "<i8"))
+
+
+def smallest_type(largest: int, kinds: Sequence[str]) -> str:
+    """
+    >>> smallest_type(255, ("|u1", "<u2")), smallest_type(256, ("|u1", "<u2"))
+    ('|u1', '<u2')
+    """
+    return next(kind for kind in kinds if largest <= np.iinfo(kind).max)
 
 
 def read_pieces(name: str, parts: Sequence[Path]) -> Iterator[NDArray[Any]]:

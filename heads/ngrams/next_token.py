@@ -3,10 +3,11 @@
 p_n(x | last n − 1 tokens) is the count of the n-gram over the counts of all n-grams with the same beginning, for n = 2
 to the table's order (superposed decoding, equation 5); 0 where the beginning was never seen.
 
-All (text, order, token) questions of a step are answered together. The end of a text of c tokens is walked down the
-trie for every c at once: step j of each walk lies in the same order, and so do the next tokens of ends that are walked.
+All (text, order, token) questions of a step are answered in one call. Where the n-grams that extend a beginning lie is
+kept between calls: the beginnings of one step are those of the step before with one token more, so that each takes one
+search, and a beginning that was never seen ends the search, since longer ones were not seen either.
 """
-# N text, C context, O order from 2 on, M next token asked for, Q question
+# N text, C context, O order from 2 on, M next token asked for, F beginning found
 
 from __future__ import annotations
 
@@ -15,79 +16,86 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from heads.ngrams.trie import Counts, TrieOrder
+from heads.ngrams.trie import Counts, TrieOrder, as_type_of
 
 Probabilities = NDArray[np.float64]
-UNSEEN = -1
+Span = tuple[int, int, int]
+"""Where the n-grams that extend a beginning start and end, and the sum of their counts."""
+NOTHING: Span = (0, 0, 0)
+KEPT = 1 << 16
+"""Beginnings that are kept, about 20 MB; then all are forgotten."""
 
 
-def next_token_probabilities(
-    orders: Sequence[TrieOrder], vocab_size: int, contexts_NC: Counts, tokens_NM: Counts
-) -> Probabilities:
-    """(N, O, M): p_n of each token after each text.
+class NextTokens:
+    """The questions that a table's orders from 2 on answer."""
 
-    Args:
-        orders: of the trie, from 2 on.
-        contexts_NC: the last tokens of each text, -1 where a text is shorter.
-        tokens_NM: the next tokens asked for.
-    """
-    found_NOM = np.zeros((len(contexts_NC), len(orders), tokens_NM.shape[1]))
-    # The end of c tokens begins at place C − c; its walk begins at its first token, which is its number in order 1.
-    lengths = range(1, min(len(orders), contexts_NC.shape[1]) + 1)
-    nodes = {c: in_vocabulary(contexts_NC[:, -c], vocab_size) for c in lengths}
-    for j in lengths:
-        order = orders[j - 1]
-        found_NOM[:, j - 1] = share_of_each(order, nodes[j], tokens_NM)
-        for c in range(j + 1, len(nodes) + 1):
-            nodes[c] = extend(order, nodes[c], contexts_NC[:, j - c])
-    return found_NOM
+    def __init__(self, orders: Sequence[TrieOrder], vocab_size: int) -> None:
+        self.orders, self.vocab_size = orders, vocab_size
+        self.spans: dict[tuple[int, ...], Span] = {}
+
+    def probabilities(self, contexts_NC: Counts, tokens_NM: Counts) -> Probabilities:
+        """(N, O, M): p_n of each token after each text.
+
+        Args:
+            contexts_NC: the last tokens of each text, -1 where a text is shorter.
+            tokens_NM: the next tokens asked for.
+        """
+        found_NOM = np.zeros((len(contexts_NC), len(self.orders), tokens_NM.shape[1]))
+        if not tokens_NM.size:
+            return found_NOM
+        rows: list[list[int]] = [[] for _ in self.orders]
+        spans: list[list[Span]] = [[] for _ in self.orders]
+        for row, context in enumerate(contexts_NC.tolist()):
+            for length in range(1, min(len(self.orders), len(context)) + 1):
+                span = self.span(tuple(context[-length:]))
+                if not span[2]:
+                    break
+                rows[length - 1].append(row)
+                spans[length - 1].append(span)
+        unknown_NM = (tokens_NM < 0) | (tokens_NM >= self.vocab_size)
+        asked_NM = np.where(unknown_NM, 0, tokens_NM)
+        for i, order in enumerate(self.orders):
+            if rows[i]:
+                found_NOM[rows[i], i] = share_of_each(order, spans[i], asked_NM[rows[i]])
+        found_NOM.transpose(0, 2, 1)[unknown_NM] = 0
+        return found_NOM
+
+    def span(self, beginning: tuple[int, ...]) -> Span:
+        """Where a beginning's extensions lie; `NOTHING` where it was never seen with a next token."""
+        found = self.spans.get(beginning)
+        if found is None:
+            found = self.find_span(beginning)
+            if len(self.spans) >= KEPT:
+                self.spans.clear()
+            self.spans[beginning] = found
+        return found
+
+    def find_span(self, beginning: tuple[int, ...]) -> Span:
+        token = beginning[-1]
+        if not 0 <= token < self.vocab_size:
+            return NOTHING
+        node = token
+        if len(beginning) > 1:
+            start, end, total = self.span(beginning[:-1])
+            if not total:
+                return NOTHING
+            tokens = self.orders[len(beginning) - 2].tokens_N
+            node = start + int(tokens[start:end].searchsorted(tokens.dtype.type(token)))
+            if node == end or tokens[node] != token:
+                return NOTHING
+        order = self.orders[len(beginning) - 1]
+        start, end = order.range_of(node)
+        return start, end, int(order.counts_N[start:end].sum(dtype=np.int64))
 
 
-def in_vocabulary(tokens_N: Counts, vocab_size: int) -> Counts:
-    return np.where((tokens_N >= 0) & (tokens_N < vocab_size), tokens_N, UNSEEN)
-
-
-def extend(order: TrieOrder, nodes_Q: Counts, tokens_Q: Counts) -> Counts:
-    """The n-grams that extend each of some n-grams by a token; `UNSEEN` where there is none."""
-    starts_Q, ends_Q = ranges(order, nodes_Q)
-    return find_in_ranges(order.tokens_N, starts_Q, ends_Q, tokens_Q)
-
-
-def share_of_each(order: TrieOrder, nodes_N: Counts, tokens_NM: Counts) -> Probabilities:
-    """(N, M): the share of each token among all that were counted after an n-gram."""
-    starts_N, ends_N = ranges(order, nodes_N)
-    many = tokens_NM.shape[1]
-    places = find_in_ranges(order.tokens_N, starts_N.repeat(many), ends_N.repeat(many), tokens_NM.reshape(-1))
-    seen = places != UNSEEN
-    counts = np.zeros(len(places))
-    counts[seen] = order.counts_N[places[seen]]
-    spans = zip(starts_N.tolist(), ends_N.tolist(), strict=True)
-    totals = np.array([order.counts_N[start:end].sum(dtype=np.int64) for start, end in spans])
-    return counts.reshape(tokens_NM.shape) / np.maximum(1, totals)[:, None]
-
-
-def ranges(order: TrieOrder, nodes_Q: Counts) -> tuple[Counts, Counts]:
-    """Where the n-grams that extend each of some n-grams begin and end; an empty range for those never seen."""
-    known_Q = nodes_Q != UNSEEN
-    starts_Q, ends_Q = order.ranges(np.where(known_Q, nodes_Q, 0))
-    return starts_Q, np.where(known_Q, ends_Q, starts_Q)
-
-
-def find_in_ranges(sorted_N: NDArray[np.int32], low_Q: Counts, high_Q: Counts, tokens_Q: Counts) -> Counts:
-    """The place of each token in its own sorted range, by one binary search for all; `UNSEEN` where it is not there.
-
-    >>> find_in_ranges(np.array([2, 5, 9, 1, 5]), np.array([0, 3, 3]), np.array([3, 5, 5]), np.array([9, 5, 7]))
-    array([ 2,  4, -1])
-    """
-    low_Q, end_Q = low_Q.astype(np.int64), high_Q.astype(np.int64)
-    high_Q = end_Q
-    last = max(0, len(sorted_N) - 1)
-    for _ in range(int((high_Q - low_Q).max(initial=0)).bit_length()):
-        middle_Q = (low_Q + high_Q) >> 1
-        below_Q = (sorted_N[np.minimum(middle_Q, last)] < tokens_Q) & (low_Q < high_Q)
-        low_Q = np.where(below_Q, middle_Q + 1, low_Q)
-        high_Q = np.where(below_Q, high_Q, middle_Q)
-    if not len(sorted_N):
-        return np.full(len(low_Q), UNSEEN)
-    hit_Q = (low_Q < end_Q) & (sorted_N[np.minimum(low_Q, last)] == tokens_Q)
-    return np.where(hit_Q, low_Q, UNSEEN)
+def share_of_each(order: TrieOrder, spans: Sequence[Span], tokens_FM: Counts) -> Probabilities:
+    """(F, M): the share of each token among all that were counted after a beginning."""
+    asked_FM = as_type_of(order.tokens_N, tokens_FM)
+    searches = zip(spans, asked_FM, strict=True)
+    found = np.concatenate([order.tokens_N[start:end].searchsorted(asked) for (start, end, _), asked in searches])
+    starts_F, ends_F, totals_F = np.array(spans).T
+    places_FM = found.reshape(asked_FM.shape) + starts_F[:, None]
+    np.minimum(places_FM, ends_F[:, None] - 1, out=places_FM)
+    counts_FM = order.counts_N.take(places_FM) * (order.tokens_N.take(places_FM) == asked_FM)
+    shares_FM: Probabilities = counts_FM / totals_F[:, None]
+    return shares_FM

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from heads.inside import find_inside
 from heads.ngrams.files import HOW_TO_COUNT, array_names, checksum, fingerprint, open_array, read_description
-from heads.ngrams.next_token import next_token_probabilities
-from heads.ngrams.trie import Counts, Ids, TrieOrder
+from heads.ngrams.next_token import NextTokens
+from heads.ngrams.trie import Counts, Ids, TrieOrder, as_type_of
 
 PADDING = 1024  # rows that backbones add to their embedding beyond the tokenizer's tokens, at most
 
@@ -62,6 +62,7 @@ class NgramTable:
         """Places in the corpus where an n-gram begins, for each order from 1 on."""
         self.unigrams_V = unigrams_V
         self.orders = orders
+        self._next_tokens = NextTokens(orders, self.vocab_size)
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Any | None = None) -> NgramTable:
@@ -187,7 +188,8 @@ class NgramTable:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         for trie_order, token in zip(self.orders, prefix[1:], strict=False):
             start, end = trie_order.range_of(node)
-            node = start + int(np.searchsorted(trie_order.tokens_N[start:end], token))
+            wanted = as_type_of(trie_order.tokens_N, np.asarray(token))
+            node = start + int(trie_order.tokens_N[start:end].searchsorted(wanted))
             if node == end or trie_order.tokens_N[node] != token:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
         trie_order = self.orders[len(prefix) - 1]
@@ -210,9 +212,7 @@ class NgramTable:
             (N, order - 1, M), float64, on the device of `tokens_NM`: for n = 2 … order the share of each token among
             all that were counted after the last n - 1 tokens, 0 where these were never seen.
         """
-        found_NOM = next_token_probabilities(
-            self.orders, self.vocab_size, contexts_NC.cpu().numpy(), tokens_NM.cpu().numpy()
-        )
+        found_NOM = self._next_tokens.probabilities(contexts_NC.cpu().numpy(), tokens_NM.cpu().numpy())
         return torch.from_numpy(found_NOM).to(tokens_NM.device)
 
     def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:

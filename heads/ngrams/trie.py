@@ -34,14 +34,15 @@ class TrieOrder:
         starts: where the n-grams that extend each n-gram of the order before begin, and N after the last.
     """
 
-    tokens_N: Ids
+    tokens_N: NDArray[Any]
     counts_N: NDArray[Any]
-    starts: Counts
+    starts: NDArray[Any]
 
     def range_of(self, node: int) -> tuple[int, int]:
         """Where the n-grams that extend n-gram `node` of the order before begin and end."""
-        starts, ends = self.ranges(np.array([node]))
-        return int(starts[0]), int(ends[0])
+        start, end = self.starts[node : node + 2].tolist()
+        self._check(start >= 0 and start <= end <= len(self.tokens_N))
+        return start, end
 
     def ranges(self, nodes_F: Counts) -> tuple[Counts, Counts]:
         """`range_of` of many.
@@ -49,13 +50,17 @@ class TrieOrder:
         Raises:
             ValueError: one is no range. Only those in use are looked at: the file may be larger than memory.
         """
-        starts_F, ends_F = self.starts[nodes_F], self.starts[nodes_F + 1]
-        if len(nodes_F) and (starts_F.min() < 0 or (ends_F < starts_F).any() or ends_F.max() > len(self.tokens_N)):
+        starts_F, ends_F = self.starts[nodes_F].astype(np.int64), self.starts[nodes_F + 1].astype(np.int64)
+        wrong = len(nodes_F) and (starts_F.min() < 0 or (ends_F < starts_F).any() or ends_F.max() > len(self.tokens_N))
+        self._check(not wrong)
+        return starts_F, ends_F
+
+    def _check(self, fits: bool) -> None:
+        if not fits:
             raise ValueError(
                 "The n-gram table's starts are no places in its arrays; it was damaged: copy the folder again or "
                 "count it again."
             )
-        return starts_F, ends_F
 
     def find(self, nodes_F: Counts, candidates_K: Ids, vocab_size: int) -> Found:
         """The n-grams that extend some n-grams of the order before by one of sorted, different candidates.
@@ -98,9 +103,21 @@ class TrieOrder:
         if not len(starts_F):
             return NOTHING
         bounds = zip(starts_F.tolist(), ends_F.tolist(), strict=True)
-        found = np.concatenate([self.tokens_N[start:end].searchsorted(candidates_K) for start, end in bounds])
+        wanted_K = as_type_of(self.tokens_N, candidates_K)
+        found = np.concatenate([self.tokens_N[start:end].searchsorted(wanted_K) for start, end in bounds])
         places_FK = found.reshape(len(starts_F), len(candidates_K)) + starts_F[:, None]
         np.minimum(places_FK, ends_F[:, None] - 1, out=places_FK)
         hits = np.flatnonzero(self.tokens_N.take(places_FK) == candidates_K)
         above, ranks = np.divmod(hits, max(1, len(candidates_K)))
         return above, ranks, places_FK.reshape(-1).take(hits)
+
+
+def as_type_of(tokens_N: NDArray[Any], wanted: NDArray[Any]) -> NDArray[Any]:
+    """Tokens to search for, in the type of what is searched: with another one each search would copy its range.
+
+    A token too large for it becomes the largest, which is not equal to what was wanted.
+
+    >>> as_type_of(np.array([3, 5], np.uint16), np.array([5, 70_000]))
+    array([    5, 65535], dtype=uint16)
+    """
+    return np.minimum(wanted, np.iinfo(tokens_N.dtype).max).astype(tokens_N.dtype)

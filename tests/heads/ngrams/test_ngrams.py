@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
+import zlib
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -338,7 +340,7 @@ def test_damage_is_found(tmp_path):
     description = json.loads((folder / "ngrams.json").read_text())
     tokens = folder / "order3.tokens"
     whole = tokens.read_bytes()
-    tokens.write_bytes(whole[:-4])
+    tokens.write_bytes(whole[:-2])
     refused("order3.tokens holds .* bytes in place of .* damaged")
     tokens.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     refused("order3.tokens does not hold what was written", lambda folder: NgramTable.open(folder).verify())
@@ -346,8 +348,8 @@ def test_damage_is_found(tmp_path):
     refused("order3.tokens is missing")
     tokens.write_bytes(whole)
     NgramTable.open(folder).verify()
-    edit(format_version=2)
-    refused("has format version 2; this version of Headway reads up to 1")
+    edit(format_version=3)
+    refused("has format version 3; this version of Headway reads up to 2")
     edit(order=4)
     refused("does not fit together")
     edit(num_ngrams=[5, 9, 9])
@@ -403,9 +405,9 @@ def test_files_of_a_table_lie_in_its_folder(tmp_path):
 def test_starts_that_are_no_places_end_in_a_sentence(tmp_path):
     folder = small_table(tmp_path).folder
     path = folder / "order2.starts"
-    starts = np.fromfile(path, "<i8")
+    starts = np.fromfile(path, "<u4")
     for odd in (starts + 1000, -starts - 1, starts[::-1]):
-        odd.astype("<i8").tofile(path)
+        odd.tofile(path)
         table = NgramTable.open(folder)
         tokens = np.flatnonzero(table.unigrams_V)
         with pytest.raises(ValueError, match="starts are no places in its arrays"):
@@ -520,3 +522,32 @@ def test_help_names_the_options(run):
     assert result.exit_code == 0
     for option in ("--tokenizer", "--data", "--out", "--order", "--min-count", "--workers", "--heldout-list"):
         assert option in result.output
+
+
+def in_format_1(folder: Path) -> None:
+    """Rewrite a table as the first format had it: numbers of 4 and 8 bytes alone."""
+    description = json.loads((folder / "ngrams.json").read_text())
+    for name, file in description["files"].items():
+        kind = {"tokens": "<i4", "starts": "<i8"}.get(name[7:], "<i8" if name == "order1.counts" else "<u4")
+        np.fromfile(folder / name, file["kind"]).astype(kind).tofile(folder / name)
+        file.update(kind=kind, crc32=zlib.crc32((folder / name).read_bytes()))
+    (folder / "ngrams.json").write_text(json.dumps({**description, "format_version": 1}))
+
+
+@pytest.mark.parametrize("vocab_size", [300, 131_072])
+def test_tables_of_the_first_format_are_read(tmp_path, vocab_size):
+    documents = [*random_documents(vocab_size), [7] * 400]  # 7 after 7 is counted more often than a byte holds
+    table = count_ngrams(documents, folder=tmp_path / "table", order=6, vocab_size=vocab_size)
+    kinds = {name: file["kind"] for name, file in table.description["files"].items()}
+    assert kinds["order6.tokens"] == ("<u2" if vocab_size == 300 else "<i4")
+    assert kinds["order6.counts"] == "<u2"
+    assert kinds["order6.starts"] == "<u4"
+    shutil.copytree(tmp_path / "table", tmp_path / "old")
+    in_format_1(tmp_path / "old")
+    old = NgramTable.open(tmp_path / "old")
+    old.verify()
+    assert stored(old) == stored(table) == reference(documents, 6)
+    candidates = [torch.tensor([7, 0, vocab_size - 1, 70_000])] * 3
+    assert torch.equal(old.joint_counts(candidates), table.joint_counts(candidates))
+    asked = torch.tensor([documents[-1][:5]]), torch.tensor([[7, 1, 65_535 + 8]])
+    assert torch.equal(old.next_token_probabilities(*asked), table.next_token_probabilities(*asked))
