@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 
 from heads.backbone.model import Backbone
 from heads.backbone.support import same_numbers
-from heads.decoding.request.entry import Call
 from heads.decoding.superposed.step import PAPER_WEIGHTS, NgramModel
 
 
@@ -72,21 +71,6 @@ def refuse_other_choices(config: GenerationConfig, streamer: Any) -> None:
     for name, (is_given, reason) in given.items():
         if is_given:
             raise ValueError(f"{name} was given, which superposed decoding does not follow: {reason}.")
-
-
-def refuse_processors(call: Call) -> None:
-    """
-    Raises:
-        ValueError: logits processors or stopping criteria: candidates of all drafts come from one distribution.
-    """
-    objects = [*call.request.processors, *call.request.criteria]
-    if objects:
-        names = ", ".join(dict.fromkeys(type(one).__name__ for one in objects))
-        raise ValueError(
-            f"{names} was asked for, but superposed decoding takes all drafts' tokens from one distribution, which no "
-            f"processor or stopping criterion of a single text fits; leave it out, or set temperature in "
-            f"SuperposedDecoding."
-        )
 
 
 def check_embeddings(backbone: Backbone) -> None:

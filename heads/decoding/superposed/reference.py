@@ -9,7 +9,7 @@ that are certain, then one superposed embedding a token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,51 +48,60 @@ def superposed_drafts(
     eos: frozenset[int] = frozenset(),
     reset_every: int | None = None,
     generator: torch.Generator | None = None,
+    process: Callable[[list[int], Tensor], Tensor] = lambda text, logits_V: logits_V,
+    stops: Callable[[list[int]], bool] = lambda text: False,
 ) -> list[tuple[list[int], float]]:
-    """The k drafts of `length` tokens that follow a prompt, shorter where they end, each with log p_i."""
+    """The k drafts of `length` tokens that follow a prompt, shorter where they end, each with log p_i.
+
+    Args:
+        process: the logits that follow a text, as logits processors change them.
+        stops: whether a stopping criterion ends a text.
+    """
     certain, superposed = list(prompt), list[Tensor]()
     before: list[int] = []  # tokens of the drafts sampled at resets
-    drafts = first_of(next_log_p(model, certain, superposed, temperature), k)
+
+    def likeliest(text: list[int], logits_V: Tensor) -> list[tuple[list[int], float]]:
+        """The k most probable tokens after a text, each with log p_θ(x | M, x̃) at the temperature (equation 1)."""
+        log_p_V = torch.log_softmax(process(text, logits_V).double() / temperature, dim=-1).tolist()
+        return [([token], log_p_V[token]) for token in sorted(range(len(log_p_V)), key=lambda x: -log_p_V[x])[:k]]
+
+    def has_ended(tokens: list[int]) -> bool:
+        return tokens[-1] in eos or stops(list(prompt) + before + tokens)
+
+    drafts = likeliest(certain, next_logits(model, certain, superposed))
     while True:
         made = len(before) + max(len(tokens) for tokens, _ in drafts)
-        if made >= length or all(tokens[-1] in eos for tokens, _ in drafts):
+        if made >= length or all(has_ended(tokens) for tokens, _ in drafts):
             return [(before + tokens, score) for tokens, score in drafts]
         if reset_every == len(superposed) + 1:
             probabilities = torch.tensor([weights_of([score for _, score in drafts])], dtype=torch.float64)
             sampled = drafts[int(torch.multinomial(probabilities, 1, generator=generator))][0]
-            if sampled[-1] in eos:
+            if has_ended(sampled):
                 return [(before + tokens, score) for tokens, score in drafts]
             certain, superposed, before = certain + sampled, [], before + sampled
-            drafts = first_of(next_log_p(model, certain, superposed, temperature), k)
+            drafts = likeliest(certain, next_logits(model, certain, superposed))
             continue
-        superposed.append(superposed_embedding(model, drafts, eos))
-        log_p = next_log_p(model, certain, superposed, temperature)
-        best = sorted(log_p, key=lambda token: -log_p[token])[:k]
+        superposed.append(superposed_embedding(model, [draft for draft in drafts if not has_ended(draft[0])]))
+        logits_V = next_logits(model, certain, superposed)
         candidates = list[tuple[list[int], float]]()
         for tokens, score in drafts:
-            if tokens[-1] in eos:
+            if has_ended(tokens):
                 candidates.append((tokens, score))
                 continue
             text = list(prompt) + before + tokens
-            p_f = interpolated({token: log_p[token] for token in best}, text, counts, weights, alpha, penalty)
+            best = {token: score_of for [token], score_of in likeliest(text, logits_V)}
+            p_f = interpolated(best, text, counts, weights, alpha, penalty)
             candidates += [([*tokens, token], score + log_p_f) for token, log_p_f in p_f.items()]
         drafts = sorted(candidates, key=lambda draft: -draft[1])[:k]
 
 
-def next_log_p(
-    model: Any, certain: Sequence[int], superposed: Sequence[Tensor], temperature: float
-) -> dict[int, float]:
-    """log p_θ(x | M, x̃) of every token, at the temperature."""
+def next_logits(model: Any, certain: Sequence[int], superposed: Sequence[Tensor]) -> Tensor:
+    """(V): what follows M and x̃."""
     with torch.no_grad():
         known_TD = model.get_input_embeddings()(torch.tensor(list(certain)))
         read_1TD = torch.cat([known_TD, *[x[None] for x in superposed]])[None]
-        logits_V = model(inputs_embeds=read_1TD, use_cache=False).logits[0, -1]
-    return dict(enumerate(torch.log_softmax(logits_V.double() / temperature, dim=-1).tolist()))
-
-
-def first_of(log_p: Mapping[int, float], k: int) -> list[tuple[list[int], float]]:
-    """Equation 1."""
-    return [([token], log_p[token]) for token in sorted(log_p, key=lambda token: -log_p[token])[:k]]
+        logits_V: Tensor = model(inputs_embeds=read_1TD, use_cache=False).logits[0, -1]
+    return logits_V
 
 
 def weights_of(scores: Sequence[float]) -> list[float]:
@@ -102,14 +111,13 @@ def weights_of(scores: Sequence[float]) -> list[float]:
     return [share / sum(shares) for share in shares]
 
 
-def superposed_embedding(model: Any, drafts: Sequence[tuple[list[int], float]], eos: frozenset[int]) -> Tensor:
+def superposed_embedding(model: Any, going_on: Sequence[tuple[list[int], float]]) -> Tensor:
     """Equation 3, over the drafts that go on."""
-    going_on = [(tokens[-1], score) for tokens, score in drafts if tokens[-1] not in eos]
     embed = model.get_input_embeddings()
     with torch.no_grad():
         terms = [
-            gamma * embed(torch.tensor(token))
-            for gamma, (token, _) in zip(weights_of([score for _, score in going_on]), going_on, strict=True)
+            gamma * embed(torch.tensor(tokens[-1]))
+            for gamma, (tokens, _) in zip(weights_of([score for _, score in going_on]), going_on, strict=True)
         ]
     return torch.stack(terms).sum(dim=0)
 

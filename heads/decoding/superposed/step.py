@@ -9,7 +9,7 @@ is; the superposed embedding is of the drafts that go on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -37,23 +37,37 @@ class Drafts:
     Attributes:
         tokens_BKT: what follows the prompts.
         scores_BK: log p_i since the prompt, or since the last reset.
-        ended_BK: whether a draft has reached an end of text.
+        ended_BK: whether a draft has reached an end of text, or cannot exist: processors forbid a token of it.
+        lengths_BK: tokens of each draft, its end of text included and its padding not.
     """
 
     tokens_BKT: Tensor
     scores_BK: Tensor
     ended_BK: Tensor
+    lengths_BK: Tensor
 
-    def rows(self, rows_R: Tensor) -> Drafts:
+    def rows(self, rows_R: Tensor | list[int]) -> Drafts:
         """The drafts of some prompts."""
         return Drafts(
-            tokens_BKT=self.tokens_BKT[rows_R], scores_BK=self.scores_BK[rows_R], ended_BK=self.ended_BK[rows_R]
+            tokens_BKT=self.tokens_BKT[rows_R],
+            scores_BK=self.scores_BK[rows_R],
+            ended_BK=self.ended_BK[rows_R],
+            lengths_BK=self.lengths_BK[rows_R],
+        )
+
+    def after(self, before_BT: Tensor) -> Drafts:
+        """The same drafts, `before_BT` before the tokens of all."""
+        before_BKT = before_BT[:, None].expand(-1, self.tokens_BKT.shape[1], -1)
+        return replace(
+            self,
+            tokens_BKT=torch.cat([before_BKT, self.tokens_BKT], dim=-1),
+            lengths_BK=self.lengths_BK + before_BT.shape[1],
         )
 
 
-def log_probabilities(logits_BV: Tensor, temperature: float) -> Tensor:
-    """(B, V): log p_θ at the temperature τ."""
-    return torch.log_softmax(logits_BV.double() / temperature, dim=-1)
+def log_probabilities(logits_V: Tensor, temperature: float) -> Tensor:
+    """(…, V): log p_θ at the temperature τ."""
+    return torch.log_softmax(logits_V.double() / temperature, dim=-1)
 
 
 def first_drafts(log_p_BV: Tensor, k: int, eos_E: Tensor) -> Drafts:
@@ -64,7 +78,12 @@ def first_drafts(log_p_BV: Tensor, k: int, eos_E: Tensor) -> Drafts:
     ([[[1], [2]]], tensor([[0.6000, 0.3000]]), [[False, True]])
     """
     scores_BK, tokens_BK = log_p_BV.topk(k, dim=-1)
-    return Drafts(tokens_BKT=tokens_BK[..., None], scores_BK=scores_BK, ended_BK=torch.isin(tokens_BK, eos_E))
+    return Drafts(
+        tokens_BKT=tokens_BK[..., None],
+        scores_BK=scores_BK,
+        ended_BK=torch.isin(tokens_BK, eos_E) | scores_BK.isneginf(),
+        lengths_BK=torch.ones_like(tokens_BK),
+    )
 
 
 def superpose(embeddings_BKD: Tensor, drafts: Drafts) -> Tensor:
@@ -89,39 +108,42 @@ def ngram_mixture(ngrams: NgramModel, weights: Sequence[float], contexts_NC: Ten
     return torch.einsum("o,nom->nm", by_order_NOM.new_tensor(list(weights)), by_order_NOM)
 
 
-def interpolate(log_p_BM: Tensor, ngram_BKM: Tensor, alpha: float, log_penalty: float) -> Tensor:
+def interpolate(log_p_BKM: Tensor, ngram_BKM: Tensor, alpha: float, log_penalty: float) -> Tensor:
     """(B, K, M): log p_f by equation 6, and by equation 7 for drafts whose n-grams know none of the tokens.
 
-    >>> log_p_BM, ngram_BKM = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[[0.08, 0.0], [0.0, 0.0]]])
+    >>> log_p_BKM = torch.tensor([[[0.5, 0.2], [0.5, 0.2]]]).log()
+    >>> ngram_BKM = torch.tensor([[[0.08, 0.0], [0.0, 0.0]]])
     >>> log_penalty = torch.tensor(0.1).log().item()
-    >>> interpolate(log_p_BM, ngram_BKM, 0.5, log_penalty).exp()  # √(0.5 · 0.08), then 0.1 · √0.5 and 0.1 · √0.2
+    >>> interpolate(log_p_BKM, ngram_BKM, 0.5, log_penalty).exp()  # √(0.5 · 0.08), then 0.1 · √0.5 and 0.1 · √0.2
     tensor([[[0.2000, 0.0000],
              [0.0707, 0.0447]]])
     """
-    weighted_B1M = (1 - alpha) * log_p_BM[:, None]
-    met_BKM = ngram_BKM > 0
-    interpolated_BKM = torch.where(met_BKM, weighted_B1M + alpha * ngram_BKM.clamp(min=1e-300).log(), -torch.inf)
-    return torch.where(met_BKM.any(dim=-1, keepdim=True), interpolated_BKM, weighted_B1M + log_penalty)
+    possible_BKM = ~log_p_BKM.isneginf()
+    weighted_BKM = torch.where(possible_BKM, (1 - alpha) * log_p_BKM, -torch.inf)  # 0 · ∞ where α is 1
+    met_BKM = (ngram_BKM > 0) & possible_BKM
+    interpolated_BKM = torch.where(met_BKM, weighted_BKM + alpha * ngram_BKM.clamp(min=1e-300).log(), -torch.inf)
+    return torch.where(met_BKM.any(dim=-1, keepdim=True), interpolated_BKM, weighted_BKM + log_penalty)
 
 
-def grow(drafts: Drafts, log_p_f_BKM: Tensor, tokens_BM: Tensor, eos_E: Tensor, pad: int) -> Drafts:
+def grow(drafts: Drafts, log_p_f_BKM: Tensor, tokens_BKM: Tensor, eos_E: Tensor, pad: int) -> Drafts:
     """The k best of all drafts extended by all tokens, and of those that have ended, by p_i · p_f (equation 2).
 
     Of equal scores the candidate of the better draft comes first, and of one draft the likelier token's.
     """
     k, many = log_p_f_BKM.shape[1:]
     extended_BKM = drafts.scores_BK[..., None] + log_p_f_BKM
-    once_M = torch.arange(many, device=tokens_BM.device) == 0
+    once_M = torch.arange(many, device=tokens_BKM.device) == 0
     kept_BKM = torch.where(once_M, drafts.scores_BK[..., None], -torch.inf)
     candidates_BKM = torch.where(drafts.ended_BK[..., None], kept_BKM, extended_BKM)
     scores_BC, places_BC = candidates_BKM.flatten(1).sort(dim=-1, descending=True, stable=True)
     scores_BK, places_BK = scores_BC[:, :k], places_BC[:, :k]
-    parents_BK, ranks_BK = places_BK // many, places_BK % many
+    parents_BK = places_BK // many
     ended_BK = drafts.ended_BK.gather(1, parents_BK)
-    new_BK = tokens_BM.gather(1, ranks_BK).masked_fill(ended_BK, pad)
+    new_BK = tokens_BKM.flatten(1).gather(1, places_BK).masked_fill(ended_BK, pad)
     before_BKT = drafts.tokens_BKT.gather(1, parents_BK[..., None].expand_as(drafts.tokens_BKT))
     return Drafts(
         tokens_BKT=torch.cat([before_BKT, new_BK[..., None]], dim=-1),
         scores_BK=scores_BK,
-        ended_BK=ended_BK | torch.isin(new_BK, eos_E),
+        ended_BK=ended_BK | torch.isin(new_BK, eos_E) | scores_BK.isneginf(),
+        lengths_BK=drafts.lengths_BK.gather(1, parents_BK) + ~ended_BK,
     )

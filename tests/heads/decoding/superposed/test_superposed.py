@@ -10,15 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import EOS, PAD, VOCAB, random_tokens, tiny_model
+from tiny import EOS, PAD, VOCAB, left_padded, random_tokens, tiny_model
+from transformers import StoppingCriteria, SynthIDTextWatermarkingConfig
 
 import heads
 from heads.decoding.superposed.reference import count_plainly, superposed_drafts
+from heads.decoding.superposed.step import PAPER_WEIGHTS
 from heads.ngrams.counting import count_ngrams
 
 ARCHITECTURES = ("llama", "gpt_neox", "gemma", "gemma2", "mistral_windowed", "codegen", "gpt2", "opt")
 FLOAT32_INSIDE = {"codegen": "multiplies queries with keys in float32", "gemma2": "has its norms in float32"}
 """A text that is read at once and token by token is rounded differently there, and logits reach 30."""
+ASKED = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
 SETTINGS = {"temperature": 0.7, "alpha": 0.4, "penalty": 0.01}
 
 
@@ -120,6 +123,100 @@ def test_resets_read_a_sampled_draft_anew(every):
     check_equal(out, [drafts], prompt, 3)
 
 
+def test_resets_of_a_batch_with_n_grams_padding_and_ends(table, documents):
+    """At a low temperature each reset samples the likeliest draft, whatever the generator and the batch."""
+    model = float64("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[EOS] *= 3.0
+    texts = [documents[0][10:11], documents[1][3:9], documents[2][7:11]]
+    prompts, mask = left_padded(texts)
+    settings = {"k": 3, "temperature": 0.02, "alpha": 0.3, "penalty": 1e-4, "reset_every": 3}
+    out = model.generate(
+        prompts, attention_mask=mask, custom_generate=heads.SuperposedDecoding(ngrams=table, **settings), **ASKED
+    )
+    counts = count_plainly(documents, 6)
+    settings |= {"length": 10, "weights": PAPER_WEIGHTS, "counts": counts, "eos": frozenset({EOS})}
+    expected = [superposed_drafts(model, text, **settings) for text in texts]
+    lengths = sorted(len(tokens) for drafts in expected for tokens, _ in drafts)
+    assert lengths[0] < lengths[-1] == 10  # some end early and some do not
+    check_equal(out, expected, prompts, 3, 1e-5)  # logits of 30 are divided by 0.02
+    assert out.stats.tokens == sum(lengths)
+
+
+PROCESSORS = {
+    "repetition_penalty": {"repetition_penalty": 1.6},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[5], [8, 8], [3, 8], [24, 24], [12, 12]]},
+    "min_new_tokens": {"min_new_tokens": 6, "eos_token_id": list(range(3, 20))},
+    "forced_eos_token_id": {"forced_eos_token_id": 7, "eos_token_id": 7},
+    "stopping_criteria": {"eos_token_id": EOS},
+}
+
+
+@pytest.mark.parametrize("asked", PROCESSORS)
+def test_processors_and_criteria_act_on_each_draft_by_its_own_text(asked, table, documents):
+    model, texts = float64("qwen3"), [documents[0][10:14], documents[1][4:6]]
+    prompts, mask = left_padded(texts)
+    criteria = [EndsIn(range(3, 16))] if asked == "stopping_criteria" else []
+    given = {**ASKED, "eos_token_id": None, **PROCESSORS[asked], "attention_mask": mask}
+    decoding = heads.SuperposedDecoding(ngrams=table, **SETTINGS)
+    out = model.generate(prompts, stopping_criteria=criteria, custom_generate=decoding, **given)
+    eos = given["eos_token_id"] or []
+    settings = {
+        **{"k": 3, "length": 10, "weights": PAPER_WEIGHTS, "counts": count_plainly(documents, 6)},
+        **{"eos": frozenset(eos if isinstance(eos, list) else [eos]), **SETTINGS},
+    }
+
+    def drafts_of(text):
+        taken = _TakesProcessors()
+        model.generate(torch.tensor([text]), custom_generate=taken.generate, **{**given, "attention_mask": None})
+        return superposed_drafts(model, text, **settings, process=taken.process, stops=stops)
+
+    def stops(text):
+        return bool(criteria) and text[-1] in criteria[0].tokens
+
+    expected = [drafts_of(text) for text in texts]
+    check_equal(out, expected, prompts, 3)
+    plain = [superposed_drafts(model, text, **settings) for text in texts]
+    assert expected != plain, "nothing changed, so the equality shows nothing"
+
+
+class EndsIn(StoppingCriteria):
+    """Ends texts at some tokens."""
+
+    def __init__(self, tokens):
+        self.tokens = torch.tensor(list(tokens))
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.tokens)
+
+    def of_row(self, row):
+        return self
+
+
+class _TakesProcessors:
+    """In place of a decoding: takes the processors that `generate` makes for one text, and is `process` by them."""
+
+    def generate(self, model, input_ids, logits_processor, *args, **kwargs):
+        self.processors = logits_processor
+        return input_ids
+
+    def process(self, text, logits_V):
+        return self.processors(torch.tensor([text]), logits_V[None].clone())[0]
+
+
+def test_one_draft_with_processors_and_resets_is_greedy_text():
+    model, (prompts, mask) = float64("llama"), left_padded([[5], [4, 9, 7], [8, 8]])
+    with torch.no_grad():
+        model.get_output_embeddings().weight[EOS] *= 1.7
+    asked = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.4, "attention_mask": mask}
+    plain = model.generate(prompts, **asked)
+    assert (plain[:, -12:] == EOS).any()
+    for every in (None, 1, 4):
+        decoding = heads.SuperposedDecoding(k=1, reset_every=every)
+        assert torch.equal(model.generate(prompts, **asked, custom_generate=decoding), plain), every
+
+
 def test_one_draft_at_any_temperature_is_greedy_text():
     model = float64("phi3")
     prompt = random_tokens(2, 5, seed=9)
@@ -143,13 +240,19 @@ def test_a_prompt_has_one_row_in_every_pass():
     assert (out.stats.passes, out.stats.row_passes, out.stats.tokens) == (7, 14, 70)
 
 
+WATERMARK = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
 REFUSED = {
     "do_sample=True was given": ({"do_sample": True}, {}),
     "Greedy methods .* do not support `num_return_sequences`": ({"num_return_sequences": 3}, {}),  # generate itself
     "a streamer was given": ({"streamer": SimpleNamespace(put=list, end=list)}, {}),
     "output_scores or output_logits was given": ({"output_scores": True, "return_dict_in_generate": True}, {}),
-    "RepetitionPenaltyLogitsProcessor was asked for": ({"repetition_penalty": 1.3}, {}),
-    "MaxTimeCriteria was asked for": ({"max_time": 9.0}, {}),
+    "SynthIDTextWatermarkLogitsProcessor was asked for": ({"watermarking_config": WATERMARK}, {}),
+    "PrefixConstrainedLogitsProcessor cannot be used": ({"prefix_allowed_tokens_fn": lambda row, text: [5, 6, 7]}, {}),
+    "num_beams=2 was given": ({"num_beams": 2}, {}),
+    "The logits processors of this call leave a prompt 2 drafts, and k=3": (
+        {"max_new_tokens": 1, "suppress_tokens": [token for token in range(VOCAB) if token not in (4, 9)]},
+        {},
+    ),
     f"k=30 was given; the vocabulary has {VOCAB} tokens": ({}, {"k": 30}),
 }
 
