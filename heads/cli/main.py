@@ -24,8 +24,9 @@ try:
 except MissingExtraError as error:
     sys.exit(f"error: {error}")
 
+from heads.cli.evaluate import evaluate_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
-from heads.cli.measure import benchmark_command, evaluate_command, tune_tree_command
+from heads.cli.measure import benchmark_command, tune_tree_command
 from heads.cli.race.command import race_command
 from heads.cli.text import chat_command, generate_command
 from heads.cli.verify_lossless import verify_lossless_command

@@ -1,8 +1,8 @@
-"""The commands that measure heads: `headway benchmark` (speed), `evaluate` (quality), `tune-tree` (the best tree)."""
+"""The commands that measure speed: `headway benchmark` (methods side by side), `tune-tree` (the best tree)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,28 +16,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from heads.checkpoint.opening import Opened, open_draft_model
 from heads.checkpoint.save_load import write_whole
 from heads.cli.options import (
-    DynamicOptions,
     Heads,
     LoadingOptions,
-    PictureOptions,
     PromptOptions,
     TreeOptions,
-    held_out_rows,
     print_aside,
     with_groups,
 )
-from heads.decoding.dynamo.decoding import check_independent
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.tuned_file import TUNED_TREE
 from heads.evaluation import methods as compared
-from heads.evaluation.evaluate import METRICS, evaluate, read_metrics
 from heads.evaluation.judges import Float32Judge
-from heads.evaluation.lossy.joint_picture import draw_joint_maps
 from heads.evaluation.methods import GreedySettings, Method
-from heads.evaluation.perplexity_report import Panel, draw_panels, draw_validation_loss
 from heads.evaluation.pictures import draw_speed_blocks, new_figure
-from heads.evaluation.predictions import read_blocks
-from heads.evaluation.tables import describe_rulings, measure, speed_table, write_content, write_json
+from heads.evaluation.tables import describe_rulings, measure, speed_table, write_json
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig
 from heads.tuning.dtype_costs import advise, measure_dtypes
@@ -148,126 +140,6 @@ def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Meth
     """A draft model with the paper's draft length, with an adaptive one, and transformers' own assisted generation."""
     chains = [compared.draft_model(model, draft, settings), compared.draft_model(model, draft, settings, "adaptive")]
     return [*chains, compared.assistant_model(model, draft, settings)]
-
-
-@with_groups
-def evaluate_command(
-    heads: Annotated[
-        Path | None, typer.Argument(metavar="HEADS", show_default=False, help="Folder that heads were saved to.")
-    ] = None,
-    *,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES", help=f"Of {', '.join(METRICS)}, with commas; perplexity, unless --heatmaps is given."
-        ),
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default the run's held-out rows.",
-        ),
-    ] = None,
-    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Most blocks of text, spread over all of it.")] = 16,
-    block_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of a block, which is read without the text before it.")
-    ] = 256,
-    json_file: JsonFile = None,
-    dynamic: DynamicOptions,
-    pictures: PictureOptions,
-    loading: LoadingOptions,
-) -> None:
-    """Multi-token perplexity and accuracy of heads on held-out text; pictures of thresholds, training and joints."""
-    wanted = read_metrics(metrics, with_heatmaps=pictures.heatmaps is not None)
-    sweep = dynamic.sweep
-    check_options(heads, wanted, pictures, dynamic, measuring={"--json": json_file, "--text": text})
-    if pictures.picture is not None or pictures.heatmaps is not None:
-        new_figure(1, 1)  # without matplotlib nothing is measured
-    panels: list[Panel] = []
-    if pictures.training is not None:
-        panels.append(partial(draw_validation_loss, metrics=pictures.training))
-    opened = None if heads is None else loading.open(heads)
-    if opened is not None and pictures.heatmaps is not None:
-        (token_heads,) = opened.token_heads.values()
-        draw_joint_maps(
-            token_heads, opened.tokenizer, pictures.prompt or "", dynamic.cooccurrence or "", pictures.heatmaps
-        )
-        print_aside(f"heat maps: {pictures.heatmaps}")
-    if opened is not None and wanted:
-        of_run, rows = (None, "") if text else held_out_rows(heads, opened)
-        documents = None if of_run is None else of_run.documents
-        held_out, console = read_blocks(opened, text or [], blocks, block_tokens, documents), Console()
-        asked = bool(dynamic.thresholds) or (pictures.picture is not None and not panels)
-        thresholds = sweep if can_sweep(opened, asked=asked) else []
-        if rows:
-            print_aside(rows)
-        found = evaluate(
-            opened,
-            held_out,
-            metrics=wanted,
-            thresholds=thresholds,
-            settings=dynamic.settings(),
-            table_folder=dynamic.cooccurrence,
-            console=console,
-        )
-        console.print(*found.tables())
-        if json_file is not None:
-            write_content(json_file, found.as_dict())
-            print_aside(f"figures: {json_file}")
-        panels[:0] = found.panels()
-    if pictures.picture is not None:
-        draw_panels(panels, pictures.picture)
-        print_aside(f"picture: {pictures.picture}")
-
-
-def check_options(
-    heads: Path | None,
-    wanted: Sequence[str],
-    pictures: PictureOptions,
-    dynamic: DynamicOptions,
-    measuring: dict[str, Any],
-) -> None:
-    """Refuse options without the ones they need, before a model is loaded."""
-    given, training = pictures.picture is not None, pictures.training is not None
-    maps, measured = pictures.heatmaps is not None, heads is not None and bool(wanted)
-    swept = heads is not None and "perplexity" in wanted
-    if heads is None and not training:
-        raise ValueError("There is nothing to evaluate; give a folder of heads, or --training with --picture.")
-    if training and not given:
-        raise ValueError("--training is drawn into a picture; give --picture FILE.")
-    if maps != (pictures.prompt is not None):
-        raise ValueError("--heatmaps FILE and --prompt TEXT need each other; give both, or neither.")
-    if maps and (heads is None or dynamic.cooccurrence is None):
-        raise ValueError(
-            "--heatmaps shows co-occurrence masks of heads; give the folder of heads and --cooccurrence FOLDER, a "
-            "table that headway count-ngrams makes."
-        )
-    if given and not training and "perplexity" not in wanted:
-        raise ValueError("--picture has nothing to draw; give --metrics perplexity, or --training FILE.")
-    refuse_unused([name for name, value in measuring.items() if value], "is about measuring", used=measured)
-    refuse_unused(["--thresholds"] if dynamic.thresholds else [], "is about perplexity", used=swept)
-    masks = ["--cooccurrence"] if dynamic.cooccurrence else []
-    refuse_unused(masks, "is about perplexity or heat maps", used=swept or maps)
-
-
-def refuse_unused(given: Sequence[str], what_for: str, *, used: bool) -> None:
-    """Refuse options that would be ignored silently."""
-    if given and not used:
-        raise ValueError(f"{', '.join(given)} {what_for}, which was not asked for; leave it out or add --metrics.")
-
-
-def can_sweep(opened: Opened, *, asked: bool) -> bool:
-    """Can PPL_d be measured on these heads? It is an error that it cannot, if it was asked for."""
-    (token_heads,) = opened.token_heads.values()
-    try:
-        check_independent(token_heads)
-    except ValueError as error:
-        if asked:
-            raise
-        print_aside(f"PPL_d is left out: {error}")
-        return False
-    return True
 
 
 @with_groups

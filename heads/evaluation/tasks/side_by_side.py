@@ -191,16 +191,3 @@ def add_decoded(first: dict[str, Any] | None, second: dict[str, Any] | None) -> 
     names = [name for name in both[0] if name != "tokens_per_pass"]
     total = {name: sum(found[name] for found in both) for name in names}
     return total | {"tokens_per_pass": total["tokens"] / max(1, total["passes"])}
-
-
-class KeptInMemory:
-    """Rows of this process alone."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Mapping[str, Any]] = {}
-
-    def get(self, name: str) -> Mapping[str, Any] | None:
-        return self.rows.get(name)
-
-    def put(self, name: str, row: Mapping[str, Any]) -> None:
-        self.rows[name] = row

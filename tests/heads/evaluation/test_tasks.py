@@ -12,15 +12,18 @@ from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from repository import ROOT
 from throwaway_families import make_heads
 from tiny import tiny_model
+from typer.testing import CliRunner
 
 from heads.backbone.model import Backbone
+from heads.checkpoint import save_load
+from heads.cli.main import app
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.suites.rows import Rows
 from heads.evaluation.tasks.harness import HeadsLM
 from heads.evaluation.tasks.presets import PRESETS, Column, Preset, read_tasks
 from heads.evaluation.tasks.run import TaskResult, make_manager, run_preset
 from heads.evaluation.tasks.side_by_side import (
     Contender,
-    KeptInMemory,
     TaskRun,
     cell_of,
     decoded_line,
@@ -54,7 +57,7 @@ def runs(model: Any, manager: Any) -> list[TaskRun]:
         Contender(name="heads", load=lambda: HeadsLM(model, byte_tokenizer(), decoding)),
     ]
     (preset,) = read_tasks(f"{CHOICE},{CONTINUE}")
-    return run_all(contenders, [preset], lambda lm, asked: run_preset(lm, asked, manager, None), KeptInMemory())
+    return run_all(contenders, [preset], lambda lm, asked: run_preset(lm, asked, manager, None), Rows())
 
 
 def test_likelihoods_are_the_backbones_own(model, runs):
@@ -103,7 +106,7 @@ def test_a_wrong_text_is_a_bug(model, manager, monkeypatch):
 
 
 def test_what_was_finished_is_not_run_again(runs):
-    kept = KeptInMemory()
+    kept = Rows()
     kept.put(f"plain: {CHOICE},{CONTINUE}", runs[0].as_dict())
 
     def never() -> Any:
@@ -154,3 +157,39 @@ def test_presets_are_the_papers_tables():
 def test_wrong_names_end_in_a_sentence(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
+    model.save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    model.config._name_or_path = str(tmp_path / "base")
+    save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
+    asked = ["evaluate", tmp_path / "medusa", "--suite", "lm-eval", "--tasks", f"{CHOICE},{CONTINUE}", "--limit", 2]
+    asked += ["--task-folder", FOLDER, "--without-heads", tmp_path / "base", "--out", tmp_path / "out"]
+    result = CliRunner().invoke(app, list(map(str, asked)))
+    assert result.exit_code == 0, result.output
+    assert "2 texts decoded with heads" in result.output
+    written = json.loads((tmp_path / "out/lm-eval.json").read_text())
+    first, second = written["rows"]
+    assert [first["name"], second["name"]] == ["backbone", "backbone, trained further without heads"]
+    assert first["results"] == second["results"]  # the same weights, so the same figures
+    rows = (tmp_path / "out/lm-eval.rows.jsonl").read_text()
+    assert len(rows.splitlines()) == 2
+    (tmp_path / "base/model.safetensors").unlink()  # nothing is loaded anew
+    assert CliRunner().invoke(app, list(map(str, asked))).exit_code == 0
+    assert (tmp_path / "out/lm-eval.rows.jsonl").read_text() == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["heads", "--tasks", "piqa"], "--tasks belong to a suite"),
+        (["heads", "--suite", "lm-eval"], "--suite lm-eval needs --tasks"),
+        (["--suite", "lm-eval", "--tasks", "piqa"], "A suite measures heads"),
+        (["h", "--suite", "lm-eval", "--tasks", "a", "--blocks", "3", "--top-k", "9"], "--blocks, --top-k and --suite"),
+    ],
+)
+def test_options_of_a_suite_that_do_not_fit_end_in_a_sentence(arguments, said):
+    result = CliRunner().invoke(app, ["evaluate", *arguments])
+    assert result.exit_code == 1
+    assert said in result.output

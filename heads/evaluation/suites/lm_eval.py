@@ -1,0 +1,140 @@
+"""Suite `lm-eval`: downstream tasks of lm-evaluation-harness, base and trained backbone side by side.
+
+Source: DynaMo (Tuli et al., 2024), §4.1, tables 1 and 10 to 14. Rows are the backbone as it was, the backbone trained
+further without heads where it is given (table 10), and the backbone as the heads' folder has it, whose texts heads
+decode. A frozen backbone has one row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from heads.backbone.loading import Dtype
+from heads.checkpoint.opening import find_backbone, open_backbone, open_heads
+from heads.checkpoint.schema import DESCRIPTION, read_description
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.suites.rows import Rows
+from heads.evaluation.tasks.presets import Preset, read_tasks
+from heads.evaluation.tasks.run import make_manager, run_preset
+from heads.evaluation.tasks.side_by_side import Contender, TaskRun, decoded_line, preset_table, run_all
+from heads.validation import validated, within
+
+NO_WIN = "▲ ▼: the paired 95 % interval of the difference from the first row lies above or below 0."
+
+
+@validated
+@dataclass(kw_only=True)
+class Config:
+    """
+    Attributes:
+        tasks: presets and tasks of the harness, with commas.
+        shots: examples in each prompt; None takes the preset's, or the task's own.
+        limit: most examples of each task.
+        task_folder: folder with YAML files of further tasks.
+        without_heads: folder or hub name of the backbone trained further without heads.
+        batch_size: rows of a batch for likelihoods.
+    """
+
+    tasks: str
+    shots: int | None = within(0, default=None)
+    limit: int | None = within(1, default=None)
+    task_folder: str | None = None
+    without_heads: str | None = None
+    batch_size: int = within(1, default=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All rows, and the tables of each preset."""
+
+    presets: Sequence[Preset]
+    runs: Sequence[TaskRun]
+    config: Config
+
+    @property
+    def tables(self) -> list[Table]:
+        return [preset_table(preset, self.runs) for preset in self.presets]
+
+    @property
+    def lines(self) -> list[str]:
+        """What stands beneath the tables."""
+        marks = [NO_WIN] if len(self.runs) > 1 else []
+        return marks + [line for run in self.runs if (line := decoded_line(run))]
+
+    @property
+    def failed(self) -> bool:
+        """Some text that heads decoded is not plain greedy's, and rounding does not explain it."""
+        return any(run.decoded is not None and run.decoded["bug"] + run.decoded["unknown"] > 0 for run in self.runs)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "suite": "lm-eval",
+            "settings": dataclasses.asdict(self.config),
+            "rows": [run.as_dict() for run in self.runs],
+        }
+
+
+def run(
+    folder: Path, config: Config, *, rows: Path | None = None, backbone: str | None = None, dtype: Dtype = "auto"
+) -> Found:
+    """Run the tasks on each row's model; models of finished rows are not loaded.
+
+    Args:
+        folder: of heads.
+        rows: file of finished rows, which a later call with the same settings takes up.
+
+    Raises:
+        ValueError: tasks that do not exist, a folder without heads, or a backbone that is not found.
+    """
+    presets = read_tasks(config.tasks, config.shots)
+    names = [task for preset in presets for task in preset.tasks]
+    manager = make_manager(names, None if config.task_folder is None else Path(config.task_folder))
+    kept = Rows(path=rows, settings=key_of(folder, config, backbone, dtype))
+    contenders = contenders_of(folder, config, backbone, dtype)
+    runs = run_all(contenders, presets, lambda model, preset: run_preset(model, preset, manager, config.limit), kept)
+    return Found(presets=presets, runs=runs, config=config)
+
+
+def contenders_of(folder: Path, config: Config, backbone: str | None, dtype: Dtype) -> list[Contender]:
+    """The rows of the table, the base model first."""
+    trained = read_description(folder).trained_backbone is not None and backbone is None
+
+    def plain(name: str) -> Any:
+        return load_plain(name, dtype, config.batch_size)
+
+    found = [Contender(name="backbone", load=lambda: plain(find_backbone(folder)))] if trained else []
+    if config.without_heads is not None:
+        further = config.without_heads
+        found.append(Contender(name="backbone, trained further without heads", load=lambda: plain(further)))
+    ours = f"backbone, trained with {folder.name} heads" if trained else "backbone"
+    ours_with = Contender(name=ours, load=lambda: load_with_heads(folder, backbone, dtype, config.batch_size))
+    return [*found, ours_with] if trained else [ours_with, *found]
+
+
+def load_plain(name: str, dtype: Dtype, batch_size: int) -> Any:
+    from heads.evaluation.tasks.harness import HeadsLM  # imports the harness, which takes seconds
+
+    opened = open_backbone(name, dtype)
+    return HeadsLM(opened.model, opened.tokenizer, batch_size=batch_size)
+
+
+def load_with_heads(folder: Path, backbone: str | None, dtype: Dtype, batch_size: int) -> Any:
+    from heads.evaluation.tasks.harness import HeadsLM
+
+    opened = open_heads([folder], backbone, dtype)
+    (token_heads,) = opened.token_heads.values()
+    return HeadsLM(opened.model, opened.tokenizer, TreeDecoding(token_heads), batch_size=batch_size)
+
+
+def key_of(folder: Path, config: Config, backbone: str | None, dtype: Dtype) -> dict[str, Any]:
+    """What the figures depend on: heads, backbones, dtype, and the settings that change a figure."""
+    described = hashlib.sha256((folder / DESCRIPTION).read_bytes()).hexdigest()[:16]
+    named = {name: getattr(config, name) for name in ("shots", "limit", "task_folder", "without_heads")}
+    return {"heads": str(folder), "heads.json": described, "backbone": backbone, "dtype": dtype, **named}
