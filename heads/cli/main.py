@@ -24,6 +24,7 @@ try:
 except MissingExtraError as error:
     sys.exit(f"error: {error}")
 
+from heads.cli.autocomplete import autocomplete_command
 from heads.cli.evaluate import evaluate_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
 from heads.cli.measure import benchmark_command, tune_tree_command
@@ -34,6 +35,7 @@ from heads.cli.verify_lossless import verify_lossless_command
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate_command,
     "chat": chat_command,
+    "autocomplete": autocomplete_command,
     "benchmark": benchmark_command,
     "evaluate": evaluate_command,
     "tune-tree": tune_tree_command,

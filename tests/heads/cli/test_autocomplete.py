@@ -1,0 +1,108 @@
+"""The editor line: drafts of the newest text, taken with a key; and its drafts from a pipe."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+
+import pytest
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from repository import ROOT
+from typer.testing import CliRunner
+
+from heads.checkpoint.opening import open_backbone
+from heads.cli.autocomplete import Editor, Suggestions, build_suggest
+from heads.cli.main import app
+from heads.decoding.superposed.decoding import SuperposedDecoding
+
+BASE = str(ROOT / "checkpoints/demo/base")
+ESCAPE, TAB, END, LEFT = "\x1b", "\t", "\x04", "\x1b[D"
+
+
+def suggest(text):
+    if "slow" in text:
+        time.sleep(0.2)
+    if "bad" in text:
+        raise ValueError("The prompt is\ntoo long.")
+    return Suggestions(
+        text=text, drafts=[f"<{text}>", "two\nlines", "three"], scores=[-1.0, -2.0, -3.0], milliseconds=7
+    )
+
+
+def typed(*keys, watch=lambda editor: None):
+    """The text after some keys; each is typed once the drafts of what stands there are shown."""
+    with create_pipe_input() as pipe:
+        editor = Editor(suggest, 3, input=pipe, output=DummyOutput())
+
+        def type_them():
+            for key in keys:
+                before, deadline = editor.buffer.text, time.monotonic() + 5
+                pipe.send_text(key)
+                while time.monotonic() < deadline and key != LEFT:
+                    if editor.buffer.text != before and (editor.drafts() or editor.problem):
+                        break
+                    time.sleep(0.005)
+                watch(editor)
+            pipe.send_text(END)
+
+        threading.Thread(target=type_them).start()
+        return editor.run()
+
+
+def test_tab_takes_the_first_draft_and_alt_another():
+    assert typed("ab", TAB) == "ab<ab>"
+    assert typed("ab", ESCAPE + "3", TAB) == "abthree<abthree>"
+
+
+def test_drafts_of_an_older_text_are_dropped():
+    seen = []
+    text = typed("slow", "er", watch=lambda editor: seen.append(list(editor.drafts())))
+    assert text == "slower"
+    assert seen == [["<slow>", "two\nlines", "three"], ["<slower>", "two\nlines", "three"]]
+
+
+def test_drafts_and_times_are_shown_on_one_line_each():
+    shown = []
+    typed("a", watch=lambda editor: shown.append("".join(text for _, text in editor.show())))
+    assert shown == [" 1 <a>\n 2 two⏎lines\n 3 three\n 7 ms, median 7 ms · Tab takes 1, Alt-N takes N, Ctrl-D ends "]
+
+
+def test_an_error_is_shown_and_the_text_stays():
+    problems = []
+    assert typed("a bad text", watch=lambda editor: problems.append(editor.problem)) == "a bad text"
+    assert problems == ["The prompt is too long."]
+
+
+def test_nothing_is_suggested_inside_the_text():
+    lengths = []
+    assert typed("ab", LEFT, watch=lambda editor: (time.sleep(0.05), lengths.append(len(editor.drafts())))) == "ab"
+    assert lengths == [3, 0]
+
+
+def test_drafts_from_a_pipe(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n\ndef main("))
+    result = CliRunner().invoke(app, ["autocomplete", BASE, "-k", "2", "--tokens", "4"], input="import os\n\ndef main(")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if "\t" in line]
+    opened = open_backbone(BASE)
+    found = build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2, temperature=1.0), 4, 256)(
+        "import os\n\ndef main("
+    )
+    assert [line.partition("\t")[0] for line in lines] == [f"{score:.2f}" for score in found.scores]
+    assert found.scores[0] > found.scores[1]
+    assert "ms for 2 drafts" in result.stderr
+
+
+def test_an_empty_text_has_no_drafts():
+    opened = open_backbone(BASE)
+    assert build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2), 4, 256)("").drafts == []
+
+
+@pytest.mark.parametrize("given", [["-k", "10"], ["--ngrams", "no/such"], ["--temperature", "0"]])
+def test_options_that_cannot_be(given):
+    result = CliRunner().invoke(app, ["autocomplete", BASE, *given], input="import")
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
