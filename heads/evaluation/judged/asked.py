@@ -1,0 +1,166 @@
+"""Whom a judge asks: an OpenAI-compatible server, or a local model.
+
+Answers of a server are kept in a file, so that a call that is repeated, or resumed, costs nothing. What is still to be
+asked is counted and priced before the first question.
+"""
+# T token of a question
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from heads.evaluation.judged.judge import AskedJudge
+from heads.evaluation.suites.rows import Rows
+from heads.extras import needs_extra
+
+ENVIRONMENT = {"url": "HEADWAY_JUDGE_URL", "model": "HEADWAY_JUDGE_MODEL", "key": "OPENAI_API_KEY"}
+CHARACTERS_A_TOKEN = 4
+TIMEOUT = 120.0
+
+
+@dataclass(kw_only=True)
+class EndpointJudge(AskedJudge):
+    """
+    Attributes:
+        url, model: of the server; `from_environment` reads them.
+        cache: file of the answers.
+        concurrency: questions in flight.
+        tries: of each question, with growing pauses.
+        answer_tokens: most tokens of an answer.
+        prices: dollars for a million tokens asked, and answered; None: unknown.
+    """
+
+    url: str
+    model: str
+    key: str = "none"
+    cache: Path | None = None
+    concurrency: int = 8
+    tries: int = 5
+    answer_tokens: int = 400
+    prices: tuple[float, float] | None = None
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+    _openai: Any = field(default=None, init=False)
+    _client: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"The judge's URL {self.url!r} was given; give one such as http://localhost:8000/v1.")
+        with needs_extra("eval", "A judge was to be asked"):
+            import openai
+        self._openai = openai
+        self._client = openai.OpenAI(
+            base_url=self.url, api_key=self.key, timeout=TIMEOUT, max_retries=max(0, self.tries - 1)
+        )
+        self._rows = Rows(path=self.cache, settings={"model": self.model, "answer_tokens": self.answer_tokens})
+
+    @classmethod
+    def from_environment(cls, **given: Any) -> EndpointJudge:
+        """
+        Raises:
+            ValueError: no URL or no model is set.
+        """
+        found = {name: os.environ.get(variable) for name, variable in ENVIRONMENT.items()}
+        missing = [ENVIRONMENT[name] for name in ("url", "model") if not found[name]]
+        if missing:
+            raise ValueError(
+                f"{' and '.join(missing)} is not set; set HEADWAY_JUDGE_URL and HEADWAY_JUDGE_MODEL to an "
+                f"OpenAI-compatible server, and OPENAI_API_KEY where it wants a key."
+            )
+        known = {name: value for name, value in found.items() if value}
+        return cls(name=str(found["model"]), **(known | given))
+
+    def answers(self, questions: Sequence[str]) -> list[str]:
+        """
+        Raises:
+            ValueError: the server cannot be reached or refuses; answers that it gave are kept.
+        """
+        new = [question for question in dict.fromkeys(questions) if self._rows.get(digest(question)) is None]
+        if new:
+            self.console.print(self.estimate(new), highlight=False)
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            asked = {pool.submit(self.ask, question): question for question in new}
+            try:
+                for done in track(as_completed(asked), "judged", len(asked), console=self.console, transient=True):
+                    self._rows.put(digest(asked[done]), {"answer": done.result()})
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [str((self._rows.get(digest(question)) or {})["answer"]) for question in questions]
+
+    def estimate(self, questions: Sequence[str]) -> str:
+        """What the questions cost at most, in a sentence.
+
+        >>> judge = EndpointJudge(name="m", url="http://localhost:1/v1", model="m", prices=(2.0, 10.0))
+        >>> judge.estimate(["a" * 4000])
+        'The judge m is asked 1 question of about 1,000 tokens in all, at most 400 tokens of answers: at most $0.01.'
+        """
+        asked = sum(map(len, questions)) // CHARACTERS_A_TOKEN
+        answered = self.answer_tokens * len(questions)
+        cost = ""
+        if self.prices is not None:
+            cost = f": at most ${(asked * self.prices[0] + answered * self.prices[1]) / 1e6:.2f}"
+        plural = "" if len(questions) == 1 else "s"
+        return (
+            f"The judge {self.name} is asked {len(questions):,} question{plural} of about {asked:,} tokens in all, at "
+            f"most {answered:,} tokens of answers{cost}."
+        )
+
+    def ask(self, question: str) -> str:
+        try:
+            answer = self._client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": question}],
+                temperature=0,
+                max_tokens=self.answer_tokens,
+            )
+            return str(answer.choices[0].message.content or "")
+        except self._openai.APIConnectionError as error:
+            raise ValueError(
+                f"The judge {self.model} at {self.url} cannot be reached after {self.tries} tries ({error}); start it "
+                f"or set {ENVIRONMENT['url']}. Answers so far are kept."
+            ) from error
+        except (self._openai.OpenAIError, IndexError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"The judge {self.model} at {self.url} gave no answer ({' '.join(str(error).split())}); check the "
+                f"model's name and the key. Answers so far are kept."
+            ) from error
+
+
+@dataclass(kw_only=True)
+class LocalJudge(AskedJudge):
+    """A local instruction-tuned model, asked through its chat template, greedily."""
+
+    loaded: Any
+    tokenizer: Any
+    answer_tokens: int = 400
+
+    def __post_init__(self) -> None:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                f"{self.name} has no chat template, so it cannot be asked in words; give an instruction-tuned model, "
+                f"or judge by log-likelihood."
+            )
+
+    def answers(self, questions: Sequence[str]) -> list[str]:
+        return [self.ask(question) for question in track(questions, "judged", transient=True)]
+
+    def ask(self, question: str) -> str:
+        asked = [{"role": "user", "content": question}]
+        inputs = self.tokenizer.apply_chat_template(
+            asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(self.loaded.device)
+        found_1T = self.loaded.generate(**inputs, do_sample=False, max_new_tokens=self.answer_tokens)
+        return str(self.tokenizer.decode(found_1T[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def digest(question: str) -> str:
+    return hashlib.sha256(question.encode()).hexdigest()

@@ -1,0 +1,152 @@
+"""A judge of texts: scores, winners of pairs, and orders of several texts.
+
+`AskedJudge` asks a server or a local model in words (heads/evaluation/judged/asked.py) and reads verdicts;
+`LikelihoodJudge` takes another model's log-likelihood. Texts change places at random, since judges prefer places.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from heads.evaluation.judged.prompts import (
+    Winner,
+    ask_for_order,
+    ask_for_score,
+    ask_for_winner,
+    read_order,
+    read_score,
+    read_winner,
+)
+
+T = TypeVar("T")
+SWAPPED: dict[Winner, Winner] = {"A": "B", "B": "A", "tie": "tie"}
+
+
+class Judge(Protocol):
+    """
+    Attributes:
+        name: for tables: who judged.
+        unreadable: verdicts so far that could not be read.
+    """
+
+    name: str
+    unreadable: int
+
+    def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
+        """Of each (prompt, text); None where the verdict cannot be read."""
+        ...
+
+    def winners(self, pairs: Sequence[tuple[str, str, str]], seed: int) -> list[Winner | None]:
+        """Of each (prompt, A, B)."""
+        ...
+
+    def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int) -> list[tuple[int, ...] | None]:
+        """Of each (prompt, texts) the texts' indices, the best first."""
+        ...
+
+
+@dataclass(kw_only=True)
+class AskedJudge(ABC):
+    """Asks in words."""
+
+    name: str
+    unreadable: int = field(default=0, init=False)
+
+    @abstractmethod
+    def answers(self, questions: Sequence[str]) -> list[str]:
+        """One answer to each question."""
+
+    def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
+        read: list[float | None] = [read_score(a) for a in self.answers([ask_for_score(*text) for text in texts])]
+        return self._counted(read)
+
+    def winners(self, pairs: Sequence[tuple[str, str, str]], seed: int) -> list[Winner | None]:
+        draw = random.Random(seed)
+        swapped = [draw.random() < 0.5 for _ in pairs]
+        asked = [
+            ask_for_winner(prompt, *((b, a) if swap else (a, b)))
+            for (prompt, a, b), swap in zip(pairs, swapped, strict=True)
+        ]
+        read = self._counted([read_winner(answer) for answer in self.answers(asked)])
+        return [
+            SWAPPED[winner] if swap and winner is not None else winner
+            for winner, swap in zip(read, swapped, strict=True)
+        ]
+
+    def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int) -> list[tuple[int, ...] | None]:
+        draw = random.Random(seed)
+        places = [draw.sample(range(len(texts)), len(texts)) for _, texts in lists]
+        asked = [
+            ask_for_order(prompt, [texts[place] for place in order])
+            for (prompt, texts), order in zip(lists, places, strict=True)
+        ]
+        answers = zip(self.answers(asked), places, strict=True)
+        read = self._counted([read_order(answer, len(order)) for answer, order in answers])
+        return [
+            None if found is None else tuple(order[i] for i in found) for found, order in zip(read, places, strict=True)
+        ]
+
+    def _counted(self, verdicts: list[T]) -> list[T]:
+        self.unreadable += sum(verdict is None for verdict in verdicts)
+        return verdicts
+
+
+class LikelihoodJudge:
+    """The log-likelihood that a model which decoded none of the texts gives each of their tokens; no judge of meaning.
+
+    The decoding model's own would reward repetition, so it is refused.
+
+    Args:
+        model, tokenizer: the judge's.
+        decoded: the model whose texts are judged.
+        tie: nats a token within which two texts are even.
+
+    Raises:
+        ValueError: both are one model.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, decoded: Any, *, tie: float = 0.0) -> None:
+        names = [str(getattr(one.config, "_name_or_path", "")) for one in (model, decoded)]
+        if model is decoded or (names[0] and names[0] == names[1]):
+            raise ValueError(
+                f"{names[0] or 'The decoded model'} was given as the judge of its own texts, whose repetitions it "
+                f"finds likely; give another model."
+            )
+        self.name = f"log-likelihood of {names[0] or type(model).__name__}, nats a token"
+        self.unreadable = 0
+        self.model, self.tokenizer, self.tie = model, tokenizer, tie
+
+    def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
+        return [self.score(prompt, text) for prompt, text in texts]
+
+    def winners(self, pairs: Sequence[tuple[str, str, str]], seed: int = 0) -> list[Winner | None]:
+        return [self.winner(self.score(prompt, a), self.score(prompt, b)) for prompt, a, b in pairs]
+
+    def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int = 0) -> list[tuple[int, ...] | None]:
+        scored = [[self.score(prompt, text) for text in texts] for prompt, texts in lists]
+        return [tuple(sorted(range(len(scores)), key=lambda i: -scores[i])) for scores in scored]
+
+    def winner(self, a: float, b: float) -> Winner:
+        if abs(a - b) <= self.tie:
+            return "tie"
+        return "A" if a > b else "B"
+
+    @torch.no_grad()
+    def score(self, prompt: str, text: str) -> float:
+        """Mean log-likelihood of the text's tokens after the prompt; minus infinity where there is none."""
+        before, ids = (self.tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in (prompt, text))
+        if not ids:
+            return -float("inf")
+        begin = [self.tokenizer.bos_token_id] if self.tokenizer.bos_token_id is not None else []
+        tokens_1T = torch.tensor([[*begin, *before, *ids]], device=self.model.device)
+        if tokens_1T.shape[1] == len(ids):  # nothing stands before the first token, so it has no likelihood
+            ids = ids[1:]
+        log_p_TV = self.model(tokens_1T).logits[0, -len(ids) - 1 : -1].double().log_softmax(dim=-1)
+        chosen_T = torch.tensor(ids, device=log_p_TV.device)
+        return float(log_p_TV.gather(1, chosen_T[:, None]).mean()) if ids else -float("inf")

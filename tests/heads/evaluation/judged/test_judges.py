@@ -1,0 +1,147 @@
+"""Judges: verdicts are read or counted as unreadable, places are drawn, answers are kept, and errors are sentences."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from byte_tokenizer import byte_tokenizer
+from tiny import tiny_model
+
+from heads.evaluation.judged.asked import EndpointJudge, LocalJudge
+from heads.evaluation.judged.judge import LikelihoodJudge
+
+PAIRS = [("Say it.", f"good {i}", f"bad {i}") for i in range(12)]
+
+
+def prefers_good(question):
+    """A judge who finds what begins with "good" better, wherever it stands."""
+    if "in order" in question:
+        texts = question.split("\nText ")[1:]
+        good = [i for i, text in enumerate(texts, start=1) if "good" in text]
+        return f"[[{', '.join(map(str, [*good, *(i for i in range(1, len(texts) + 1) if i not in good)]))}]]"
+    if "Text A:" in question:
+        return "Well. [[A]]" if "Text A:\ngood" in question else "[[B]]"
+    return "[[9]]" if "good" in question else "no number"
+
+
+@pytest.fixture
+def server():
+    """A server that answers with `server.answer`, refuses the first `server.refuse` requests, and counts all."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            found.requests += 1
+            refused = found.requests <= found.refuse
+            content = {"error": {"message": "busy"}}
+            if not refused:
+                answer = found.answer(asked["messages"][0]["content"])
+                content = {"choices": [{"index": 0, "message": {"role": "assistant", "content": answer}}]}
+            body = json.dumps(content).encode()
+            self.send_response(503 if refused else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.answer, found.refuse, found.requests = prefers_good, 0, 0
+    threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def judge_at(server, **given):
+    return EndpointJudge(name="local", url=f"http://127.0.0.1:{server.server_port}/v1", model="m", **given)
+
+
+def test_winners_do_not_depend_on_places(server):
+    judge = judge_at(server)
+    assert judge.winners(PAIRS, seed=3) == ["A"] * 12
+    assert judge.winners([(prompt, b, a) for prompt, a, b in PAIRS], seed=4) == ["B"] * 12
+    server.answer = lambda question: "[[A]]"  # prefers the first place: wins and losses by the coin
+    assert set(judge_at(server).winners(PAIRS, seed=3)) == {"A", "B"}
+
+
+def test_scores_and_orders(server):
+    judge = judge_at(server)
+    assert judge.scores([("p", "good"), ("p", "bad")]) == [9, None]
+    assert judge.unreadable == 1
+    orders = judge.orders([("p", ["bad", "worse", f"good {i}"]) for i in range(4)], seed=0)
+    assert [order[0] for order in orders] == [2] * 4
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    server.answer = lambda question: "[[2, 2, 1]]"
+    assert judge_at(server).orders([("p", ["a", "b", "c"])], seed=0) == [None]
+
+
+def test_answers_are_kept_so_that_a_repeated_call_asks_nothing(server, tmp_path, capsys):
+    cache = tmp_path / "answers.jsonl"
+    judge_at(server, cache=cache, prices=(1.0, 2.0)).scores([("p", f"good {i}") for i in range(5)])
+    assert "asked 5 questions of about" in capsys.readouterr().err
+    assert judge_at(server, cache=cache).scores([("p", f"good {i}") for i in range(6)]) == [9] * 6
+    assert server.requests == 6
+
+
+def test_a_busy_server_is_asked_again(server):
+    server.refuse = 1
+    assert judge_at(server, tries=2).scores([("p", "good")]) == [9]
+    assert server.requests == 2
+
+
+def test_a_server_that_cannot_be_reached_is_a_sentence_and_what_it_said_is_kept(server, tmp_path):
+    cache = tmp_path / "answers.jsonl"
+    judge = judge_at(server, cache=cache, tries=1, concurrency=1)
+    judge.scores([("p", "good")])
+    server.refuse = 10
+    with pytest.raises(
+        ValueError, match=r"^The judge m at http://127.* gave no answer \(.*busy.*Answers so far are kept"
+    ):
+        judge.scores([("p", "good"), ("p", "good 2")])
+    assert judge_at(server, cache=cache).scores([("p", "good")]) == [9]
+    gone = EndpointJudge(name="m", url="http://127.0.0.1:9/v1", model="m", tries=1)
+    with pytest.raises(ValueError, match="cannot be reached after 1 tries"):
+        gone.scores([("p", "t")])
+
+
+def test_the_environment_names_the_judge(monkeypatch):
+    monkeypatch.delenv("HEADWAY_JUDGE_URL", raising=False)
+    monkeypatch.setenv("HEADWAY_JUDGE_MODEL", "m")
+    with pytest.raises(ValueError, match=r"^HEADWAY_JUDGE_URL is not set"):
+        EndpointJudge.from_environment()
+    monkeypatch.setenv("HEADWAY_JUDGE_URL", "http://localhost:1/v1")
+    assert EndpointJudge.from_environment(tries=2).tries == 2
+    monkeypatch.setenv("HEADWAY_JUDGE_URL", "localhost")
+    with pytest.raises(ValueError, match="URL 'localhost' was given"):
+        EndpointJudge.from_environment()
+
+
+def test_a_local_model_without_a_chat_template_cannot_be_asked():
+    with pytest.raises(ValueError, match="has no chat template"):
+        LocalJudge(name="m", loaded=tiny_model("llama"), tokenizer=byte_tokenizer())
+
+
+def test_log_likelihood_is_another_model_s_mean_over_the_text_alone():
+    tokenizer = byte_tokenizer()
+    model, decoded = (tiny_model("llama", vocab_size=len(tokenizer), seed=seed) for seed in (0, 1))
+    judge = LikelihoodJudge(model, tokenizer, decoded)
+    ids = {text: tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", "cd", "xyz")}
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    log_p_TV = model(torch.tensor([[*begin, *ids["ab"], *ids["cd"]]])).logits[0].double().log_softmax(-1)
+    start = len(begin) + len(ids["ab"])
+    expected = [log_p_TV[start - 1 + i, token].item() for i, token in enumerate(ids["cd"])]
+    assert judge.score("ab", "cd") == pytest.approx(sum(expected) / len(expected), abs=1e-12)
+    scores = {text: judge.score("ab", text) for text in ("cd", "xyz")}
+    best = max(scores, key=scores.get)
+    assert judge.winners([("ab", "cd", "xyz")]) == ["A" if best == "cd" else "B"]
+    assert judge.orders([("ab", ["cd", "xyz"])]) == [(0, 1) if best == "cd" else (1, 0)]
+    assert judge.score("ab", "") == -float("inf")
+    with pytest.raises(ValueError, match="judge of its own texts"):
+        LikelihoodJudge(decoded, tokenizer, decoded)
