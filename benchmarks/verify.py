@@ -198,6 +198,13 @@ CHECKS = {
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
         measures=(),
     ),
+    "mx": Check(
+        command="python -m benchmarks.speed.mx --picture docs/pictures/mx_speed.png",
+        quick="--quick",
+        shows="products with microscaling weights: bytes, bandwidth and the ratio to bfloat16 and float32 at 1 to 64 "
+        "rows for layers of 1k to 8k, beside the bandwidth of the machine",
+        measures=("heads/quantization",),
+    ),
     "superposed_speed": Check(
         command="python -m benchmarks.speed.superposed --picture docs/pictures/superposed_speed.png",
         shows="seconds for k drafts by superposed decoding, beside nucleus sampling one after another and in a batch, "

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.quantization.formats import BLOCK, Format
+from heads.quantization.formats import Format
 
 FUSED_ROWS = 16  # from there PyTorch's product of decoded weights is faster (python -m benchmarks.speed.mx)
 DECODED_AT_ONCE = 1 << 20  # weights, 4 MiB: what stays in a processor's caches
@@ -146,13 +146,3 @@ def compile_to(file: Path, compiler: str) -> None:
 def cache_folder() -> Path:
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "headway"
-
-
-def bytes_read(format: Format, outputs: int, inputs: int) -> int:
-    """Of the packed weight: what one product of few rows reads from memory.
-
-    >>> from heads.quantization.formats import find_format
-    >>> bytes_read(find_format("mxfp4_e2m1"), 32, 32)
-    544
-    """
-    return outputs * (inputs // BLOCK) * (format.block_bytes + 1)
