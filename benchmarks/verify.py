@@ -188,6 +188,14 @@ CHECKS = {
         "backbone, warm-in, self-distillation (Medusa-2); rows that an earlier call finished are reused",
         measures=("checkpoints/demo/base",),
     ),
+    "superposed": Check(
+        command="python -m benchmarks.paper.superposed --pictures docs/pictures",
+        quick="--quick",
+        shows="superposed decoding beside nucleus sampling, beam search, greedy decoding and n-grams alone: perplexity "
+        "under two judges by k, prefix and length, exact match, rankings, repetition, cosines, long texts, and which "
+        "of the paper's claims hold; parts that an earlier call finished are kept",
+        measures=("checkpoints/demo/base", "checkpoints/demo/draft", "heads/decoding/superposed"),
+    ),
     "sinkhorn": Check(
         command="python -m benchmarks.paper.sinkhorn",
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",

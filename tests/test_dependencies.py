@@ -24,7 +24,7 @@ from heads.extras import MissingExtraError, needs_extra
 EXTRAS = {
     "heads": ("cli", "lora", "plots", "eval", "train"),
     "train": ("train",),
-    "benchmarks": ("train",),
+    "benchmarks": ("train", "eval"),
     "tests": ("train", "eval", "dev"),
 }
 OURS = {"heads", "train", "benchmarks"} | {file.stem for file in ROOT.glob("tests/**/*.py")}
