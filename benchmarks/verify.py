@@ -213,6 +213,13 @@ CHECKS = {
         "rows for layers of 1k to 8k, beside the bandwidth of the machine",
         measures=("heads/quantization",),
     ),
+    "ngram_stores": Check(
+        command="python -m benchmarks.speed.ngram_stores --picture docs/pictures/ngram_stores.png",
+        shows="6-grams in our table, in dictionaries, DuckDB, Polars and infini-gram: seconds, memory and disk of "
+        "building, questions a second; the curve to 200 M tokens",
+        quick="--tokens 500000 --curve 1000000 2000000",
+        measures=(),
+    ),
     "superposed_speed": Check(
         command="python -m benchmarks.speed.superposed --picture docs/pictures/superposed_speed.png",
         shows="seconds for k drafts by superposed decoding, beside nucleus sampling one after another and in a batch, "

@@ -1,7 +1,7 @@
 """N-grams as sorted runs: packed into words that sort as the n-grams do, counted, merged, and cut into a trie's orders.
 
 A symbol is a token or the end of a document, in as many bits as the vocabulary needs. A word of 64 bits holds as many
-symbols as fit: one word serves trigrams of any vocabulary up to a million tokens, two serve 5-grams. Every token begins
+symbols as fit: one word serves trigrams of any vocabulary up to a million tokens, two serve 6-grams. Every token begins
 one n-gram. Those at the end of a document are filled up with end symbols, so that the prefixes of one run of n-grams
 give the counts of all lower orders too.
 """
@@ -81,27 +81,84 @@ class Packing:
 
 def count_equal(words_WN: Words) -> tuple[Words, Counts]:
     """The different n-grams, sorted, and how often each occurs."""
-    one = len(words_WN) == 1
-    words_WN = np.sort(words_WN, axis=1) if one else words_WN[:, np.lexsort(words_WN[::-1])]
-    first = find_changes(words_WN)
-    return words_WN[:, first], np.diff(first, append=words_WN.shape[1])
+    keys = Keys.of(words_WN)
+    sorted_N = np.sort(keys.keys_N)
+    first = find_changes(sorted_N)
+    return keys.words(sorted_N[first]), np.diff(first, append=len(sorted_N))
 
 
 def merge(runs: Sequence[tuple[Words, Counts]]) -> tuple[Words, Counts]:
     """The sum of sorted runs."""
-    words_WN = np.concatenate([words for words, _ in runs], axis=1)
+    keys = Keys.of(np.concatenate([words for words, _ in runs], axis=1))
     counts_N = np.concatenate([counts for _, counts in runs])
-    # A stable sort finds the sorted runs and merges them.
-    order = np.argsort(words_WN[0], kind="stable") if len(words_WN) == 1 else np.lexsort(words_WN[::-1])
-    words_WN, counts_N = words_WN[:, order], counts_N[order]
-    first = find_changes(words_WN)
-    return words_WN[:, first], np.add.reduceat(counts_N, first)
+    order = np.argsort(keys.keys_N, kind="stable")  # a stable sort finds the sorted runs and merges them
+    sorted_N = keys.keys_N[order]
+    first = find_changes(sorted_N)
+    return keys.words(sorted_N[first]), np.add.reduceat(counts_N[order], first)
 
 
-def find_changes(words_WN: Words) -> NDArray[np.int64]:
-    """Where an n-gram differs from the one before it."""
-    changed_N = np.ones(words_WN.shape[1], bool)
-    changed_N[1:] = (words_WN[:, 1:] != words_WN[:, :-1]).any(axis=0)
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """N-grams of one or two words as numbers of 64 bits that sort as they do.
+
+    NumPy sorts numbers many times faster than pairs of them. So a pair's first word is replaced by its rank among the
+    different first words, and its second, where both do not fit otherwise, as well.
+    """
+
+    keys_N: NDArray[np.uint64]
+    bits: int = 0
+    ranked: tuple[NDArray[np.uint64] | None, ...] = ()
+
+    @classmethod
+    def of(cls, words_WN: Words) -> Keys:
+        """
+        >>> words_WN = np.array([[7, 2, 7], [1, 5, 0]], np.uint64)
+        >>> keys = Keys.of(words_WN)
+        >>> keys.keys_N.tolist(), (keys.words(keys.keys_N) == words_WN).all().item()
+        ([9, 5, 8], True)
+        """
+        if len(words_WN) == 1:
+            return cls(keys_N=words_WN[0])
+        first_N, firsts = dense_ranks(words_WN[0])
+        second_N, seconds = words_WN[1], None
+        if len(firsts).bit_length() + bits_of(second_N) > WORD_BITS:
+            second_N, seconds = dense_ranks(second_N)
+        bits = bits_of(second_N)
+        return cls(keys_N=first_N << np.uint64(bits) | second_N, bits=bits, ranked=(firsts, seconds))
+
+    def words(self, keys_N: NDArray[np.uint64]) -> Words:
+        """The words of some of the keys."""
+        if not self.ranked:
+            return keys_N[None]
+        firsts, seconds = self.ranked
+        second_N = keys_N & np.uint64((1 << self.bits) - 1)
+        assert firsts is not None, "the first of two words is always ranked"
+        return np.stack([firsts[keys_N >> np.uint64(self.bits)], second_N if seconds is None else seconds[second_N]])
+
+
+def bits_of(word_N: NDArray[np.uint64]) -> int:
+    return int(word_N.max(initial=0)).bit_length()
+
+
+def dense_ranks(word_N: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Each number's rank among the different ones, and these, sorted."""
+    order = np.argsort(word_N)
+    sorted_N = word_N[order]
+    changed_N = np.ones(len(word_N), bool)
+    changed_N[1:] = sorted_N[1:] != sorted_N[:-1]
+    ranks_N = np.empty(len(word_N), np.uint64)
+    ranks_N[order] = np.cumsum(changed_N) - 1
+    return ranks_N, sorted_N[changed_N]
+
+
+def find_changes(sorted_N: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where a number differs from the one before it.
+
+    >>> find_changes(np.array([3, 3, 8], np.uint64)).tolist()
+    [0, 2]
+    """
+    changed_N = np.ones(len(sorted_N), bool)
+    changed_N[1:] = sorted_N[1:] != sorted_N[:-1]
     return np.flatnonzero(changed_N)
 
 
