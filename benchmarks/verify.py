@@ -243,6 +243,14 @@ CHECKS = {
         measures=("heads/backbone", "heads/decoding", "heads/interface"),
         needs="HEADWAY_TRANSFORMERS",
     ),
+    "downstream": Check(
+        command="headway evaluate checkpoints/demo/dynamo --suite lm-eval --tasks python_next_line,python_write_line "
+        "--task-folder benchmarks/tasks --without-heads checkpoints/runs/demo-base-longer/last --limit 200",
+        quick="--limit 20",
+        shows="tables 1 and 10 on the demo through lm-evaluation-harness: the backbone, trained further without heads "
+        "(a run of dynamo_first_token), and trained with heads, whose texts equal plain greedy",
+        measures=("checkpoints/demo/dynamo", "benchmarks/tasks", "heads/evaluation/tasks"),
+    ),
     "outside": Check(
         command="python -m benchmarks.outside.harnesses",
         quick="--prompts 4 --new-tokens 48",

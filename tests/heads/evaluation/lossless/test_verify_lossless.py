@@ -120,11 +120,15 @@ def compare_servers(folder: Path, on: Any, off: Any, *more: Any) -> tuple[Any, d
     return result, json.loads(found.read_text()) if found.is_file() else {}
 
 
-@pytest.mark.parametrize("with_ids", [True, False], ids=["token_ids", "text"])
 @pytest.mark.parametrize(
-    ("change", "verdict", "code"),
-    [(lambda tokens: tokens, "same", 0), (twin_at(NEW - 1), "rounding", 0), (wrong_at(5), "bug", 1)],
-    ids=["same", "rounding", "bug"],
+    ("change", "with_ids", "verdict", "code"),
+    [
+        (lambda tokens: tokens, False, "same", 0),
+        (twin_at(NEW - 1), True, "rounding", 0),
+        (twin_at(NEW - 1), False, "rounding", 0),
+        (wrong_at(5), False, "bug", 1),
+    ],
+    ids=["same", "rounding", "rounding, text alone", "bug, text alone"],
 )
 def test_servers_get_their_verdict(model, folder, change, verdict, code, with_ids):
     result, found = compare_servers(
