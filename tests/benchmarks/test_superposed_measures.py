@@ -10,10 +10,11 @@ from tiny import tiny_model
 
 from benchmarks.paper.superposed import bench as bench_module
 from benchmarks.paper.superposed.bench import WINDOW, Bench, Plan, windows_of
-from benchmarks.paper.superposed.claims import Claim, rankings, ratio
+from benchmarks.paper.superposed.claims import Claim, ratio
 from benchmarks.paper.superposed.facts import SHIPPED, is_right, precision_at, read_facts
 from benchmarks.paper.superposed.linearity import BEAMS, cosines
 from benchmarks.paper.superposed.methods import ngrams_alone
+from benchmarks.paper.superposed.rankings import lists_of, wins
 from benchmarks.paper.superposed.scores import SKIPPED, perplexities, self_bleu, text_perplexities, unique_ngrams
 from heads.decoding.superposed.step import PAPER_WEIGHTS
 from heads.ngrams.counting import count_ngrams
@@ -151,13 +152,31 @@ def test_verdicts_follow_the_interval():
     assert found == ["holds", "does not hold", "open"]
 
 
-def test_rankings_leave_out_equal_drafts_and_choose_by_the_first_judge():
-    found = {
-        "drafts": {"superposed": [["a", "b", "c"], ["a", "a", "c"]], "nucleus": [["d", "e", "f"], ["d", "e", "f"]]},
-        "perplexity": {"superposed": [[1, 2, 3], [1, 2, 3]]},
-        "other tokenizer": {"superposed": [[9, 1, 9], [1, 1, 1]], "nucleus": [[2, 0.5, 9], [9, 9, 9]]},
+class AlphabeticalJudge:
+    """Ranks texts by their letters."""
+
+    def orders(self, lists, seed):
+        return [tuple(sorted(range(len(texts)), key=texts.__getitem__)) for _, texts in lists]
+
+
+def test_rankings_leave_out_equal_drafts_and_the_first_judge_chooses_the_one():
+    found, left_out = lists_of(
+        {
+            "prefixes": ["p", "q", "r"],
+            "drafts": {
+                "superposed": [["c", "b", "z"], ["a", "a", "c"], ["k", "l", "m"]],
+                "nucleus": [["d", "a", "f"], ["d", "e", "f"], ["a", "n", "k"]],
+            },
+            "perplexity": {"superposed": [[2, 3, 1], [1, 2, 3], [1, 2, 3]]},
+        }
+    )
+    assert left_out == 1  # the third nucleus draft takes part in no ranking
+    assert found["1v1"] == [("p", ["d", "z"]), ("r", ["a", "k"])]
+    assert {name: wins(AlphabeticalJudge(), lists, int(name[0])) for name, lists in found.items()} == {
+        "1v3": [1, 0],
+        "2v3": [0, 0],
+        "1v1": [0, 0],
     }
-    assert {name: wins.tolist() for name, wins in rankings(found).items()} == {"1v3": [1], "2v3": [0], "1v1": [0]}
 
 
 def test_a_finished_part_is_kept_until_what_it_depends_on_changes(tmp_path, monkeypatch):

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper.superposed.bench import QUICK, Bench, Plan, Row
+from benchmarks.paper.superposed.bench import QUICK, Bench, Plan
 from benchmarks.paper.superposed.claims import Rows, judge_claims
-from benchmarks.paper.superposed.facts import SHIPPED, measure_facts
+from benchmarks.paper.superposed.facts import SHIPPED, measure_facts, read_facts
 from benchmarks.paper.superposed.linearity import measure_linearity
 from benchmarks.paper.superposed.pictures import draw_linearity, draw_quality
 from benchmarks.paper.superposed.quality import measure_drafts, measure_long_texts, measure_sweeps
+from benchmarks.paper.superposed.rankings import JUDGES, measure_rankings
 from benchmarks.paper.superposed.report import print_report
 from benchmarks.paper.superposed.tuning import settings_of, tune
 from benchmarks.shared import parser_of, run_benchmark, say, wide_console
 
 PARTS = {
     "tune": "α, τ and δ on the validation split (section 4.1, appendices B and C)",
-    "drafts": "perplexity of each draft and the best, rankings, examples (tables 1 to 5, figures 4, 7, 12 and 14)",
+    "drafts": "perplexity of each draft and the best, examples (tables 1 to 5, figures 4 and 14)",
+    "rankings": "drafts ranked by a judge (figures 7 and 12)",
     "sweeps": "by number of drafts, prefix and length; repetition and Self-BLEU (figures 8 to 11)",
     "facts": "exact match on short answers (figure 5)",
     "linearity": "cosines of superposed and summed readings (figures 3 and 15)",
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder=options.out,
         ngrams_folder=options.ngrams,
     )
-    rows = measure(bench, options.parts or list(PARTS), options.facts)
+    rows = measure(bench, options.parts or list(PARTS), options.facts, options.judge)
     if options.parts:
         return
     console = wide_console()
@@ -65,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ngrams", type=Path, default=Path("checkpoints/runs/demo-ngrams-6"), help="table of n-grams")
     parser.add_argument("--facts", type=Path, default=SHIPPED, help="JSONL of prompts and answers")
+    parser.add_argument("--judge", choices=JUDGES, default="likelihood", help="who ranks; endpoint: HEADWAY_JUDGE_URL")
     parser.add_argument("--prefixes", type=int, help="prefixes of the test split")
     parser.add_argument(
         "--out", type=Path, default=Path("checkpoints/runs/superposed"), help="folder of finished parts"
@@ -73,20 +77,26 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(bench: Bench, parts: Sequence[str], facts: Path) -> Rows:
-    """The rows of some parts; all but the cosines need the tuned settings."""
+def measure(bench: Bench, parts: Sequence[str], facts: Path, judge: str) -> Rows:
+    """The rows of some parts; all but the cosines need the tuned settings, rankings need the drafts."""
     tuned = bench.row("tune", tune)
     settings = settings_of(tuned)
-    ways: dict[str, Callable[[Bench], Row]] = {
-        "drafts": lambda bench: measure_drafts(bench, settings),
-        "sweeps": lambda bench: measure_sweeps(bench, settings),
-        "facts": lambda bench: measure_facts(bench, facts, settings),
-        "linearity": measure_linearity,
-        "long": lambda bench: measure_long_texts(bench, settings),
-    }
-    needed = {"facts": facts.read_text(encoding="utf-8") if facts.is_file() else ""}
-    found = {name: bench.row(name, way, needed.get(name)) for name, way in ways.items() if name in parts}
-    return {"tune": tuned, **found}
+    rows = {"tune": tuned}
+    if {"drafts", "rankings"} & set(parts):
+        rows["drafts"] = bench.row("drafts", functools.partial(measure_drafts, settings=settings))
+    if "rankings" in parts:
+        ranked = functools.partial(measure_rankings, drafts=rows["drafts"], judge=judge)
+        rows["rankings"] = bench.row("rankings", ranked, judge)
+    if "sweeps" in parts:
+        rows["sweeps"] = bench.row("sweeps", functools.partial(measure_sweeps, settings=settings))
+    if "facts" in parts:
+        asked = functools.partial(measure_facts, facts=facts, settings=settings)
+        rows["facts"] = bench.row("facts", asked, read_facts(facts))
+    if "linearity" in parts:
+        rows["linearity"] = bench.row("linearity", measure_linearity)
+    if "long" in parts:
+        rows["long"] = bench.row("long", functools.partial(measure_long_texts, settings=settings))
+    return rows
 
 
 if __name__ == "__main__":

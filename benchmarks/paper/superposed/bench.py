@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -33,7 +34,9 @@ LONGEST_PREFIX = 40
 WINDOW = 64
 BETWEEN = WINDOW
 """Tokens from one window's begin to the next, so that windows do not overlap."""
-CODE = ("benchmarks/paper/superposed", "heads/decoding/superposed", "heads/ngrams")
+HERE = "benchmarks/paper/superposed"
+CODE = tuple(f"{HERE}/{name}.py" for name in ("bench", "methods", "scores", "tuning"))
+DECODER = ("heads/decoding/superposed", "heads/ngrams")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class Plan:
     k: int = 3
     alphas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.35, 0.54, 0.75)
     temperatures: tuple[float, ...] = (0.06, 0.1, 0.2, 0.4, 0.7, 1.0)
-    penalties: tuple[float, ...] = (1e-6, 1e-3, 0.03, 0.3, 1.0)
+    penalties: tuple[float, ...] = (1e-30, 1e-9, 1e-3, 0.03, 1.0)
     long_prefixes: int = 24
     long_length: int = 200
     reset_every: int = 10
@@ -74,7 +77,7 @@ QUICK = Plan(
     lengths=(5, 20),
     alphas=(0.0, 0.2, 0.54),
     temperatures=(0.06, 0.4, 1.0),
-    penalties=(1e-3, 1.0),
+    penalties=(1e-30, 1e-3),
     long_prefixes=6,
     linear_batches=2,
     judge_steps=100,
@@ -162,7 +165,7 @@ class Bench:
         Args:
             needs: results of other parts that it depends on.
         """
-        path = self.folder / "rows" / f"{part}-{self.fingerprint(needs)}.json"
+        path = self.folder / "rows" / f"{part}-{self.fingerprint(measure, needs)}.json"
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
         print(f"measuring {part} …", file=sys.stderr, flush=True)
@@ -170,15 +173,16 @@ class Bench:
         write_whole(path.parent, {path.name: json.dumps(found).encode()})
         return json.loads(path.read_text(encoding="utf-8"))
 
-    def fingerprint(self, needs: Any) -> str:
+    def fingerprint(self, measure: Any, needs: Any) -> str:
+        """Of the plan, the models, the decoder, and the code of one part."""
         plan = json.dumps([dataclasses.asdict(self.plan), self.backbone, self.second, needs], default=str)
         digest = hashlib.sha256(plan.encode())
         for model in (self.backbone, self.second):
             digest.update(weights_digest(model).encode())
-        for folder in CODE:
-            for file in sorted((ROOT / folder).glob("*.py")):
-                if file.stem not in ("report", "pictures", "claims", "__main__"):
-                    digest.update(file.read_bytes())
+        own = inspect.getsourcefile(measure.func if isinstance(measure, functools.partial) else measure)
+        decoder = [file for folder in DECODER for file in sorted((ROOT / folder).glob("*.py"))]
+        for file in [*(ROOT / name for name in CODE), *decoder, Path(str(own))]:
+            digest.update(file.read_bytes())
         return digest.hexdigest()[:12]
 
 

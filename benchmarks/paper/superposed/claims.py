@@ -61,7 +61,7 @@ def judge_claims(rows: Rows) -> list[Claim]:
     return [
         *claims_of_perplexity(rows["drafts"]),
         *claims_of_facts(rows["facts"]),
-        *claims_of_rankings(rows["drafts"]),
+        *claims_of_rankings(rows["rankings"]),
         *claims_of_linearity(rows["linearity"]),
         *claims_of_sweeps(rows["sweeps"]),
         *claims_of_long_texts(rows["long"]),
@@ -252,7 +252,7 @@ def claims_of_facts(found: Row) -> list[Claim]:
 
 def claims_of_rankings(found: Row) -> list[Claim]:
     """Figures 7 and 12; shares of wins, and what drafts of equal quality would win."""
-    wins = rankings(found)
+    wins = {name: np.asarray(values) for name, values in found["wins"].items()}
     return [
         Claim(
             place=place,
@@ -272,29 +272,6 @@ RANKED: tuple[tuple[str, str, str, Side, float, str], ...] = (
     ("app. F, figure 12", "2 nucleus v 3 superposed: one of three is first", "2v3", "above", 0.5, "0.606"),
     ("app. F, figure 12", "1 nucleus v the draft of lowest perplexity", "1v1", "above", 0.5, "0.514"),
 )
-
-
-def rankings(found: Row) -> dict[str, Figures]:
-    """(B,) each: 1 where a superposed draft ranks first, ½ where first places are shared, by the judge with another
-    tokenizer. The draft of lowest perplexity is chosen by the first judge: no judge ranks its own choice. Prefixes
-    with two equal drafts are left out, as in the paper.
-    """
-    superposed, nucleus = (drafts_in(found, name, "other tokenizer") for name in ("superposed", "nucleus"))
-    chosen = drafts_in(found, "superposed").argmin(axis=1)
-    one = np.take_along_axis(superposed, chosen[:, None], axis=1)
-    texts = [[*a[:3], *b[:2]] for a, b in zip(found["drafts"]["superposed"], found["drafts"]["nucleus"], strict=True)]
-    kept = np.array([len(set(drafts)) == len(drafts) for drafts in texts])
-    pairs = {"1v3": (superposed[:, :3], nucleus[:, :1]), "2v3": (superposed[:, :3], nucleus[:, :2])}
-    pairs["1v1"] = (one, nucleus[:, :1])
-    return {name: win(ours.min(axis=1), theirs.min(axis=1))[kept] for name, (ours, theirs) in pairs.items()}
-
-
-def win(ours_B: Figures, theirs_B: Figures) -> Figures:
-    """
-    >>> win(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0])).tolist()
-    [1.0, 0.5, 0.0]
-    """
-    return (ours_B < theirs_B) + (ours_B == theirs_B) / 2
 
 
 def claims_of_linearity(found: Row) -> list[Claim]:

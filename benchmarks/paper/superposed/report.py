@@ -10,7 +10,8 @@ from rich.console import Console
 
 from benchmarks.paper.dynamo_texts import with_interval
 from benchmarks.paper.superposed.bench import Bench, Row
-from benchmarks.paper.superposed.claims import Claim, Rows, drafts_in, of_all, rankings
+from benchmarks.paper.superposed.claims import Claim, Rows, drafts_in, of_all
+from benchmarks.paper.superposed.rankings import EXPECTED, PAPER
 from benchmarks.paper.superposed.tuning import FIRST_PENALTY, Setting, settings_of
 from benchmarks.shared import describe_cpu, figures_table, say
 
@@ -29,7 +30,7 @@ def print_report(console: Console, bench: Bench, rows: Rows, claims: Sequence[Cl
     print_perplexities(console, rows["drafts"], plan.k)
     print_sweeps(console, rows["sweeps"])
     print_facts(console, rows["facts"])
-    print_rankings(console, rows["drafts"])
+    print_rankings(console, rows["rankings"])
     print_linearity(console, rows["linearity"])
     print_long_texts(console, rows["long"])
     print_claims(console, claims)
@@ -113,13 +114,16 @@ def print_facts(console: Console, found: Row) -> None:
 
 
 def print_rankings(console: Console, found: Row) -> None:
-    title = "\nrankings by another model's likelihood (its own tokenizer), not by people (figures 7 and 12)"
+    title = f"\nrankings, not by people (figures 7 and 12); the judge: {found['judge']}"
     table = figures_table(title, "nucleus v superposed", "superposed first", "equal drafts", "the paper", "prefixes")
-    expected = {"1v3": (0.75, 0.636), "2v3": (0.6, 0.606), "1v1": (0.5, 0.514)}
-    for name, wins_B in rankings(found).items():
-        value = with_interval(of_all(wins_B, form=lambda share: share))
-        table.add_row(name, value, *(f"{share:g}" for share in expected[name]), str(len(wins_B)))
+    for name, wins in found["wins"].items():
+        value = with_interval(of_all(np.asarray(wins), form=lambda share: share))
+        table.add_row(name, value, f"{EXPECTED[name]:g}", f"{PAPER[name]:g}", str(len(wins)))
     console.print(table)
+    say(
+        console,
+        f"left out: {found['left out']} prefixes with equal drafts, {found['unreadable']} verdicts that cannot be read",
+    )
 
 
 def print_linearity(console: Console, found: Row) -> None:

@@ -1,7 +1,8 @@
 """α, τ and δ by the lowest mean perplexity over the k drafts on the validation split (section 4.1).
 
-α and τ are searched together at δ = 0.001, then δ at the best of them. The search is done for n up to 6, for n up to 4
-(appendix C, which retunes both) and, τ alone, without n-grams (the fact-based setting, section 4.2).
+α and τ are searched together at the δ that is `SuperposedDecoding`'s default, then δ at the best of them. The search is
+done for n up to 6, for n up to 4 (appendix C, which retunes both) and, τ alone, without n-grams (the fact-based
+setting, section 4.2).
 """
 # B prefix, T prefix position, K draft
 
@@ -15,9 +16,10 @@ from benchmarks.paper.superposed.bench import Bench, Row
 from benchmarks.paper.superposed.methods import superposed
 from benchmarks.paper.superposed.scores import perplexities
 from heads import SuperposedDecoding
+from heads.decoding.superposed.run import DEFAULT_PENALTY
 from heads.decoding.superposed.step import PAPER_WEIGHTS
 
-FIRST_PENALTY = 1e-3
+FIRST_PENALTY = DEFAULT_PENALTY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

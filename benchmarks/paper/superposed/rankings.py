@@ -1,0 +1,71 @@
+"""Drafts ranked against each other (section 4.4, figures 7 and 12), by a judge in place of people.
+
+1 nucleus draft v 3 superposed ones, 2 v 3, and 1 v the superposed draft of lowest perplexity, which another judge
+chooses: no judge ranks its own choice. A superposed draft that is ranked first is a win. Prefixes with two equal drafts
+are left out, as in the paper, and so are verdicts that cannot be read.
+"""
+# K draft
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.paper.superposed.bench import Bench, Row
+from heads.evaluation.judged.asked import EndpointJudge
+from heads.evaluation.judged.judge import Judge, LikelihoodJudge
+
+SUPERPOSED, MOST_NUCLEUS = 3, 2
+JUDGES = ("likelihood", "endpoint")
+EXPECTED = {"1v3": 0.75, "2v3": 0.6, "1v1": 0.5}
+"""Wins of drafts that are all equally good."""
+PAPER = {"1v3": 0.636, "2v3": 0.606, "1v1": 0.514}
+
+
+def measure_rankings(bench: Bench, drafts: Row, judge: str) -> Row:
+    """Wins (1 or 0) of each prefix in the three settings, and who judged."""
+    asked = open_judge(bench, judge)
+    lists, left_out = lists_of(drafts)
+    return {
+        "judge": asked.name,
+        "wins": {name: wins(asked, found, int(name[0])) for name, found in lists.items()},
+        "left out": left_out,
+        "unreadable": asked.unreadable,
+    }
+
+
+def open_judge(bench: Bench, judge: str) -> Judge:
+    """The likelihood of the judge with another tokenizer, or the server that the environment names.
+
+    Raises:
+        ValueError: the environment names none.
+    """
+    if judge == "endpoint":
+        return EndpointJudge.from_environment(cache=bench.folder / "answers.jsonl")
+    return LikelihoodJudge(*bench.other_judge, bench.opened.model)
+
+
+def lists_of(drafts: Row) -> tuple[dict[str, list[tuple[str, list[str]]]], int]:
+    """(prefix, texts), nucleus sampling's first, for each setting; and how many prefixes are left out."""
+    found: dict[str, list[tuple[str, list[str]]]] = {name: [] for name in EXPECTED}
+    rows = zip(
+        drafts["prefixes"],
+        drafts["drafts"]["superposed"],
+        drafts["drafts"]["nucleus"],
+        drafts["perplexity"]["superposed"],
+        strict=True,
+    )
+    left_out = 0
+    for prefix, superposed, nucleus, perplexity in rows:
+        ours, theirs = superposed[:SUPERPOSED], nucleus[:MOST_NUCLEUS]
+        if len({*ours, *theirs}) < len(ours) + len(theirs):
+            left_out += 1
+            continue
+        best = superposed[min(range(len(perplexity)), key=perplexity.__getitem__)]
+        for name, texts in (("1v3", [*theirs[:1], *ours]), ("2v3", [*theirs, *ours]), ("1v1", [theirs[0], best])):
+            found[name].append((prefix, texts))
+    return found, left_out
+
+
+def wins(judge: Judge, lists: Sequence[tuple[str, list[str]]], nucleus: int) -> list[float]:
+    """1 where the text ranked first is not one of the first `nucleus`."""
+    return [float(order[0] >= nucleus) for order in judge.orders(lists, seed=0) if order is not None]
