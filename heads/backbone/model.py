@@ -249,7 +249,7 @@ class Backbone:
         positions_BN = state.next_position_B[:, None] + depth_N
         return self._pass(state, tokens_BN, positions_BN, self._mask(state, positions_BN, sees_NN), taps)
 
-    def read_embeddings(self, state: BackboneState, embeddings_BD: Tensor) -> Pass:
+    def read_embeddings(self, state: BackboneState, embeddings_BD: Tensor, taps: Sequence[Tap] = ()) -> Pass:
         """One pass over one new slot of each row, whose input is an embedding in place of a token's.
 
         `check_embeddings` says whether a model reads embeddings as it reads tokens. The pass's token ids are 0.
@@ -257,7 +257,7 @@ class Backbone:
         positions_B1 = state.next_position_B[:, None]
         mask = self._mask(state, positions_B1, torch.ones(1, 1, dtype=torch.bool, device=positions_B1.device))
         embeddings_B1D = embeddings_BD[:, None].to(self.device)
-        return self._pass(state, torch.zeros_like(positions_B1), positions_B1, mask, (), inputs_embeds=embeddings_B1D)
+        return self._pass(state, torch.zeros_like(positions_B1), positions_B1, mask, taps, inputs_embeds=embeddings_B1D)
 
     def _mask(self, state: BackboneState, positions_BN: Tensor, sees_NN: Tensor) -> Any:
         """What new slots attend to: all that is committed, and those of the pass that they see."""

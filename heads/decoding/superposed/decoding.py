@@ -20,10 +20,12 @@ from transformers import GenerationConfig
 
 from heads.backbone.model import Backbone
 from heads.backbone.support import fastest_mode, unwrap
-from heads.decoding.request.entry import Call, Decoding, check_generator
+from heads.decoding.request.entry import Call, Decoding, check_generator, check_heads
 from heads.decoding.superposed.checks import check_embeddings, fit_weights, refuse_other_choices
+from heads.decoding.superposed.draft_head import check_grounded
 from heads.decoding.superposed.run import DEFAULT_PENALTY, SuperposedConfig, SuperposedOutput, SuperposedRun
 from heads.decoding.superposed.step import NgramModel
+from heads.interface.token_heads import TokenHeads
 from heads.ngrams.table import NgramTable
 
 
@@ -43,6 +45,9 @@ class SuperposedDecoding(Decoding):
             (docs/superposed.md); without n-grams 1 is the model's own distribution.
         weights: λ of equation 5 for n = 2, 3, …; None: the paper's for the orders that the table has.
         penalty: δ of equation 7. The paper leaves its value open; the default was tuned (docs/decisions.md).
+        token_heads: grounded heads on the model, whose head 1 tells the drafts' continuations apart, in the place of
+            n-grams or beside them (heads/decoding/superposed/draft_head.py); None: none.
+        head_weight: β, the head's share of the backbone's distribution.
         reset_every: tokens between resets; None: never.
         generator: source of randomness for the resets; None is torch's global one.
 
@@ -61,15 +66,25 @@ class SuperposedDecoding(Decoding):
         temperature: float = 0.06,
         weights: Sequence[float] | None = None,
         penalty: float = DEFAULT_PENALTY,
+        token_heads: TokenHeads | None = None,
+        head_weight: float = 0.3,
         reset_every: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         self.config = SuperposedConfig(
-            k=k, alpha=alpha, temperature=temperature, penalty=penalty, reset_every=reset_every
+            k=k,
+            alpha=alpha,
+            temperature=temperature,
+            penalty=penalty,
+            head_weight=head_weight,
+            reset_every=reset_every,
         )
         self.ngrams: NgramModel | None = NgramTable.open(ngrams) if isinstance(ngrams, str | Path) else ngrams
         self.weights = fit_weights(weights, self.ngrams)
         self.generator = check_generator(generator)
+        if token_heads is not None:
+            check_grounded(token_heads)
+        self.token_heads = token_heads
         self._backbone: Backbone | None = None
 
     def __call__(self, model: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
@@ -83,6 +98,8 @@ class SuperposedDecoding(Decoding):
             backbone = Backbone(model)
             check_embeddings(backbone)
             self._backbone = backbone
+        if self.token_heads is not None:
+            check_heads(self.token_heads, model)
         vocab_size = self._backbone.vocab_size
         if self.config.k > vocab_size:
             raise ValueError(f"k={self.config.k} was given; the vocabulary has {vocab_size} tokens, give at most that.")
@@ -92,4 +109,6 @@ class SuperposedDecoding(Decoding):
     def decode(self, model: Any, call: Call) -> Tensor | SuperposedOutput:
         assert self._backbone is not None
         with fastest_mode(self._backbone.model)():
-            return SuperposedRun(self.config, self._backbone, call, self.ngrams, self.weights, self.generator).decode()
+            return SuperposedRun(
+                self.config, self._backbone, call, self.ngrams, self.weights, self.generator, self.token_heads
+            ).decode()

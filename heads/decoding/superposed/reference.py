@@ -50,12 +50,15 @@ def superposed_drafts(
     generator: torch.Generator | None = None,
     process: Callable[[list[int], Tensor], Tensor] = lambda text, logits_V: logits_V,
     stops: Callable[[list[int]], bool] = lambda text: False,
+    token_heads: Any = None,
+    head_weight: float = 0.0,
 ) -> list[tuple[list[int], float]]:
     """The k drafts of `length` tokens that follow a prompt, shorter where they end, each with log p_i.
 
     Args:
         process: the logits that follow a text, as logits processors change them.
         stops: whether a stopping criterion ends a text.
+        token_heads: grounded heads that read the last layer's normed states, as `head_weight` of p_θ.
     """
     certain, superposed = list(prompt), list[Tensor]()
     before: list[int] = []  # tokens of the drafts sampled at resets
@@ -81,6 +84,7 @@ def superposed_drafts(
             certain, superposed, before = certain + sampled, [], before + sampled
             drafts = likeliest(certain, next_logits(model, certain, superposed))
             continue
+        before_D = last_state(model, certain, superposed) if token_heads else None
         superposed.append(superposed_embedding(model, [draft for draft in drafts if not has_ended(draft[0])]))
         logits_V = next_logits(model, certain, superposed)
         candidates = list[tuple[list[int], float]]()
@@ -90,6 +94,9 @@ def superposed_drafts(
                 continue
             text = list(prompt) + before + tokens
             best = {token: score_of for [token], score_of in likeliest(text, logits_V)}
+            if token_heads:
+                log_p_V = head_log_p(token_heads, before_D, tokens[-1], temperature)
+                best = {x: (1 - head_weight) * best[x] + head_weight * log_p_V[x] for x in best}
             p_f = interpolated(best, text, counts, weights, alpha, penalty)
             candidates += [([*tokens, token], score + log_p_f) for token, log_p_f in p_f.items()]
         drafts = sorted(candidates, key=lambda draft: -draft[1])[:k]
@@ -102,6 +109,23 @@ def next_logits(model: Any, certain: Sequence[int], superposed: Sequence[Tensor]
         read_1TD = torch.cat([known_TD, *[x[None] for x in superposed]])[None]
         logits_V: Tensor = model(inputs_embeds=read_1TD, use_cache=False).logits[0, -1]
     return logits_V
+
+
+def last_state(model: Any, certain: Sequence[int], superposed: Sequence[Tensor]) -> Tensor:
+    """(D): what the unembedding reads after M and x̃."""
+    with torch.no_grad():
+        known_TD = model.get_input_embeddings()(torch.tensor(list(certain)))
+        read_1TD = torch.cat([known_TD, *[x[None] for x in superposed]])[None]
+        state_D: Tensor = model.get_decoder()(inputs_embeds=read_1TD, use_cache=False).last_hidden_state[0, -1]
+    return state_D
+
+
+def head_log_p(token_heads: Any, before_D: Any, token: int, temperature: float) -> list[float]:
+    """log p_head(x | f, token) of every token x (heads/decoding/superposed/draft_head.py)."""
+    with torch.no_grad():
+        logits_1V = token_heads.projection(1)(token_heads.head(1, before_D[None], torch.tensor([[token]])))
+    found: list[float] = torch.log_softmax(logits_1V[0].double() / temperature, dim=-1).tolist()
+    return found
 
 
 def weights_of(scores: Sequence[float]) -> list[float]:

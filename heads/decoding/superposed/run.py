@@ -15,6 +15,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.request.entry import Call
 from heads.decoding.request.output import DecodingStats
+from heads.decoding.superposed.draft_head import DraftHead
 from heads.decoding.superposed.own_text import OwnText
 from heads.decoding.superposed.step import (
     Drafts,
@@ -27,6 +28,7 @@ from heads.decoding.superposed.step import (
     ngram_mixture,
     superpose,
 )
+from heads.interface.token_heads import TokenHeads
 from heads.validation import validated, within
 
 NO_TOKEN = -1
@@ -44,6 +46,7 @@ class SuperposedConfig:
         alpha: α of equation 6, the n-grams' share of p_f; 0 leaves them out.
         temperature: τ of the backbone's distribution.
         penalty: δ of equation 7, the factor on drafts whose n-grams know none of the candidates.
+        head_weight: β, the share of a grounded head where one is given (heads/decoding/superposed/draft_head.py).
         reset_every: tokens after which one draft is sampled and drafting begins anew behind it (section 5.3).
     """
 
@@ -51,6 +54,7 @@ class SuperposedConfig:
     alpha: float = within(0, 1, default=0.54)
     temperature: float = within(above=0, default=0.06)
     penalty: float = within(above=0, high=1, default=DEFAULT_PENALTY)
+    head_weight: float = within(above=0, below=1, default=0.3)
     reset_every: int | None = within(1, default=None)
 
 
@@ -73,9 +77,12 @@ class SuperposedRun:
         ngrams: NgramModel | None,
         weights: tuple[float, ...],
         generator: torch.Generator | None,
+        token_heads: TokenHeads | None,
     ) -> None:
         self.config, self.backbone, self.call = config, backbone, call
         self.ngrams, self.weights, self.generator = ngrams, weights, generator
+        self.head = DraftHead(token_heads, config.head_weight, config.temperature) if token_heads else None
+        self.taps = self.head.taps if self.head else ()
         backbone.check_length(call.valid_BT, call.request.max_length)
         prompts = len(call.tokens_BT)
         self.device = backbone.heads_device
@@ -91,7 +98,8 @@ class SuperposedRun:
 
     def decode(self) -> Tensor | SuperposedOutput:
         with self.stats.time("prefill"):
-            state, output = self.backbone.read(self.call.tokens_BT, self.call.valid_BT)
+            commit = self.head.commit if self.head else None
+            state, output = self.backbone.read(self.call.tokens_BT, self.call.valid_BT, self.taps, commit=commit)
             drafts = self.begin(output, self.prompts_BT[:, :0])
         while True:
             state, drafts = self.drop(state, drafts, drafts.ended_BK.all(dim=1) | self.is_full(drafts))
@@ -121,11 +129,13 @@ class SuperposedRun:
         """One token more in each draft: superpose, read, interpolate, keep the k best."""
         with self.stats.time("verify"):
             embeddings_BKD = self.backbone.embed(drafts.tokens_BKT[:, :, -1])
-            output = self.backbone.read_embeddings(state, superpose(embeddings_BKD, drafts))
+            output = self.backbone.read_embeddings(state, superpose(embeddings_BKD, drafts), self.taps)
             log_p_BKM, tokens_BKM = self.candidates(output, drafts)
         with self.stats.time("commit"):
             plan = CommitPlan.whole(torch.ones_like(output.tokens_BN, dtype=torch.bool))
             state = self.backbone.commit(state, output, plan)
+            if self.head:
+                self.head.commit(output, plan)
             self.superposed += 1
         with self.stats.time("draft"):
             log_p_f_BKM = self.score(drafts, log_p_BKM, tokens_BKM)
@@ -136,7 +146,10 @@ class SuperposedRun:
     def candidates(self, output: Pass, drafts: Drafts) -> tuple[Tensor, Tensor]:
         """(B, K, M) twice: the k most probable next tokens of each draft, their log p_θ first."""
         log_p_BKM, tokens_BKM = self.log_p(output, drafts.tokens_BKT).topk(self.config.k, dim=-1)
-        return log_p_BKM.expand(-1, self.config.k, -1), tokens_BKM.expand(-1, self.config.k, -1)
+        log_p_BKM, tokens_BKM = (x.expand(-1, self.config.k, -1) for x in (log_p_BKM, tokens_BKM))
+        if self.head:  # its state is still the one before this pass
+            log_p_BKM = self.head.mix(log_p_BKM, tokens_BKM, self.head.log_p(drafts.tokens_BKT[..., -1]))
+        return log_p_BKM, tokens_BKM
 
     def score(self, drafts: Drafts, log_p_BKM: Tensor, tokens_BKM: Tensor) -> Tensor:
         """log p_f (B, K, M) of each draft's candidates."""
@@ -166,7 +179,8 @@ class SuperposedRun:
             rows_R = torch.arange(len(going_on_R), device=self.device)
             tokens_RT = drafts.tokens_BKT[rows_R, chosen_B1[going_on_R, 0]]
             new_RT = tokens_RT[:, -unread:]
-            state, output = self.backbone.read(new_RT, torch.ones_like(new_RT, dtype=torch.bool), state=state)
+            valid_RT, commit = torch.ones_like(new_RT, dtype=torch.bool), self.head.commit if self.head else None
+            state, output = self.backbone.read(new_RT, valid_RT, self.taps, state, commit=commit)
             return state, self.begin(output, tokens_RT)
 
     def is_full(self, drafts: Drafts) -> bool:
@@ -181,7 +195,11 @@ class SuperposedRun:
         self.finished |= {prompt: drafts.rows([row]) for prompt, row in rows.items()}
         self.running = [prompt for row, prompt in enumerate(self.running) if not done[row]]
         going_on_R = (~done_B).nonzero()[:, 0]
-        return state.keep_rows(going_on_R) if len(going_on_R) else state, drafts.rows(going_on_R)
+        if not len(going_on_R):
+            return state, drafts.rows(going_on_R)
+        if self.head:
+            self.head.keep_rows(going_on_R)
+        return state.keep_rows(going_on_R), drafts.rows(going_on_R)
 
     def result(self) -> Tensor | SuperposedOutput:
         """(B · k, L): the prompts, each with its drafts, filled up on the right.

@@ -143,6 +143,43 @@ def test_resets_of_a_batch_with_n_grams_padding_and_ends(table, documents):
     assert out.stats.tokens == sum(lengths)
 
 
+@pytest.mark.parametrize(("name", "with_ngrams", "reset_every"), [("llama", True, 4), ("gemma", False, None)])
+def test_a_grounded_head_tells_drafts_apart_as_in_the_reference(name, with_ngrams, reset_every, table, documents):
+    model = float64(name)
+    token_heads = heads.create("grounded", model, num_heads=2, normalize_embeddings=name == "gemma").to(torch.float64)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in token_heads.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    texts = [documents[0][10:14], documents[1][3:4], documents[2][7:12]][: 1 if reset_every else 3]
+    prompts, mask = left_padded(texts)
+    settings = {"k": 3, **SETTINGS, "token_heads": token_heads, "head_weight": 0.4, "reset_every": reset_every}
+    generator = torch.Generator().manual_seed(4)
+    decoding = heads.SuperposedDecoding(ngrams=table if with_ngrams else None, generator=generator, **settings)
+    out = model.generate(prompts, attention_mask=mask, custom_generate=decoding, **ASKED)
+    settings |= {"length": 10, "eos": frozenset({EOS})}
+    if with_ngrams:
+        settings |= {"weights": PAPER_WEIGHTS, "counts": count_plainly(documents, 6)}
+    expected = [superposed_drafts(model, text, generator=generator.manual_seed(4), **settings) for text in texts]
+    check_equal(out, expected, prompts, 3)
+    without = [superposed_drafts(model, text, **{**settings, "token_heads": None}) for text in texts]
+    assert [draft for drafts in expected for draft, _ in drafts] != [draft for drafts in without for draft, _ in drafts]
+
+
+def test_heads_that_do_not_tell_drafts_apart_are_refused():
+    model = float64("llama")
+    for token_heads, said in (
+        (heads.create("medusa", model, num_heads=1), "family 'medusa' were given"),
+        (heads.create("grounded", model, num_heads=1, prefix_layers=1), "with prefix layers were given"),
+        ("checkpoints/demo/grounded", "in place of token heads"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            heads.SuperposedDecoding(token_heads=token_heads)
+    other = heads.SuperposedDecoding(token_heads=heads.create("grounded", float64("qwen3"), num_heads=1))
+    with pytest.raises(ValueError, match="another model than the heads' backbone"):
+        model.generate(random_tokens(1, 4), custom_generate=other, **ASKED)
+
+
 PROCESSORS = {
     "repetition_penalty": {"repetition_penalty": 1.6},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
