@@ -1,8 +1,7 @@
-"""The command `headway evaluate`: perplexity, accuracy and pictures, or a suite of tasks."""
+"""The command `headway evaluate`: heads on held-out text (heads/evaluation/evaluate.py), or with a suite."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from heads.cli.options import (
     print_aside,
     with_groups,
 )
-from heads.cli.suites import SuiteOptions, run_suite
+from heads.cli.suites import SuiteOptions, refuse_words, run_suite
 from heads.decoding.dynamo.decoding import check_independent
 from heads.evaluation.evaluate import METRICS, evaluate, read_metrics
 from heads.evaluation.lossy.joint_picture import draw_joint_maps
@@ -32,11 +31,11 @@ from heads.evaluation.tables import write_content
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
 ]
-BLOCKS, BLOCK_TOKENS = 16, 256
 
 
 @with_groups
 def evaluate_command(
+    context: typer.Context,
     heads: Annotated[
         Path | None, typer.Argument(metavar="HEADS", show_default=False, help="Folder that heads were saved to.")
     ] = None,
@@ -54,37 +53,25 @@ def evaluate_command(
             help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default the run's held-out rows.",
         ),
     ] = None,
-    blocks: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most blocks of text, spread over all of it.")
-    ] = BLOCKS,
+    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Most blocks of text, spread over all of it.")] = 16,
     block_tokens: Annotated[
         int, typer.Option(metavar="N", min=1, help="Tokens of a block, which is read without the text before it.")
-    ] = BLOCK_TOKENS,
+    ] = 256,
     json_file: JsonFile = None,
+    suite: SuiteOptions,
     dynamic: DynamicOptions,
     pictures: PictureOptions,
-    suites: SuiteOptions,
     loading: LoadingOptions,
 ) -> None:
     """Multi-token perplexity and accuracy of heads on held-out text; pictures of thresholds, training and joints.
 
-    With --suite a suite of tasks is run in place of these.
+    With --suite NAME: speed by category, judged quality or tasks, with a report to read in a browser. Its own options
+    come after HEADS; headway evaluate --suite NAME --suite-help lists them.
     """
-    suites.check()
-    if suites.suite is not None:
-        refuse_beside_suite(
-            {
-                "--metrics": metrics,
-                "--text": text,
-                "--json": json_file,
-                "--blocks": blocks,
-                "--block-tokens": block_tokens,
-            },
-            dynamic,
-            pictures,
-        )
-        run_suite(heads, suites, loading)
+    if suite.suite is not None:
+        run_suite(context, heads, suite, loading)
         return
+    refuse_words(context, suite)
     wanted = read_metrics(metrics, with_heatmaps=pictures.heatmaps is not None)
     sweep = dynamic.sweep
     check_options(heads, wanted, pictures, dynamic, measuring={"--json": json_file, "--text": text})
@@ -125,19 +112,6 @@ def evaluate_command(
     if pictures.picture is not None:
         draw_panels(panels, pictures.picture)
         print_aside(f"picture: {pictures.picture}")
-
-
-def refuse_beside_suite(measuring: dict[str, Any], dynamic: DynamicOptions, pictures: PictureOptions) -> None:
-    """Refuse options of `evaluate` that a suite does not read."""
-    unused = {"--blocks": BLOCKS, "--block-tokens": BLOCK_TOKENS}
-    given = [name for name, value in measuring.items() if value != unused.get(name) and value != []]
-    for group in (dynamic, pictures):
-        fields = dataclasses.fields(group)
-        given += [f"--{f.name.replace('_', '-')}" for f in fields if getattr(group, f.name) != f.default]
-    if given:
-        raise ValueError(
-            f"{', '.join(given)} and --suite were given; a suite has its own options, leave out the others."
-        )
 
 
 def check_options(

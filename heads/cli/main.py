@@ -29,6 +29,7 @@ from heads.cli.evaluate import evaluate_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
 from heads.cli.measure import benchmark_command, tune_tree_command
 from heads.cli.race.command import race_command
+from heads.cli.suites import compare_command
 from heads.cli.text import chat_command, generate_command
 from heads.cli.verify_lossless import verify_lossless_command
 
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "autocomplete": autocomplete_command,
     "benchmark": benchmark_command,
     "evaluate": evaluate_command,
+    "compare": compare_command,
     "tune-tree": tune_tree_command,
     "race": race_command,
     "verify-lossless": verify_lossless_command,
@@ -46,6 +48,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "prune-vocabulary": prune_vocabulary_command,
     "count-ngrams": count_ngrams_command,
 }
+
+
+OWN_OPTIONS = {"evaluate": {"allow_extra_args": True, "ignore_unknown_options": True}}
+"""Commands that read further options themselves: those of a suite."""
 
 
 class OneSentence(TyperGroup):
@@ -84,7 +90,7 @@ def unwrap(text: str) -> str:
 
 
 for name, command in COMMANDS.items():
-    app.command(name, help=unwrap(command.__doc__ or ""))(command)
+    app.command(name, help=unwrap(command.__doc__ or ""), context_settings=OWN_OPTIONS.get(name))(command)
 
 
 def main() -> None:

@@ -1,98 +1,193 @@
-"""`headway evaluate HEADS --suite lm-eval`: the options of suites, and what a suite's run prints and writes."""
+"""`headway evaluate HEADS --suite NAME`, whose own options follow, and `headway compare RUN RUN …` of its runs.
+
+Figures, report and finished rows are written to the folder --out.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import torch
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from heads.cli.options import LoadingOptions, print_aside
-from heads.evaluation.suites import lm_eval
-from heads.evaluation.tables import describe_machine, versions, write_content
-from heads.evaluation.tasks.presets import describe_presets
+from heads.checkpoint.save_load import write_whole
+from heads.checkpoint.schema import read_description
+from heads.cli.options import (
+    LoadingOptions,
+    print_aside,
+)
+from heads.evaluation.pictures import new_figure
+from heads.evaluation.report.page import render_page
+from heads.evaluation.report.sections import Section
+from heads.evaluation.runs.folder import REPORT, RESULTS, ROWS, describe_run, read_runs, write_run
+from heads.evaluation.runs.options import about, describe_options, read_options
+from heads.evaluation.runs.rows import Rows
+from heads.evaluation.runs.task import SuiteTask, fingerprint
+from heads.evaluation.suites import suite_module, suites
+from heads.evaluation.tables import describe_machine, versions
 
-RESULTS = Path("checkpoints/runs/evaluations")
+SHARED = ("heads", "suite", "suite_help", "out", "fresh", "backbone", "dtype")
+"""Parameters that a suite takes too; all others are about held-out text."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
     """Suites."""
 
     suite: Annotated[
-        Literal["lm-eval"] | None,
-        typer.Option(metavar="NAME", help="lm-eval: downstream tasks of lm-evaluation-harness."),
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Of {', '.join(suites())}; the suite's own options follow: --suite-help lists them."
+        ),
     ] = None
+    suite_help: Annotated[bool, typer.Option("--suite-help", help="List the options of --suite NAME.")] = False
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help=f"Where a suite writes its JSON and keeps finished rows; by default in {RESULTS}. The same call again "
-            "goes on where it was stopped.",
+            metavar="DIR",
+            help=f"Folder for {RESULTS}, {REPORT} and finished rows; by default evaluations/HEADS/NAME.",
         ),
     ] = None
-    tasks: Annotated[str | None, typer.Option(metavar="NAMES", help=f"lm-eval, with commas: {describe_presets()}.")] = (
-        None
-    )
-    shots: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="lm-eval: examples in each prompt, for all tasks.")
-    ] = None
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="lm-eval: most examples of each task.")] = None
-    task_folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="lm-eval: folder with YAML files of your own tasks.")
-    ] = None
-    without_heads: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="lm-eval: the backbone trained further without heads, as another row."),
-    ] = None
-
-    def given(self) -> list[str]:
-        """Options beside --suite that were given."""
-        names = ("out", "tasks", "shots", "limit", "task_folder", "without_heads")
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
-
-    def check(self) -> None:
-        """
-        Raises:
-            ValueError: options of a suite without --suite, or lm-eval without tasks.
-        """
-        if self.suite is None and self.given():
-            raise ValueError(f"{', '.join(self.given())} belong to a suite; add --suite lm-eval, or leave them out.")
-        if self.suite is not None and self.tasks is None:
-            raise ValueError(f"--suite lm-eval needs --tasks; give {describe_presets()}.")
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure anew what an earlier call of the same settings has finished.")
+    ] = False
 
 
-def run_suite(heads: Path | None, options: SuiteOptions, loading: LoadingOptions) -> None:
-    """Run the suite, print its tables, write its JSON; exit code 1 if heads changed a text."""
-    if heads is None:
-        raise ValueError("A suite measures heads; give the folder that they were saved to.")
-    config = lm_eval.Config(
-        tasks=options.tasks or "",
-        shots=options.shots,
-        limit=options.limit,
-        task_folder=None if options.task_folder is None else str(options.task_folder),
-        without_heads=options.without_heads,
-    )
-    out = options.out or RESULTS / heads.resolve().name
-    found = lm_eval.run(heads, config, rows=out / "lm-eval.rows.jsonl", backbone=loading.backbone, dtype=loading.dtype)
-    show(found)
-    write_content(out / "lm-eval.json", found.as_dict() | provenance())
-    print_aside(f"figures: {out / 'lm-eval.json'}")
-    if found.failed:
+def run_suite(context: typer.Context, heads: Path | None, options: SuiteOptions, loading: LoadingOptions) -> None:
+    """Run a suite on heads, show its tables, and write its figures and its report."""
+    name = (options.suite or "").replace("_", "-")
+    module = suite_module(name)
+    if options.suite_help:
+        Console().print(about(module.Config), options_table(module.Config, name), highlight=False)
+        return
+    if heads is None or str(heads).startswith("-"):
+        raise ValueError(
+            f"--suite {name} needs a folder of heads; give it first: headway evaluate HEADS --suite {name}."
+        )
+    refuse_held_out(context, name)
+    config = read_options(module.Config, context.args, name)
+    new_figure(1, 1)  # without matplotlib nothing is measured
+    task = suite_task(heads, options, loading, config, name)
+    if task.rows.resumed:
+        print_aside(f"{task.rows.resumed} rows of an earlier call are kept; --fresh measures them anew")
+    try:
+        results = module.run(task, config)
+    except KeyboardInterrupt:
+        print_aside(f"finished rows are kept in {task.rows.path}; the same command goes on")
+        raise
+    sections = module.sections(results)
+    print_sections(Console(), sections)
+    assert task.rows.path is not None
+    write_run(task.rows.path.parent, describe_run(task, name, config, results), sections)
+    print_aside(f"report: {task.rows.path.parent / REPORT}, figures: {RESULTS} beside it")
+    if results.get("failed"):
         raise typer.Exit(1)
 
 
-def show(found: lm_eval.Found) -> None:
-    console = Console()
-    for table in found.tables:
-        console.print(table)
-    for line in found.lines:
-        console.print(line, highlight=False, soft_wrap=True)
+def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, config: Any, name: str) -> SuiteTask:
+    """The heads, and the rows that earlier calls of the same settings have finished.
+
+    Raises:
+        ValueError: the folder holds no heads.
+    """
+    read_description(heads)
+    task = SuiteTask(folder=heads, backbone=loading.backbone, dtype=loading.dtype)
+    out = options.out or Path("evaluations") / heads.resolve().name / name
+    settings = {
+        "suite": name,
+        "config": dataclasses.asdict(config),
+        "heads": fingerprint(heads),
+        "backbone": loading.backbone,
+        "dtype": loading.dtype,
+        "machine": describe_machine(task.device),
+        "versions": versions(),
+    }
+    if options.fresh:
+        (out / ROWS).unlink(missing_ok=True)
+    task.rows = Rows(out / ROWS, settings)
+    return task
 
 
-def provenance() -> dict[str, Any]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {"machine": describe_machine(device), "versions": versions()}
+def refuse_held_out(context: typer.Context, suite: str) -> None:
+    """Options about held-out text do nothing with a suite."""
+    given = [name for name in context.params if name not in SHARED and was_given(context, name)]
+    if given:
+        shown = ", ".join("--" + name.removesuffix("_file").replace("_", "-") for name in given)
+        raise ValueError(f"{shown} is about held-out text and not about --suite {suite}; leave it out.")
+
+
+def refuse_words(context: typer.Context, suite: SuiteOptions) -> None:
+    """Without a suite there are no options but the command's own, and nothing to write to --out."""
+    given = [name for name in ("suite_help", "out", "fresh") if was_given(context, name)]
+    if given:
+        shown = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise ValueError(f"{shown} is about a suite; give --suite NAME, of {', '.join(suites())}.")
+    if context.args:
+        raise ValueError(
+            f"{context.args[0]} is no option of headway evaluate; headway evaluate --help lists them, and with "
+            f"--suite NAME its own follow."
+        )
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def options_table(config: type[Any], suite: str) -> Table:
+    table = Table(title=f"headway evaluate HEADS --suite {suite} …", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("option", "takes", "default"):
+        table.add_column(column, overflow="fold")
+    for row in describe_options(config):
+        table.add_row(*row)
+    return table
+
+
+def print_sections(console: Console, sections: Sequence[Section]) -> None:
+    """Sentences and tables; pictures are in the report."""
+    for section in sections:
+        console.print(f"\n[bold]{section.title}[/bold]", highlight=False)
+        say(console, section.text)
+        for table in section.tables:
+            console.print(table.as_rich())
+            say(console, table.note)
+
+
+def say(console: Console, sentences: str) -> None:
+    if sentences:
+        console.print(sentences, highlight=False, markup=False, soft_wrap=True)
+
+
+def compare_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders that headway evaluate --suite NAME wrote, of one suite."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the comparison as one self-contained HTML file.")
+    ] = None,
+) -> None:
+    """Hold runs of one suite against the first, with paired 95 % intervals; what lies inside is no difference."""
+    if out is not None:
+        new_figure(1, 1)  # without matplotlib there are no pictures
+    found = read_runs(runs)
+    suite = next(iter(found.values())).suite
+    module = suite_module(suite)
+    if not hasattr(module, "compare"):
+        raise ValueError(f"Runs of the suite {suite} cannot be compared; its own report has models side by side.")
+    sections = module.compare({name: run.results for name, run in found.items()})
+    machines = {str(sorted(run.machine.items())) for run in found.values()}
+    if len(machines) > 1:
+        print_aside("The runs come from different machines or threads: only ratios to their own plain can be compared.")
+    print_sections(Console(), sections)
+    if out is not None:
+        facts = {"runs": ", ".join(map(str, runs)), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])}
+        page = render_page(f"{suite}: {', '.join(found)}", facts, sections)
+        write_whole(out.parent, {out.name: page.encode()})
+        print_aside(f"report: {out}")

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from heads.evaluation.judged.judge import AskedJudge
-from heads.evaluation.suites.rows import Rows
+from heads.evaluation.runs.rows import Rows
 from heads.extras import needs_extra
 
 ENVIRONMENT = {"url": "HEADWAY_JUDGE_URL", "model": "HEADWAY_JUDGE_MODEL", "key": "OPENAI_API_KEY"}

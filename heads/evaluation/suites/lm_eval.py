@@ -7,20 +7,17 @@ decode. A frozen backbone has one row.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import find_backbone, open_backbone, open_heads
-from heads.checkpoint.schema import DESCRIPTION, read_description
+from heads.checkpoint.schema import read_description
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.suites.rows import Rows
+from heads.evaluation.report.sections import Section, Table
+from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tasks.presets import Preset, read_tasks
 from heads.evaluation.tasks.run import make_manager, run_preset
 from heads.evaluation.tasks.side_by_side import Contender, TaskRun, decoded_line, preset_table, run_all
@@ -32,7 +29,8 @@ NO_WIN = "▲ ▼: the paired 95 % interval of the difference from the first row
 @validated
 @dataclass(kw_only=True)
 class Config:
-    """
+    """Tasks of lm-evaluation-harness, base and trained backbone side by side.
+
     Attributes:
         tasks: presets and tasks of the harness, with commas.
         shots: examples in each prompt; None takes the preset's, or the task's own.
@@ -50,56 +48,42 @@ class Config:
     batch_size: int = within(1, default=8)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """All rows, and the tables of each preset."""
-
-    presets: Sequence[Preset]
-    runs: Sequence[TaskRun]
-    config: Config
-
-    @property
-    def tables(self) -> list[Table]:
-        return [preset_table(preset, self.runs) for preset in self.presets]
-
-    @property
-    def lines(self) -> list[str]:
-        """What stands beneath the tables."""
-        marks = [NO_WIN] if len(self.runs) > 1 else []
-        return marks + [line for run in self.runs if (line := decoded_line(run))]
-
-    @property
-    def failed(self) -> bool:
-        """Some text that heads decoded is not plain greedy's, and rounding does not explain it."""
-        return any(run.decoded is not None and run.decoded["bug"] + run.decoded["unknown"] > 0 for run in self.runs)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "suite": "lm-eval",
-            "settings": dataclasses.asdict(self.config),
-            "rows": [run.as_dict() for run in self.runs],
-        }
-
-
-def run(
-    folder: Path, config: Config, *, rows: Path | None = None, backbone: str | None = None, dtype: Dtype = "auto"
-) -> Found:
+def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     """Run the tasks on each row's model; models of finished rows are not loaded.
-
-    Args:
-        folder: of heads.
-        rows: file of finished rows, which a later call with the same settings takes up.
 
     Raises:
         ValueError: tasks that do not exist, a folder without heads, or a backbone that is not found.
     """
     presets = read_tasks(config.tasks, config.shots)
-    names = [task for preset in presets for task in preset.tasks]
+    names = [name for preset in presets for name in preset.tasks]
     manager = make_manager(names, None if config.task_folder is None else Path(config.task_folder))
-    kept = Rows(path=rows, settings=key_of(folder, config, backbone, dtype))
-    contenders = contenders_of(folder, config, backbone, dtype)
-    runs = run_all(contenders, presets, lambda model, preset: run_preset(model, preset, manager, config.limit), kept)
-    return Found(presets=presets, runs=runs, config=config)
+    contenders = contenders_of(task.folder, config, task.backbone, task.dtype)
+    runs = run_all(
+        contenders, presets, lambda model, preset: run_preset(model, preset, manager, config.limit), task.rows
+    )
+    return {
+        "tasks": config.tasks,
+        "shots": config.shots,
+        "rows": [run.as_dict() for run in runs],
+        "failed": any(run.decoded is not None and run.decoded["bug"] + run.decoded["unknown"] > 0 for run in runs),
+    }
+
+
+def sections(results: dict[str, Any]) -> list[Section]:
+    """A table for each preset; what heads did on the texts of generate-until tasks."""
+    runs = [TaskRun.from_dict(row) for row in results["rows"]]
+    tables = [as_table(preset, runs) for preset in read_tasks(results["tasks"], results["shots"])]
+    lines = [line for run in runs if (line := decoded_line(run))]
+    note = NO_WIN if len(runs) > 1 else ""
+    return [Section(title="Downstream tasks", text="\n\n".join(filter(None, [note, *lines])), tables=tables)]
+
+
+def as_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:
+    """The preset's table as a report has it."""
+    drawn = preset_table(preset, runs)
+    columns = [str(column.header) for column in drawn.columns]
+    cells = zip(*(column.cells for column in drawn.columns), strict=True)
+    return Table(columns=columns, rows=[[str(cell) for cell in row] for row in cells], caption=str(drawn.title))
 
 
 def contenders_of(folder: Path, config: Config, backbone: str | None, dtype: Dtype) -> list[Contender]:
@@ -131,10 +115,3 @@ def load_with_heads(folder: Path, backbone: str | None, dtype: Dtype, batch_size
     opened = open_heads([folder], backbone, dtype)
     (token_heads,) = opened.token_heads.values()
     return HeadsLM(opened.model, opened.tokenizer, TreeDecoding(token_heads), batch_size=batch_size)
-
-
-def key_of(folder: Path, config: Config, backbone: str | None, dtype: Dtype) -> dict[str, Any]:
-    """What the figures depend on: heads, backbones, dtype, and the settings that change a figure."""
-    described = hashlib.sha256((folder / DESCRIPTION).read_bytes()).hexdigest()[:16]
-    named = {name: getattr(config, name) for name in ("shots", "limit", "task_folder", "without_heads")}
-    return {"heads": str(folder), "heads.json": described, "backbone": backbone, "dtype": dtype, **named}

@@ -18,7 +18,7 @@ from heads.backbone.model import Backbone
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.suites.rows import Rows
+from heads.evaluation.runs.rows import Rows
 from heads.evaluation.tasks.harness import HeadsLM
 from heads.evaluation.tasks.presets import PRESETS, Column, Preset, read_tasks
 from heads.evaluation.tasks.run import TaskResult, make_manager, run_preset
@@ -57,7 +57,7 @@ def runs(model: Any, manager: Any) -> list[TaskRun]:
         Contender(name="heads", load=lambda: HeadsLM(model, byte_tokenizer(), decoding)),
     ]
     (preset,) = read_tasks(f"{CHOICE},{CONTINUE}")
-    return run_all(contenders, [preset], lambda lm, asked: run_preset(lm, asked, manager, None), Rows())
+    return run_all(contenders, [preset], lambda lm, asked: run_preset(lm, asked, manager, None), Rows(None, {}))
 
 
 def test_likelihoods_are_the_backbones_own(model, runs):
@@ -106,7 +106,7 @@ def test_a_wrong_text_is_a_bug(model, manager, monkeypatch):
 
 
 def test_what_was_finished_is_not_run_again(runs):
-    kept = Rows()
+    kept = Rows(None, {})
     kept.put(f"plain: {CHOICE},{CONTINUE}", runs[0].as_dict())
 
     def never() -> Any:
@@ -169,24 +169,27 @@ def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
     result = CliRunner().invoke(app, list(map(str, asked)))
     assert result.exit_code == 0, result.output
     assert "2 texts decoded with heads" in result.output
-    written = json.loads((tmp_path / "out/lm-eval.json").read_text())
-    first, second = written["rows"]
+    written = json.loads((tmp_path / "out/results.json").read_text())
+    first, second = written["results"]["rows"]
     assert [first["name"], second["name"]] == ["backbone", "backbone, trained further without heads"]
     assert first["results"] == second["results"]  # the same weights, so the same figures
-    rows = (tmp_path / "out/lm-eval.rows.jsonl").read_text()
+    rows = (tmp_path / "out/rows.jsonl").read_text()
     assert len(rows.splitlines()) == 2
     (tmp_path / "base/model.safetensors").unlink()  # nothing is loaded anew
     assert CliRunner().invoke(app, list(map(str, asked))).exit_code == 0
-    assert (tmp_path / "out/lm-eval.rows.jsonl").read_text() == rows
+    assert (tmp_path / "out/rows.jsonl").read_text() == rows
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["heads", "--tasks", "piqa"], "--tasks belong to a suite"),
-        (["heads", "--suite", "lm-eval"], "--suite lm-eval needs --tasks"),
-        (["--suite", "lm-eval", "--tasks", "piqa"], "A suite measures heads"),
-        (["h", "--suite", "lm-eval", "--tasks", "a", "--blocks", "3", "--top-k", "9"], "--blocks, --top-k and --suite"),
+        (["heads", "--tasks", "piqa"], "--tasks is no option of headway evaluate"),
+        (["heads", "--suite", "lm-eval"], "tasks is missing of suite lm-eval"),
+        (["--suite", "lm-eval", "--tasks", "piqa"], "--suite lm-eval needs a folder of heads"),
+        (
+            ["h", "--suite", "lm-eval", "--tasks", "a", "--blocks", "3", "--top-k", "9"],
+            "--blocks, --top-k is about held-out text",
+        ),
     ],
 )
 def test_options_of_a_suite_that_do_not_fit_end_in_a_sentence(arguments, said):

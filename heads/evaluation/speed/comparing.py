@@ -1,0 +1,123 @@
+"""Several runs of the suite `speed` side by side: each against the first, on the questions that both have.
+
+Runs are made at different times, so tokens per second are not compared: each run's speed is taken over its own plain
+generation's, which was measured in turns with it. A difference counts as one only where its interval leaves out 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heads.evaluation.report.sections import Section, Table
+from heads.evaluation.runs.bootstrap import Estimate, ratio_of_ratios
+from heads.evaluation.speed.drawings import draw_bars, draw_lines
+from heads.evaluation.speed.figures import OVERALL
+from heads.evaluation.speed.shown import in_order, interval
+from heads.evaluation.speed.speakers import ALONE, PLAIN
+
+Row = dict[str, Any]
+Questions = dict[str, dict[str, float]]
+VERDICTS = {"more": "more", "less": "less", "": "no difference"}
+
+
+def compare(runs: Mapping[str, Row]) -> list[Section]:
+    """A section for each method that all runs have, then pictures.
+
+    Raises:
+        ValueError: two runs have no question in common.
+    """
+    first = next(iter(runs.values()))
+    methods = [m for m in first["methods"] if m != PLAIN and all(m in run["methods"] for run in runs.values())]
+    sections = [method_section(runs, method) for method in methods]
+    bars = {
+        category: {
+            name: tuple(run["categories"][category][ALONE]["tokens_per_pass"][k] for k in ("value", "low", "high"))
+            for name, run in runs.items()
+            if category in run["categories"]
+        }
+        for category in in_order(first["categories"])
+    }
+    lines = {
+        name: [(float(d), share) for d, share in enumerate(run["depth"][ALONE]["joint"], start=1)]
+        for name, run in runs.items()
+    }
+    pictures = [
+        draw_bars(bars, "Tokens per pass by category, heads alone, with 95 % intervals.", "tokens per pass", 1.0),
+        draw_lines(
+            lines, "Joint acceptance by depth, heads alone.", "depth", "accepted", percent=True, whole_steps=True
+        ),
+    ]
+    return [*sections, Section(title="Side by side", pictures=pictures)]
+
+
+def method_section(runs: Mapping[str, Row], method: str) -> Section:
+    (first_name, first), *_ = runs.items()
+    rows = []
+    for name, run in runs.items():
+        for category, methods in in_order(run["categories"]).items():
+            if category not in first["categories"]:
+                continue
+            found = methods[method]
+            row = [category, name, interval(found["tokens_per_pass"]), interval(found["speed_up"])]
+            if run is first:
+                rows.append([*row, "", "", "", ""])
+                continue
+            passes, speed = against(run, first, method, category)
+            rows.append([*row, str(passes), VERDICTS[passes.verdict], str(speed), VERDICTS[speed.verdict]])
+    order = {category: i for i, category in enumerate(in_order(first["categories"]))}
+    rows.sort(key=lambda row: order[row[0]])
+    columns = [
+        "category", "run", "tokens per pass", "speed over plain", f"tokens per pass over {first_name}'s", "more?",
+        f"speed-up over {first_name}'s", "faster?",
+    ]  # fmt: skip
+    note = (
+        "In brackets: 95 % interval, a paired bootstrap over the questions that both runs have. Where it holds 1 there "
+        "is no difference to speak of. Speed-ups are over each run's own plain generation."
+    )
+    return Section(title=f"{method}, against {first_name}", tables=[Table(columns=columns, rows=rows, note=note)])
+
+
+def against(run: Row, first: Row, method: str, category: str) -> tuple[Estimate, Estimate]:
+    """Tokens per pass and speed-up over the first run's, on the questions that both have."""
+    ours, theirs = (questions_of(one["requests"], method, category) for one in (run, first))
+    shared = [name for name in ours if name in theirs]
+    if not shared:
+        raise ValueError(f"The runs have no question of {category} in common; measure both on the same file.")
+
+    def column(found: Questions, figure: str) -> list[float]:
+        return [found[name][figure] for name in shared]
+
+    passes = ratio_of_ratios(
+        column(ours, "tokens"), column(ours, "passes"), column(theirs, "tokens"), column(theirs, "passes")
+    )
+    return passes, speed_ratio(ours, theirs, shared)
+
+
+def speed_ratio(ours: Questions, theirs: Questions, shared: Sequence[str]) -> Estimate:
+    """One speed-up over another: the seconds of a token of plain over those of heads, in both runs.
+
+    Within a run plain and heads write as many tokens up to rounding, so that seconds alone are compared.
+    """
+    return ratio_of_ratios(
+        [ours[name]["plain_seconds"] for name in shared],
+        [ours[name]["seconds"] for name in shared],
+        [theirs[name]["plain_seconds"] for name in shared],
+        [theirs[name]["seconds"] for name in shared],
+    )
+
+
+def questions_of(requests: Sequence[Row], method: str, category: str) -> Questions:
+    """Tokens, passes and seconds of each question over its turns, and plain's seconds."""
+    found: Questions = {}
+    for request in requests:
+        if category not in (OVERALL, request["category"]):
+            continue
+        counts = request["methods"][method]
+        sums = found.setdefault(
+            request["question_id"], dict.fromkeys(("tokens", "passes", "seconds", "plain_seconds"), 0.0)
+        )
+        for figure in ("tokens", "passes", "seconds"):
+            sums[figure] += counts[figure]
+        sums["plain_seconds"] += request["methods"][PLAIN]["seconds"]
+    return found

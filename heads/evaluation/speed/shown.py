@@ -1,0 +1,187 @@
+"""The report of the suite `speed`: sections from its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heads.evaluation.report.sections import Section, Table
+from heads.evaluation.speed.drawings import draw_bars, draw_lines, draw_phases, draw_tree
+from heads.evaluation.speed.figures import OVERALL
+from heads.evaluation.speed.speakers import PLAIN
+
+Row = dict[str, Any]
+INTERVAL = "In brackets: 95 % interval, a paired bootstrap over questions. "
+
+
+def speed_sections(results: Row) -> list[Section]:
+    """Everything that was measured, the answer to most readers' question first."""
+    sections = [categories_section(results), pictures_section(results), depth_section(results)]
+    if results["position"]["curve"]:
+        sections.append(position_section(results))
+    sections.append(phases_section(results))
+    if results["tree"] is not None:
+        sections.append(tree_section(results))
+    return [*sections, texts_section(results)]
+
+
+def interval(found: Mapping[str, Any]) -> str:
+    """
+    >>> interval({"value": 1.5, "low": 1.4, "high": 1.62, "questions": 4}), interval({"value": 1.5, "questions": 1})
+    ('1.50 (1.40–1.62)', '1.50')
+    """
+    if found["questions"] < 2:
+        return f"{found['value']:.2f}"
+    return f"{found['value']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Whether a ratio to plain is a win; an interval that holds 1 is none, whatever the value."""
+    if found["questions"] < 2:
+        return "one question"
+    return "faster" if found["low"] > 1 else "slower" if found["high"] < 1 else "no difference"
+
+
+def categories_section(results: Row) -> Section:
+    rows = []
+    for category, methods in in_order(results["categories"]).items():
+        for method, found in methods.items():
+            flops = found["flops_per_token"]
+            rows.append(
+                [
+                    category,
+                    method,
+                    str(found["questions"]),
+                    "1.00" if method == PLAIN else interval(found["tokens_per_pass"]),
+                    f"{found['tokens_per_pass_mean_of_requests']:.2f}",
+                    f"{found['tokens_per_second']:.1f}",
+                    "1.00" if method == PLAIN else interval(found["speed_up"]),
+                    "" if method == PLAIN else verdict(found["speed_up"]),
+                    "" if flops is None else f"{flops / 1e6:,.1f}",
+                ]
+            )
+    columns = [
+        "category", "method", "questions", "tokens per pass, pooled", "mean of requests", "tokens/s",
+        "speed over plain", "is it faster?", "MFLOPs per token",
+    ]  # fmt: skip
+    note = (
+        INTERVAL + "Pooled: all tokens over all passes; mean of requests: each request's own, averaged. Speeds are of "
+        "whole calls with the caches of earlier turns kept, medians over repeats; a warm-up is not counted. FLOPs: "
+        "matrix products and attention of one answer of each category, its prompt's pass included, over its tokens."
+    )
+    text = (
+        f"{results['questions']} questions with {results['turns']} turns from {results['file']}, as {results['form']}, "
+        f"greedy, at most {results['new_tokens']} new tokens, {results['repeats']} interleaved repeats. "
+        f"{results['drafting']}"
+    )
+    return Section(title="Speed by category", text=text, tables=[Table(columns=columns, rows=rows, note=note)])
+
+
+def in_order(categories: Mapping[str, Any]) -> dict[str, Any]:
+    """The overall figures first."""
+    return {OVERALL: categories[OVERALL]} | {name: found for name, found in categories.items() if name != OVERALL}
+
+
+def pictures_section(results: Row) -> Section:
+    categories = in_order(results["categories"])
+    ours = [method for method in results["methods"] if method != PLAIN]
+
+    def bars(figure: str) -> dict[str, dict[str, tuple[float, float, float]]]:
+        return {
+            category: {m: tuple(methods[m][figure][k] for k in ("value", "low", "high")) for m in ours}
+            for category, methods in categories.items()
+        }
+
+    return Section(
+        title="Categories side by side",
+        pictures=[
+            draw_bars(
+                bars("tokens_per_pass"),
+                "Tokens per backbone pass by category, with 95 % intervals.",
+                "tokens per pass",
+                1.0,
+            ),
+            draw_bars(
+                bars("speed_up"), "Speed over plain generation, with 95 % intervals.", "tokens/s over plain's", 1.0
+            ),
+        ],
+    )
+
+
+def depth_section(results: Row) -> Section:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    rows = []
+    for method, found in results["depth"].items():
+        for kind in ("conditional", "joint"):
+            points = [(float(d), share) for d, share in enumerate(found[kind], start=1) if share is not None]
+            if points:
+                lines[f"{kind}, {method}"] = points
+            rows.append([f"{method}, {kind}", *("" if share is None else f"{share:.1%}" for share in found[kind])])
+    depth = max(len(row) for row in rows) - 1
+    rows = [[*row, *[""] * (depth + 1 - len(row))] for row in rows]
+    table = Table(
+        columns=["", *(f"depth {d}" for d in range(1, depth + 1))],
+        rows=rows,
+        note="Joint: share of all verifying passes that accepted at least so many drafted tokens. Conditional: share "
+        "of those that had accepted all tokens before.",
+    )
+    shows = "Acceptance by depth: of all passes (joint), and given the tokens before (conditional)."
+    pictures = [draw_lines(lines, shows, "depth", "accepted", percent=True, whole_steps=True)] if lines else []
+    return Section(title="Acceptance by depth", tables=[table], pictures=pictures)
+
+
+def position_section(results: Row) -> Section:
+    found = results["position"]
+    points = [((one["from"] + one["to"]) / 2, one["tokens_per_pass"]) for one in found["curve"]]
+    text = (
+        f"{found['texts']} texts of up to {found['tokens']} tokens by {found['method']}; the backbone has "
+        f"{found['longest'] or 'no limit of'} positions. An end-of-text token does not end these texts."
+    )
+    shows = "Tokens per pass against the position in the output where the pass begins."
+    picture = draw_lines({found["method"]: points}, shows, "position in the output", "tokens per pass")
+    return Section(title="Acceptance by position", text=text, pictures=[picture])
+
+
+def phases_section(results: Row) -> Section:
+    phases = results["phases"]
+    names = list(dict.fromkeys(name for found in phases.values() for name in found))
+    rows = [
+        [method, *(f"{found[name]:.2f}" if name in found else "" for name in names)] for method, found in phases.items()
+    ]
+    note = "Milliseconds on the host; work that an accelerator still has to do is counted where the host waits for it."
+    return Section(
+        title="Time of a pass by part",
+        tables=[Table(columns=["ms per pass", *names], rows=rows, note=note)],
+        pictures=[draw_phases(phases, "Milliseconds of a pass by part, the prompt's pass included.")],
+    )
+
+
+def tree_section(results: Row) -> Section:
+    tree = results["tree"]
+    text = (
+        f"{len(tree['parents']) - 1} drafted tokens, verified {tree['verified']:,} times by heads alone. The figure at "
+        f"a node is the share of these passes that accepted it."
+    )
+    return Section(
+        title="The tree, with acceptance at its edges",
+        text=text,
+        pictures=[draw_tree(tree, "The verified tree: wide edges are accepted often.")],
+    )
+
+
+def texts_section(results: Row) -> Section:
+    """Whether the texts are plain's, and what was left out."""
+    overall = results["categories"][OVERALL]
+    sentences = [
+        f"{method}: {found['requests'] - found['different_texts']} of {found['requests']} texts are plain generate's"
+        + (f", {found['ties']} ties of two best tokens within rounding among them" if found["ties"] else "")
+        + (f"; {found['different_texts']} DIFFER beyond rounding" if found["different_texts"] else "")
+        + "."
+        for method, found in overall.items()
+        if method != PLAIN
+    ]
+    left_out: Sequence[str] = results["left_out"]
+    if left_out:
+        shown = "; ".join(left_out[:10]) + (f"; and {len(left_out) - 10} more" if len(left_out) > 10 else "")
+        sentences.append(f"Left out, since prompt and answer do not fit the backbone's positions: {shown}.")
+    return Section(title="Same text?", text="\n\n".join(sentences))

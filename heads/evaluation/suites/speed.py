@@ -1,0 +1,209 @@
+"""Suite `speed`: tokens per pass and tokens per second by category, and where drafts are accepted.
+
+Grounded paper, §5.2 with figures 3 and 4, on any questions in the formats of MT-Bench, Spec-Bench and SPEED-Bench
+(heads/evaluation/speed/questions.py); DynaMo, table 3, FLOPs per generated token.
+"""
+# T prompt position
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from heads.backbone.loading import max_positions
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.decoding.trees.dynamic import DynamicTree
+from heads.decoding.trees.static import Tree
+from heads.evaluation.judges import SameText
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.runs.task import SuiteTask
+from heads.evaluation.speed import figures
+from heads.evaluation.speed.comparing import compare as compare
+from heads.evaluation.speed.conversation import Prompter, choose_form
+from heads.evaluation.speed.flops import count_flops
+from heads.evaluation.speed.measuring import Measurer
+from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
+from heads.evaluation.speed.shown import speed_sections
+from heads.evaluation.speed.speakers import ALONE, PLAIN, WITH_LOOKUP, HeadsSpeaker, PlainSpeaker, Speaker, as_prompt
+from heads.evaluation.tables import progress_bar
+from heads.evaluation.throughput import clock_of
+from heads.validation import validated, within
+
+
+@validated
+@dataclass(kw_only=True)
+class Config:
+    """Speed by category: plain generate, heads alone, and heads with lookup, on questions of one or several turns.
+
+    Attributes:
+        questions: .jsonl file of MT-Bench, Spec-Bench or SPEED-Bench rows; by default beginnings of code.
+        categories: only these, with commas between them; by default all.
+        per_category: at most so many questions of each category.
+        form: "chat" by the tokenizer's template, "text" as it stands; "auto" is chat where there is a template.
+        new_tokens: most tokens of an answer.
+        repeats: interleaved repeats, of which medians are taken.
+        tree: file of paths or number of nodes; by default tree.json beside the heads.
+        lookup: length of the looked-up chain; 0 measures heads alone only; by default as in tree.json.
+        flops: whether one answer of each category is counted in FLOPs.
+        position_texts: texts on which acceptance is measured against the position; 0: none.
+        position_tokens: their length, at most what the backbone has positions for; 0: all of these.
+    """
+
+    questions: str = str(SHIPPED)
+    categories: list[str] = field(default_factory=list)
+    per_category: int | None = within(1, default=None)
+    form: Literal["auto", "chat", "text"] = "auto"
+    new_tokens: int = within(1, default=64)
+    repeats: int = within(1, default=3)
+    tree: str | None = None
+    lookup: int | None = within(0, default=None)
+    flops: bool = True
+    position_texts: int = within(0, default=2)
+    position_tokens: int = within(0, default=2048)
+
+
+def run(task: SuiteTask, config: Config) -> dict[str, Any]:
+    """Measure what `task.rows` does not hold yet, and sum up all rows."""
+    questions = read_questions(Path(config.questions), config.categories, config.per_category)
+    measurer, drafting = build(task, config)
+    fitting = [question for question in questions if measurer.fits(measurer.prompter.prompt(question, []))]
+    if not fitting:
+        raise ValueError(
+            f"No question of {config.questions} fits the backbone's {max_positions(task.model)} positions with "
+            f"{config.new_tokens} new tokens; lower --new-tokens, or take shorter questions."
+        )
+    with progress_bar(task.console, "questions", len(fitting)) as advance:
+        rows = measure_questions(task, measurer, fitting, advance)
+    counted = count_by_category(task, measurer, fitting) if config.flops else {}
+    methods = [speaker.name for speaker in measurer.speakers]
+    ours = [method for method in methods if method != PLAIN]
+    left_out = [f"{q.place or q.name} (all turns)" for q in questions if q not in fitting]
+    left_out += [f"question {row['question_id']} from turn {len(row['turns']) + 1}" for row in rows if row["ended"]]
+    return {
+        "file": "the shipped questions" if config.questions == str(SHIPPED) else config.questions,
+        "form": measurer.prompter.form,
+        "questions": len(fitting),
+        "turns": sum(len(row["turns"]) for row in rows),
+        "new_tokens": config.new_tokens,
+        "repeats": config.repeats,
+        "methods": methods,
+        "drafting": drafting,
+        "left_out": left_out,
+        "categories": figures.by_category(rows, methods, counted),
+        "depth": {method: depth_of(rows, method, task) for method in ours},
+        "position": measure_positions(task, measurer, fitting, config),
+        "phases": {method: figures.by_phase(rows, method) for method in methods},
+        "tree": figures.by_node(rows, ALONE),
+        "requests": figures.requests_of(rows, methods),
+    }
+
+
+sections = speed_sections
+
+
+def build(task: SuiteTask, config: Config) -> tuple[Measurer, str]:
+    """The speakers with their shared settings, and a sentence about what they draft."""
+    shape: str | int | None = int(config.tree) if config.tree is not None and config.tree.isdecimal() else config.tree
+    asked = TreeDecoding(task.token_heads, shape, lookup=config.lookup, compile=False)
+    speakers: list[Speaker] = [PlainSpeaker(task.model)]
+    for name, lookup in ((ALONE, 0), (WITH_LOOKUP, asked.lookup)):
+        if name == ALONE or lookup:
+            speakers.append(HeadsSpeaker(name, task.model, task.token_heads, shape, lookup, None))
+    settings = GreedySettings(new_tokens=config.new_tokens)
+    measurer = Measurer(
+        speakers=speakers,
+        prompter=Prompter(tokenizer=task.tokenizer, form=choose_form(task.tokenizer, config.form)),
+        settings=settings,
+        repeats=config.repeats,
+        model=task.model,
+        same_text=SameText(model=task.model, settings=settings),
+        clock=clock_of(task.model.device),
+    )
+    return measurer, f"{describe_tree(asked.tree)}; looked-up chain: {asked.lookup or 'none'}."
+
+
+def describe_tree(tree: Tree | DynamicTree) -> str:
+    """
+    >>> describe_tree(Tree([[0], [0, 0]]))
+    'Heads draft a static tree of 2 tokens, 2 deep'
+    """
+    if isinstance(tree, DynamicTree):
+        return f"Heads draft a dynamic tree: {tree}"
+    return f"Heads draft a static tree of {tree.num_nodes - 1} tokens, {tree.depth} deep"
+
+
+def measure_questions(task: SuiteTask, measurer: Measurer, questions: Sequence[Question], advance: Any) -> list[Any]:
+    warm = False
+    rows = []
+    for question in questions:
+        name = f"question {question.name}"
+        row = task.rows.get(name)
+        if row is None:
+            if not warm:
+                measurer.warm_up(question)
+                warm = True
+            row = measurer.measure(question)
+            task.rows.put(name, row)
+        rows.append(row)
+        advance()
+    return rows
+
+
+def count_by_category(task: SuiteTask, measurer: Measurer, questions: Sequence[Question]) -> dict[str, dict[str, Any]]:
+    """FLOPs of the first question's first answer of each category."""
+    first = {question.category: question for question in reversed(questions)}
+    found: dict[str, dict[str, Any]] = {}
+    with progress_bar(task.console, "counting FLOPs", len(first)) as advance:
+        for category, question in first.items():
+            name = f"flops {category}"
+            row = task.rows.get(name)
+            if row is None:
+                prompt_1T = as_prompt(measurer.prompter.prompt(question, []))
+                row = {one.name: count_flops(one, prompt_1T, measurer.settings) for one in measurer.speakers}
+                task.rows.put(name, row)
+            found[category] = dict(row)
+            advance()
+    return found
+
+
+def depth_of(rows: Sequence[Any], method: str, task: SuiteTask) -> dict[str, Any]:
+    """Heads alone draft at most K deep; a looked-up chain goes further, and is shown as deep."""
+    return figures.by_depth(figures.accepted_of(rows, method), task.token_heads.num_heads)
+
+
+def measure_positions(
+    task: SuiteTask, measurer: Measurer, questions: Sequence[Question], config: Config
+) -> dict[str, Any]:
+    """Long texts by heads alone, one question of each category in turn."""
+    firsts = list({question.category: question for question in reversed(questions)}.values())[::-1]
+    chosen = firsts[: config.position_texts]
+    longest = max_positions(task.model)
+    (speaker,) = [one for one in measurer.speakers if one.name == ALONE]
+    texts: list[list[int]] = []
+    with progress_bar(task.console, "long texts", len(chosen)) as advance:
+        for question in chosen:
+            name = f"position {question.name}"
+            row = task.rows.get(name)
+            if row is None:
+                prompt_1T = as_prompt(measurer.prompter.prompt(question, []))
+                room = config.position_tokens or 2**20
+                room = room if longest is None else min(room, longest - prompt_1T.shape[1])
+                speaker.begin()
+                answer = speaker.answer(prompt_1T, Endless(new_tokens=room), measurer.clock)
+                speaker.begin()
+                row = {"accepted": [] if answer.counted is None else answer.counted.accepted}
+                task.rows.put(name, row)
+            texts.append(row["accepted"])
+            advance()
+    tokens = max((1 + sum(accepted) + len(accepted) for accepted in texts), default=0)
+    curve = figures.by_position(texts)
+    return {"method": ALONE, "texts": len(texts), "tokens": tokens, "longest": longest, "curve": curve}
+
+
+class Endless(GreedySettings):
+    """Greedy settings under which an end-of-text token does not end a text."""
+
+    def generate(self, model: Any, prompt_1T: Any, **more: Any) -> Any:
+        return super().generate(model, prompt_1T, min_new_tokens=self.new_tokens, **more)

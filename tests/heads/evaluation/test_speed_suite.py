@@ -1,0 +1,246 @@
+"""`headway evaluate --suite speed` and `headway compare` on a tiny model: counts, caches, resume and bad input."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
+from tiny import tiny_model
+from typer.testing import CliRunner
+
+from heads.checkpoint import save_load
+from heads.cli.main import app
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.report.page import render_page
+from heads.evaluation.report.sections import Section, Table
+from heads.evaluation.runs.bootstrap import ratio_of_ratios, ratio_of_sums
+from heads.evaluation.runs.rows import Rows
+from heads.evaluation.speed.conversation import Prompter
+from heads.evaluation.speed.figures import by_depth
+from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
+from heads.evaluation.speed.shown import verdict
+from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_prompt
+from heads.families import create
+
+NEW_TOKENS = 12
+SYSTEM, HI = {"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}
+ROWS = [
+    {"question_id": 1, "category": "code", "turns": ["def main", "\n\ndef other"]},
+    {"question_id": 2, "category": "code", "turns": ["class A:"]},
+    {"question_id": "s", "category": "prose", "messages": [SYSTEM, HI]},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a backbone `base`, heads `medusa` and `grounded`, and `questions.jsonl`."""
+    folder = tmp_path_factory.mktemp("speed")
+    model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
+    for config in (model.generation_config, model.config):
+        config.eos_token_id = config.pad_token_id = config.bos_token_id = EOS
+    model.config._name_or_path = str(folder / "base")
+    model.save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    for family in ("medusa", "grounded"):
+        save_load.save(create(family, model, num_heads=2), folder / family)
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return folder
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def asked(folder: Path, family: str) -> list[Any]:
+    small = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--position-tokens", 20, "--position-texts", 1]
+    suite = ["--suite", "speed", "--out", folder / f"run-{family}", "--questions", folder / "questions.jsonl"]
+    return ["evaluate", folder / family, *suite, "--form", "text", *small]
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    """What the command wrote about both sets of heads."""
+    for family in ("medusa", "grounded"):
+        result = run(*asked(folder, family))
+        assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads((folder / "run-medusa/results.json").read_text(encoding="utf-8"))["results"]
+    return found
+
+
+def test_every_request_counts_its_tokens_and_passes(results):
+    assert len(results["requests"]) == 4
+    for request in results["requests"]:
+        plain = request["methods"]["plain"]
+        assert plain["tokens"] == plain["passes"] <= NEW_TOKENS
+        for method in ("heads alone", "heads with lookup"):
+            ours = request["methods"][method]
+            vllm = ours["speculative_decoding"]
+            assert ours["tokens"] == plain["tokens"]
+            assert vllm["num_spec_steps"] == ours["passes"] - 1 == sum(vllm["acceptance_histogram"])
+            histogram = enumerate(vllm["acceptance_histogram"])
+            assert vllm["num_accepted_draft_tokens"] == sum(n * times for n, times in histogram)
+            # each pass emits one token more than it accepts, but the last one may end on an accepted token
+            most = 1 + vllm["num_accepted_draft_tokens"] + vllm["num_spec_steps"]
+            assert ours["tokens"] in (most, most - 1)
+            assert vllm["num_draft_tokens"] >= vllm["num_spec_steps"]
+
+
+def test_pooled_and_mean_of_requests_are_their_own_sums(results):
+    requests = [request["methods"]["heads alone"] for request in results["requests"]]
+    overall = results["categories"]["overall"]["heads alone"]
+    pooled = sum(one["tokens"] for one in requests) / sum(one["passes"] for one in requests)
+    assert overall["tokens_per_pass"]["value"] == pytest.approx(pooled)
+    mean = sum(one["tokens"] / one["passes"] for one in requests) / len(requests)
+    assert overall["tokens_per_pass_mean_of_requests"] == pytest.approx(mean)
+    assert set(results["categories"]) == {"code", "prose", "overall"}
+    assert overall["different_texts"] == 0
+    assert overall["flops_per_token"] > results["categories"]["overall"]["plain"]["flops_per_token"] > 0
+
+
+def test_a_finished_run_is_not_measured_again(results, folder: Path):
+    before = (folder / "run-medusa/rows.jsonl").read_bytes()
+    again = run(*asked(folder, "medusa"))
+    assert again.exit_code == 0, again.output
+    assert (folder / "run-medusa/rows.jsonl").read_bytes() == before
+    assert json.loads((folder / "run-medusa/results.json").read_text())["results"] == results
+
+
+class Links(HTMLParser):
+    """What a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def test_the_report_loads_nothing_and_compare_calls_nothing_a_win_inside_its_interval(results, folder: Path):
+    result = run("compare", folder / "run-medusa", folder / "run-grounded", "--out", folder / "compare.html")
+    assert result.exit_code == 0, result.output
+    for page in (folder / "run-medusa/report.html", folder / "compare.html"):
+        links = Links()
+        links.feed(page.read_text(encoding="utf-8"))
+        assert all(link.startswith("#") for link in links.found)
+        assert "svg" in links.tags
+        assert not links.tags & {"script", "img", "link", "iframe"}
+    assert "no difference" in result.output
+    assert verdict({"value": 1.3, "low": 0.9, "high": 1.6, "questions": 9}) == "no difference"
+    assert verdict({"value": 1.3, "low": 1.1, "high": 1.6, "questions": 9}) == "faster"
+    assert ratio_of_sums([3.0], [1.0]).verdict == ""  # one question says nothing
+
+
+def test_kept_caches_change_no_text(folder: Path):
+    opened_model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
+    settings, tokenizer = GreedySettings(new_tokens=NEW_TOKENS), byte_tokenizer()
+    question = Question(name="1", category="c", turns=("def main", "\n\ndef other", "\nclass"))
+    prompter = Prompter(tokenizer=tokenizer, form="text")
+    token_heads = create("medusa", opened_model, num_heads=2)
+    speakers = [PlainSpeaker(opened_model), HeadsSpeaker("heads alone", opened_model, token_heads, None, 0, None)]
+    answers: list[list[int]] = []
+    for _ in question.turns:
+        prompt_1T = as_prompt(prompter.prompt(question, answers))
+        fresh = settings.generate(opened_model, prompt_1T)[0, prompt_1T.shape[1] :].tolist()
+        assert [speaker.answer(prompt_1T, settings, lambda: 0.0).tokens for speaker in speakers] == [fresh, fresh]
+        answers.append(fresh)
+    other_1T = as_prompt([*prompter.prompt(question, [])[:3], 7, 9])  # cut back to what is shared
+    fresh = settings.generate(opened_model, other_1T)[0, 5:].tolist()
+    assert speakers[0].answer(other_1T, settings, lambda: 0.0).tokens == fresh
+
+
+def test_intervals_of_a_ratio():
+    unequal = ratio_of_ratios([10.0, 1.0, 4.0], [1.0, 10.0, 4.0], [1.0] * 3, [1.0] * 3)
+    assert unequal.low < 1 < unequal.high
+    assert unequal.verdict == ""
+    assert ratio_of_sums([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]).verdict == "more"
+    with pytest.raises(ValueError, match="give as many of each"):
+        ratio_of_sums([1.0], [])
+    assert by_depth([0, 0], 2)["conditional"] == [0.0, None]
+
+
+def test_the_shipped_questions_have_several_turns():
+    questions = read_questions(SHIPPED)
+    assert len({question.category for question in questions}) >= 6
+    assert any(len(question.turns) > 1 for question in questions)
+    assert [q.category for q in read_questions(SHIPPED, ["test"], 2)] == ["test", "test"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2 is no JSON"),
+        ("[]", "line 2 is no object"),
+        ('{"category": "a", "turns": ["b"]}', "line 2 has no question_id"),
+        ('{"question_id": 3, "turns": ["b"]}', "line 2 has no category"),
+        ('{"question_id": 3, "category": "a"}', "line 2 has neither turns nor a list of messages"),
+        ('{"question_id": 3, "category": "a", "turns": []}', "line 2 has no turn of a user"),
+        ('{"question_id": 3, "category": "a", "turns": [" "]}', "line 2 has an empty turn"),
+        ('{"question_id": 3, "category": "a", "turns": "b"}', "line 2 has turns that are no list"),
+        ('{"question_id": 3, "category": "a", "messages": [{"role": "x"}]}', "line 2: turn 1 has the role 'x'"),
+        ('{"question_id": 1, "category": "a", "turns": ["b"]}', "line 2 has the question_id 1 of"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(line: str, said: str, tmp_path: Path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"question_id": 1, "category": "a", "turns": ["b"]}\n' + line, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        read_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--suite", "sped"], "Did you mean 'speed'?"),
+        (["--suite", "speed", "--new-token", "3"], "Did you mean '--new-tokens'?"),
+        (["--suite", "speed", "--new-tokens", "x"], "--new-tokens x was given; allowed are integers"),
+        (["--suite", "speed", "--new-tokens", "0"], "allowed are integers of at least 1"),
+        (["--suite", "speed", "--new-tokens"], "was given without a value"),
+        (["--suite", "speed", "--metrics", "accuracy"], "--metrics is about held-out text"),
+        (["--suite", "speed", "--categories", "poems"], "no question of the category 'poems'; there are"),
+        (["--suite", "speed", "--new-tokens", "5000"], "No question of"),
+        (["--fresh"], "--fresh is about a suite"),
+    ],
+)
+def test_wrong_options_end_in_one_sentence(folder: Path, tmp_path: Path, words: list[str], said: str):
+    result = run("evaluate", folder / "medusa", *words, *(["--out", tmp_path] if "--suite" in words else []))
+    assert result.exit_code == 1
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_wrong_runs_end_in_one_sentence(folder: Path, results):
+    assert "at least two" in run("compare", folder / "run-medusa").output
+    assert "holds no results.json" in run("compare", folder, folder / "run-medusa").output
+    assert "given twice" in run("compare", folder / "run-medusa", folder / "run-medusa").output
+
+
+def test_rows_survive_an_interruption(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    Rows(path, {"a": 1}).put("x", {"n": 1})
+    with path.open("a") as file:
+        file.write('{"key": "torn')
+    rows = Rows(path, {"a": 1})
+    assert rows.get("x") == {"n": 1}
+    rows.put("y", {"n": 2})
+    assert (Rows(path, {"a": 1}).resumed, Rows(path, {"a": 2}).resumed) == (2, 0)
+    path.write_text("no row\n")
+    with pytest.raises(ValueError, match="line 1 is no row"):
+        Rows(path, {})
+
+
+def test_a_page_shows_text_as_text():
+    table = Table(columns=["a", "b"], rows=[["<script>", "1"]])
+    page = render_page("t", {"command": "<b>"}, [Section(title="<i>", tables=[table])])
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "prefers-color-scheme: dark" in page
+    with pytest.raises(ValueError, match="row of another length"):
+        Table(columns=["a"], rows=[["1", "2"]])
