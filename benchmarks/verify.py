@@ -201,6 +201,13 @@ CHECKS = {
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",
         measures=("checkpoints/demo/dynamo",),
     ),
+    "dynamo_sentences": Check(
+        command="python -m benchmarks.paper.dynamo_sentences --seeds 5 --step 0.1 --picture "
+        "docs/pictures/dynamo_sentences.png",
+        shows="the sentence-completion benchmark: wins, ties and losses against plain generation by ε_b, by another "
+        "model's log-likelihood, same-quality speed-up, and the ablations of table 8",
+        quick="--quick",
+    ),
     "ngrams": Check(
         command="python -m benchmarks.speed.ngrams",
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",

@@ -1,0 +1,342 @@
+"""DynaMo's sentence-completion benchmark (section 3.4, appendix A.3): `python -m benchmarks.paper.dynamo_sentences`.
+
+Ten prompts, ten seeds each, are continued by plain sampling and by dynamic decoding at ε_b from 0 to 1. A judge scores
+each text alone (figures 15 and 16) and compares it with plain generation's text of the same prompt and seed (figures 3,
+4, 13, 18 and 19); ablations of the method (figure 10, table 8) are compared at one ε_b. Without a server to ask, the
+judge is the demo's draft model, by log-likelihood: no judge of meaning, and named as such, with the share of repeated
+4-grams beside it. The demo reads Python, so the ten prompts are code in the layout of table 7; `--prompts english`
+has the paper's own. Texts, times and answers are kept: a repeated call goes on where it was stopped.
+"""
+# E value of ε_b, N pair of a prompt and a seed, S resample
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.paper.dynamo_texts import PAPER_REQUEST
+from benchmarks.shared import describe_cpu, figures_table, open_ngrams, parser_of, run_benchmark, say, wide_console
+from heads.backbone.loading import BackboneConfig, load_backbone
+from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.dynamo.decoding import DynamicDecoding
+from heads.evaluation.generated_text import repeated_ngrams
+from heads.evaluation.judged.asked import EndpointJudge
+from heads.evaluation.judged.judge import Judge, LikelihoodJudge
+from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
+from heads.evaluation.suites.rows import Rows
+
+Figures = NDArray[np.float64]
+ENGLISH = {
+    "I am a student at the": "simple declarative",
+    "This is going to be a very": "simple declarative",
+    "He wanted to play, but": "compound declarative",
+    "How can we": "W/H interrogative",
+    "What will": "W/H interrogative",
+    "Will you": "Y/N interrogative",
+    "Please explain": "affirmative imperative",
+    "Do not": "negative imperative",
+    "Wow! I can't believe that": "exclamatory",
+    "This is amazing! We": "exclamatory",
+}
+"""Table 7."""
+CODE = {
+    "import os\n\ndef read_file(path):\n": "function",
+    "def __init__(self, name, value=None):\n        self.name": "function",
+    "for name in names:\n        if name": "loop with a condition",
+    "    while True:\n        line =": "loop",
+    "    for key, value in": "loop",
+    "    if not isinstance(value, (": "condition",
+    "class Node(object):\n": "class",
+    "    try:\n        return": "error handling",
+    '    """Return the': "docstring",
+    "    raise ValueError(": "exception",
+}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "CO + AT + G-3": {"adaptive": "static_first", "blur": 3},
+    "CO + AT": {"adaptive": "static_first"},
+    "CO": {"adaptive": None},
+    "CO-0.5 + AT + G-3": {"adaptive": "static_first", "blur": 3, "transparency": 0.5},
+    "AT + G-3": {"adaptive": "static_first", "blur": 3, "transparency": 0.0},
+}
+"""Table 8: co-occurrence masks, adaptive threshold, Gaussian blur."""
+PAPERS_OWN = "CO + AT + G-3"
+ABLATED_AT = 0.5
+COLUMNS = ("× plain", "tokens\nper pass", "wins", "ties", "losses", "win rate", "score", "repeated\n4-grams")
+RESAMPLES, SHARES = 1000, (0.025, 0.975)
+KEPT = Path("checkpoints/runs/dynamo-sentences")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Dynamic decoding at one ε_b, pair by pair.
+
+    Attributes:
+        speed_N: plain generation's seconds a token over its own; passes_N: tokens a pass, the theoretical speed-up.
+        won_N: 1 for a win against plain generation's text, 0 for a tie or a verdict that cannot be read, -1 for a loss.
+        score_N: of the text alone; NaN where the verdict cannot be read.
+        repeated: share of repeated 4-grams.
+    """
+
+    threshold: float
+    speed_N: Figures
+    passes_N: Figures
+    won_N: Figures
+    score_N: Figures
+    repeated: float
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    if options.quick:
+        options.seeds, options.step = min(options.seeds, 3), max(options.step, 0.1)
+    console, opened = wide_console(), open_heads([options.heads])
+    opened.model.generation_config.eos_token_id = None
+    judge = open_judge(options, opened)
+    bench = Bench(opened, CODE if options.prompts == "code" else ENGLISH, options, judge)
+    thresholds = np.round(np.arange(0, 1 + options.step / 2, options.step), 4).tolist()
+    points = [bench.point(threshold, PAPERS_OWN) for threshold in track(thresholds, "ε_b", transient=True)]
+    ablated = {name: bench.point(ABLATED_AT, name) for name in ABLATIONS}
+    say(
+        console,
+        f"{options.heads}; {len(bench.prompts)} {options.prompts} prompts × {options.seeds} seeds, {options.tokens} "
+        f"new tokens, judge: {judge.name}; {describe_cpu()}",
+    )
+    show(console, points, ablated, bench)
+    if options.picture:
+        draw(points, bench, options.picture)
+
+
+class Bench:
+    """Texts, their times and the judge's verdicts, each made once."""
+
+    def __init__(self, opened: Opened, prompts: dict[str, str], options: argparse.Namespace, judge: Judge) -> None:
+        self.opened, self.options, self.judge = opened, options, judge
+        self.types = prompts
+        self.prompts = list(prompts)
+        self.ngrams = open_ngrams(opened)
+        (self.token_heads,) = opened.token_heads.values()
+        self.rows = Rows(
+            path=KEPT / "texts.jsonl", settings={"heads": str(options.heads), "tokens": options.tokens, **PAPER_REQUEST}
+        )
+        self.pairs = [(prompt, seed) for prompt in self.prompts for seed in range(options.seeds)]
+
+    def point(self, threshold: float, method: str) -> Point:
+        plain = [self.text(prompt, seed, "plain", None) for prompt, seed in self.pairs]
+        name = f"{method} at {threshold}"
+        found = [self.text(prompt, seed, name, self.decoding(threshold, method, seed)) for prompt, seed in self.pairs]
+        prompts = [prompt for prompt, _ in self.pairs]
+        texts, others = ([row["text"] for row in rows] for rows in (found, plain))
+        winners = self.judge.winners(list(zip(prompts, texts, others, strict=True)), 0)
+        scores = self.judge.scores(list(zip(prompts, texts, strict=True)))
+        seconds = [row["seconds"] / row["tokens"] for row in plain]
+        return Point(
+            threshold=threshold,
+            speed_N=np.array([s * row["tokens"] / row["seconds"] for s, row in zip(seconds, found, strict=True)]),
+            passes_N=np.array([row["tokens"] / row["passes"] for row in found]),
+            won_N=np.array([{"A": 1.0, "B": -1.0}.get(winner or "", 0.0) for winner in winners]),
+            score_N=np.array([np.nan if score is None else score for score in scores]),
+            repeated=float(np.mean([row["repeated"] for row in found])),
+        )
+
+    def plain_scores(self) -> Figures:
+        texts = [(prompt, self.text(prompt, seed, "plain", None)["text"]) for prompt, seed in self.pairs]
+        return np.array([np.nan if score is None else score for score in self.judge.scores(texts)])
+
+    def decoding(self, threshold: float, method: str, seed: int) -> Callable[[], DynamicDecoding]:
+        return lambda: DynamicDecoding(
+            self.token_heads,
+            threshold,
+            self.ngrams,
+            torch.Generator().manual_seed(seed),
+            **ABLATIONS[method],
+        )
+
+    def text(self, prompt: str, seed: int, method: str, decoding: Callable[[], DynamicDecoding] | None) -> Any:
+        """The kept text, or a new one; plain generation's where `decoding` is None."""
+        key = f"{method}, {seed}, {prompt}"
+        if (kept := self.rows.get(key)) is None:
+            kept = self.write(prompt, seed, decoding)
+            self.rows.put(key, kept)
+        return kept
+
+    def write(self, prompt: str, seed: int, decoding: Callable[[], DynamicDecoding] | None) -> dict[str, Any]:
+        inputs = self.opened.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        torch.manual_seed(seed)
+        given = {} if decoding is None else {"custom_generate": decoding()}
+        start = time.perf_counter()
+        out = self.opened.model.generate(
+            **inputs, max_new_tokens=self.options.tokens, pad_token_id=0, return_dict_in_generate=True, **PAPER_REQUEST,
+            **given,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        new = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        return {
+            "text": self.opened.tokenizer.decode(new),
+            "tokens": len(new),
+            "seconds": seconds,
+            "passes": out.stats.row_passes if decoding is not None else len(new),
+            "repeated": repeated_ngrams(new),
+        }
+
+
+def win_rate(won_N: Figures) -> float:
+    """Wins over losses; a half is added to both, so that a point without losses has a rate.
+
+    >>> win_rate(np.array([1.0, 1.0, -1.0, 0.0]))
+    1.6666666666666667
+    """
+    return float(((won_N > 0).sum() + 0.5) / ((won_N < 0).sum() + 0.5))
+
+
+def regression(speeds_E: Figures, rates_E: Figures) -> tuple[float, float]:
+    """Slope and intercept of the least squares line; no slope where all speeds are one."""
+    if np.ptp(speeds_E) == 0:
+        return 0.0, float(rates_E.mean())
+    slope, intercept = np.polyfit(speeds_E, rates_E, 1)
+    return float(slope), float(intercept)
+
+
+def resampled_lines(points: Sequence[Point], speed: Callable[[Point], Figures]) -> Figures:
+    """(S, 2): lines of resampled pairs of a prompt and a seed, the same for all ε_b: a paired bootstrap."""
+    draw, many = np.random.default_rng(0), len(points[0].won_N)
+    lines = []
+    for _ in range(RESAMPLES):
+        chosen = draw.integers(0, many, many)
+        speeds = np.array([speed(point)[chosen].mean() for point in points])
+        lines.append(regression(speeds, np.array([win_rate(point.won_N[chosen]) for point in points])))
+    return np.array(lines)
+
+
+def same_quality(slope: float, intercept: float) -> float:
+    """The speed-up at which wins equal losses: 1 on the line (figure 3); NaN where the line does not fall.
+
+    >>> same_quality(-0.5, 2.0)
+    2.0
+    """
+    return (1 - intercept) / slope if slope < 0 else float("nan")
+
+
+def show(console: Console, points: Sequence[Point], ablated: dict[str, Point], bench: Bench) -> None:
+    table = figures_table("\nagainst plain generation", "ε_b", *COLUMNS)
+    for point in points:
+        table.add_row(f"{point.threshold:.2f}", *cells(point))
+    console.print(table)
+    say(console, f"plain generation's score: {np.nanmean(bench.plain_scores()):.2f}")
+    table = figures_table(f"\nablations at ε_b = {ABLATED_AT} (table 8)", "method", *COLUMNS)
+    for name, point in ablated.items():
+        table.add_row(name, *cells(point))
+    console.print(table)
+    speeds: dict[str, Callable[[Point], Figures]] = {
+        "same-quality speed-up": lambda point: point.speed_N,
+        "theoretical same-quality speed-up, drafting free": lambda point: point.passes_N,
+    }
+    for name, speed in speeds.items():
+        say(console, f"{name}: {describe_same_quality(points, speed)}")
+    say(console, f"verdicts that could not be read: {bench.judge.unreadable}")
+
+
+def cells(point: Point) -> list[str]:
+    counts = [str(int((point.won_N == won).sum())) for won in (1, 0, -1)]
+    score = f"{np.nanmean(point.score_N):.2f}" if not np.isnan(point.score_N).all() else "–"
+    speed = (f"{point.speed_N.mean():.2f}", f"{point.passes_N.mean():.2f}")
+    return [*speed, *counts, f"{win_rate(point.won_N):.2f}", score, f"{point.repeated:.0%}"]
+
+
+def describe_same_quality(points: Sequence[Point], speed: Callable[[Point], Figures]) -> str:
+    """The crossing with its interval; * marks one beyond the speeds that were measured."""
+    speeds = np.array([speed(point).mean() for point in points])
+    crossing = same_quality(*regression(speeds, np.array([win_rate(point.won_N) for point in points])))
+    if np.isnan(crossing):
+        return "none, since the win rate does not fall with the speed here"
+    crossings = np.array([same_quality(*line) for line in resampled_lines(points, speed)])
+    low, high = np.nanquantile(crossings, SHARES)
+    beyond = "*" if not speeds.min() <= crossing <= speeds.max() else ""
+    return f"{crossing:.2f}{beyond} ({low:.2f} to {high:.2f}; measured from {speeds.min():.2f} to {speeds.max():.2f})"
+
+
+def draw(points: Sequence[Point], bench: Bench, path: str) -> None:
+    """Figures 3 (13), 4 (18), 15, 16 and 19."""
+    figure = new_figure(12, 7.5)
+    ((rate, wins, scores), (histogram, types, speeds)) = figure.subplots(2, 3)
+    draw_rates(rate, points)
+    draw_wins(wins, points)
+    mean_speeds = [point.speed_N.mean() for point in points]
+    scores.scatter(mean_speeds, [np.nanmean(point.score_N) for point in points], color=PALETTE[0], s=16)
+    scores.axhline(float(np.nanmean(bench.plain_scores())), color="black", linestyle="--", linewidth=1)
+    tidy(scores, "score against speed-up (figure 16)", "× plain; dashed: plain's score")
+    histogram.hist([bench.plain_scores(), points[-1].score_N], label=["plain", "ε_b = 1"], color=list(PALETTE[:2]))
+    histogram.legend(frameon=False, fontsize=8)
+    tidy(histogram, "scores (figure 15)", "score")
+    kinds = sorted(set(bench.types.values()))
+    members = {kind: np.array([bench.types[prompt] == kind for prompt, _ in bench.pairs]) for kind in kinds}
+    by_kind = [float(np.mean([win_rate(point.won_N[members[kind]]) for point in points])) for kind in kinds]
+    types.barh(kinds, by_kind, color=PALETTE[2])
+    types.axvline(1, color="black", linestyle="--", linewidth=1)
+    tidy(types, "win rate by type (figure 19)", "wins / losses, mean over ε_b")
+    thresholds = [point.threshold for point in points]
+    speeds.plot(thresholds, mean_speeds, color=PALETTE[0], label="× plain, measured")
+    speeds.plot(thresholds, [point.passes_N.mean() for point in points], color=PALETTE[1], label="tokens per pass")
+    speeds.legend(frameon=False, fontsize=8)
+    tidy(speeds, "speed-up by ε_b", "ε_b")
+    save_figure(figure, path)
+
+
+def draw_rates(axes: Any, points: Sequence[Point]) -> None:
+    """Figure 3: win rate against speed-up, the regression and its 95 % band."""
+    speeds = np.array([point.speed_N.mean() for point in points])
+    rates = np.array([win_rate(point.won_N) for point in points])
+    x = np.linspace(speeds.min(), speeds.max(), 50)
+    lines = resampled_lines(points, lambda point: point.speed_N)
+    low, high = np.quantile(lines[:, :1] * x + lines[:, 1:], SHARES, axis=0)
+    slope, intercept = regression(speeds, rates)
+    axes.fill_between(x, low, high, color=PALETTE[0], alpha=0.2, linewidth=0)
+    axes.plot(x, slope * x + intercept, color=PALETTE[0])
+    axes.scatter(speeds, rates, color=PALETTE[0], s=16)
+    axes.axhline(1, color="black", linestyle="--", linewidth=1)
+    tidy(axes, "win rate against speed-up (figure 3)", "× plain; band: 95 %")
+
+
+def draw_wins(axes: Any, points: Sequence[Point]) -> None:
+    """Figure 4: the share of wins, ties and losses at each ε_b."""
+    bottom = np.zeros(len(points))
+    width = 0.9 * (points[1].threshold - points[0].threshold) if len(points) > 1 else 0.05
+    for won, color in ((1, PALETTE[2]), (0, PALETTE[1]), (-1, PALETTE[5])):
+        share = np.array([(point.won_N == won).mean() for point in points])
+        axes.bar([point.threshold for point in points], share, width, bottom, color=color)
+        bottom += share
+    tidy(axes, "wins, ties, losses by ε_b (figures 4, 18)", "ε_b; from below wins, ties, losses")
+
+
+def open_judge(options: argparse.Namespace, opened: Opened) -> Judge:
+    if options.judge == "endpoint":
+        return EndpointJudge.from_environment(cache=KEPT / "answers.jsonl")
+    other = load_backbone(BackboneConfig(name_or_path=options.judge))
+    return LikelihoodJudge(other, opened.tokenizer, opened.model)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = parser_of("benchmarks.paper.dynamo_sentences", __doc__)
+    parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads that are not grounded")
+    parser.add_argument("--prompts", choices=["code", "english"], default="code", help="english: table 7")
+    parser.add_argument("--seeds", type=int, default=10, help="texts of each prompt")
+    parser.add_argument("--step", type=float, default=0.02, help="between values of ε_b")
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens of a text")
+    judge = "endpoint (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL), or another model's folder for its log-likelihood"
+    parser.add_argument("--judge", default="checkpoints/demo/draft", help=judge)
+    parser.add_argument("--quick", action="store_true", help="at most 3 seeds, steps of at least 0.1")
+    parser.add_argument("--picture", metavar="FILE", help="draw the figures here")
+    return parser
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
