@@ -33,7 +33,7 @@ from heads.evaluation.generated_text import repeated_ngrams
 from heads.evaluation.judged.asked import EndpointJudge
 from heads.evaluation.judged.judge import Judge, LikelihoodJudge
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
-from heads.evaluation.suites.rows import Rows
+from heads.evaluation.runs.rows import Rows
 
 Figures = NDArray[np.float64]
 ENGLISH = {
