@@ -31,9 +31,9 @@ def corpus_file(tokens: int) -> Path:
     Raises:
         ValueError: the installed packages hold fewer.
     """
+    if (kept := kept_file(tokens)) is not None:
+        return kept
     path = FOLDER / f"{tokens}.npz"
-    if path.is_file():
-        return path
     tokenizer = load_tokenizer(BackboneConfig(name_or_path=BACKBONE))
     documents: list[NDArray[np.uint16]] = []
     counted = 0
@@ -52,6 +52,12 @@ def corpus_file(tokens: int) -> Path:
     np.savez(unfinished, tokens_T=np.concatenate(documents), lengths_L=np.array([len(ids) for ids in documents]))
     unfinished.replace(path)
     return path
+
+
+def kept_file(tokens: int) -> Path | None:
+    """The smallest file of at least so many tokens."""
+    found = sorted(int(path.stem) for path in FOLDER.glob("*.npz") if path.stem.isdecimal())
+    return next((FOLDER / f"{size}.npz" for size in found if size >= tokens), None)
 
 
 def installed_files() -> list[Path]:
