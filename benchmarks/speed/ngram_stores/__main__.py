@@ -142,12 +142,14 @@ def show_curve(console: Console, curve: Sequence[Figures]) -> None:
     if len(curve) < 2:
         return
     at = {name: extrapolate(curve, name, PAPER_TOKENS) for name in ("cpu_seconds", "memory", "disk", "largest_disk")}
-    verdict = "reached" if at["memory"] <= MEMORY_TARGET else "not reached"
+    at_most = curve[-1]["memory"] * PAPER_TOKENS / curve[-1]["tokens"]
+    verdict = "reached" if at_most <= MEMORY_TARGET else "not reached"
     say(
         console,
         f"continued to {PAPER_TOKENS:,} tokens: {at['cpu_seconds'] / 60:.1f} minutes of one core, "
-        f"{at['memory'] / 2**30:.1f} GiB of memory, {at['disk'] / 1e9:.1f} GB of disk (the paper's: "
-        f"{PAPER_DISK / 1e9:.0f}), {at['largest_disk'] / 1e9:.1f} GB while building; at most 24 GiB: {verdict}",
+        f"{at['memory'] / 2**30:.1f} GiB of memory (in proportion to the tokens, "
+        f"which is too much: {at_most / 2**30:.1f}; at most 24: {verdict}), {at['disk'] / 1e9:.1f} GB of disk (the "
+        f"paper's: {PAPER_DISK / 1e9:.0f}), {at['largest_disk'] / 1e9:.1f} GB while building",
     )
 
 
