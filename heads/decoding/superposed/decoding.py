@@ -108,7 +108,9 @@ class SuperposedDecoding(Decoding):
 
     def decode(self, model: Any, call: Call) -> Tensor | SuperposedOutput:
         assert self._backbone is not None
+        run = SuperposedRun(
+            self.config, self._backbone, call, self.ngrams, self.weights, self.generator, self.token_heads
+        )
         with fastest_mode(self._backbone.model)():
-            return SuperposedRun(
-                self.config, self._backbone, call, self.ngrams, self.weights, self.generator, self.token_heads
-            ).decode()
+            run.decode()
+        return run.result()  # no tensor of inference mode, which could never be written into

@@ -96,7 +96,8 @@ class SuperposedRun:
         self.superposed = 0  # slots behind the last certain one, the prompt's last or the last reset's
         self.finished: dict[int, Drafts] = {}
 
-    def decode(self) -> Tensor | SuperposedOutput:
+    def decode(self) -> None:
+        """Draft until every prompt is done."""
         with self.stats.time("prefill"):
             commit = self.head.commit if self.head else None
             state, output = self.backbone.read(self.call.tokens_BT, self.call.valid_BT, self.taps, commit=commit)
@@ -104,7 +105,7 @@ class SuperposedRun:
         while True:
             state, drafts = self.drop(state, drafts, drafts.ended_BK.all(dim=1) | self.is_full(drafts))
             if not self.running:
-                return self.result()
+                return
             resets = self.superposed + 1 == self.config.reset_every
             state, drafts = (self.reset if resets else self.extend)(state, drafts)
 

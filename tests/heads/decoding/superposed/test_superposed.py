@@ -274,6 +274,8 @@ def test_a_prompt_has_one_row_in_every_pass():
         return_dict_in_generate=True,
         custom_generate=heads.SuperposedDecoding(k=5, temperature=1.0),
     )
+    assert not out.sequences.is_inference()
+    assert not out.sequences_scores.is_inference()
     assert (out.stats.passes, out.stats.row_passes, out.stats.tokens) == (7, 14, 70)
 
 
