@@ -35,6 +35,8 @@ WINDOW = 64
 BETWEEN = WINDOW
 """Tokens from one window's begin to the next, so that windows do not overlap."""
 HERE = "benchmarks/paper/superposed"
+PER_FILE = 12
+"""Most windows of one file, spread over it: long files with one kind of line would weigh too much."""
 CODE = tuple(f"{HERE}/{name}.py" for name in ("bench", "methods", "scores", "tuning"))
 DECODER = ("heads/decoding/superposed", "heads/ngrams")
 
@@ -146,12 +148,13 @@ class Bench:
         """
         files = list(stdlib_documents("heldout", load_heldout_files(self.heldout_list)))
         chosen = [text for i, (_, text) in enumerate(files) if (i % 3 == 0) == validation]
-        found = [window for text in chosen for window in windows_of(self.tokenizer(text)["input_ids"], self.line_ends)]
+        by_file = [windows_of(self.tokenizer(text)["input_ids"], self.line_ends) for text in chosen]
+        found = [window for windows in by_file for window in spread(windows, PER_FILE)]
         if len(found) < count:
             raise ValueError(
                 f"{count} prefixes were requested, but the held-out files have {len(found)} windows; request fewer."
             )
-        return torch.tensor([found[i * len(found) // count] for i in range(count)])
+        return torch.tensor(spread(found, count))
 
     @functools.cached_property
     def line_ends(self) -> frozenset[int]:
@@ -191,6 +194,16 @@ def weights_digest(folder: str) -> str:
     """Of all weights of a local model; its name where it is none."""
     files = sorted(Path(folder).glob("*.safetensors"))
     return "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files) or folder
+
+
+def spread(found: list[Any], count: int) -> list[Any]:
+    """At most `count` of some things, at even distances.
+
+    >>> spread(list("abcdef"), 3), spread(list("ab"), 3)
+    (['a', 'c', 'e'], ['a', 'b'])
+    """
+    many = min(count, len(found))
+    return [found[i * len(found) // many] for i in range(many)]
 
 
 def windows_of(tokens: list[int], line_ends: frozenset[int]) -> list[list[int]]:

@@ -63,6 +63,7 @@ def draw_facts(axes: Any, rows: Rows) -> None:
         shares = np.mean(rows["facts"]["precision"][name], axis=0)
         places = np.arange(len(shares)) + 0.2 * i
         axes.bar(places, shares, width=0.18, color=color, label=name)
+    axes.set_ylim(0, 1)
     axes.set_xticks(np.arange(len(shares)) + 0.3, [f"P@{n + 1}" for n in range(len(shares))])
     axes.legend(fontsize=7, frameon=False)
     tidy(axes, "exact match on code facts", "")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks.paper.dynamo_texts import with_interval
 from benchmarks.paper.superposed.bench import Bench, Row
@@ -37,9 +38,15 @@ def print_report(console: Console, bench: Bench, rows: Rows, claims: Sequence[Cl
     print_examples(console, rows["drafts"])
 
 
+def begin(console: Console, title: str, *columns: str) -> Table:
+    """A table below its title, which is one line however narrow the table is."""
+    say(console, title)
+    return figures_table(None, *columns)
+
+
 def print_tuning(console: Console, tuned: Row) -> None:
     title = "\nthe lowest mean perplexity over the drafts on the validation split (section 4.1, appendices B and C)"
-    table = figures_table(title, "setting", "perplexity")
+    table = begin(console, title, "setting", "perplexity")
     tried = [(Setting(**row["setting"]), row["perplexity"]) for row in tuned["tried"]]
     for setting in settings_of(tuned).values():
         table.add_row(setting.name, f"{min(value for other, value in tried if other == setting):.2f}")
@@ -48,7 +55,7 @@ def print_tuning(console: Console, tuned: Row) -> None:
     title = f"\nmean perplexity by α (rows) and τ (columns), n ≤ 6, δ {FIRST_PENALTY:g}"
     grid = {(s.alpha, s.temperature): v for s, v in tried if s.longest == 6 and s.penalty == FIRST_PENALTY}
     taus = sorted({tau for _, tau in grid})
-    table = figures_table(title, "α", *(f"{tau:g}" for tau in taus))
+    table = begin(console, title, "α", *(f"{tau:g}" for tau in taus))
     for alpha in sorted({alpha for alpha, _ in grid}):
         table.add_row(f"{alpha:g}", *(f"{grid[alpha, tau]:.2f}" for tau in taus))
     console.print(table)
@@ -65,7 +72,7 @@ def print_perplexities(console: Console, found: Row, k: int) -> None:
         "other tokenizer": "\nunder a judge with another tokenizer, all tokens but the first five (§5.1)",
     }
     for measure, title in titles.items():
-        table = figures_table(title, "drafts", *(f"draft {i}" for i in range(1, k + 1)), "best", "best, median")
+        table = begin(console, title, "drafts", *(f"draft {i}" for i in range(1, k + 1)), "best", "best, median")
         for name in found[measure]:
             values_BK = drafts_in(found, name, measure)
             cells = [f"{column.mean():.2f} ± {column.std():.1f}" for column in values_BK.T]
@@ -84,9 +91,9 @@ def print_sweeps(console: Console, found: Row) -> None:
         ("length", 11, "new tokens"),
     ):
         title = f"\nby {unit} (figure {figure}): perplexity, and repetition and likeness of drafts (figure 8)"
-        table = figures_table(
-            title, unit, "nucleus, one", "nucleus, best", "beam, best", "superposed, best", "superposed 1-gram unique",
-            "nucleus", "3-gram unique", "nucleus", "Self-BLEU", "nucleus",
+        table = begin(
+            console, title, unit, "nucleus, one", "nucleus, best", "beam, best", "superposed, best",
+            "superposed 1-gram unique", "nucleus", "3-gram unique", "nucleus", "Self-BLEU", "nucleus",
         )  # fmt: skip
         for point in found[axis]:
             ours, theirs = point["superposed"], point["nucleus"]
@@ -106,7 +113,7 @@ def print_facts(console: Console, found: Row) -> None:
     names = found["precision"]
     count, k = np.asarray(names["greedy"]).shape
     title = f"\nexact match on {count} questions of {found['file']} (figure 5)"
-    table = figures_table(title, "drafts", *(f"P@{n}" for n in range(1, k + 1)))
+    table = begin(console, title, "drafts", *(f"P@{n}" for n in range(1, k + 1)))
     for name, values in names.items():
         table.add_row(name, *(f"{share:.3f}" for share in np.mean(values, axis=0)))
     console.print(table)
@@ -115,7 +122,7 @@ def print_facts(console: Console, found: Row) -> None:
 
 def print_rankings(console: Console, found: Row) -> None:
     title = f"\nrankings, not by people (figures 7 and 12); the judge: {found['judge']}"
-    table = figures_table(title, "nucleus v superposed", "superposed first", "equal drafts", "the paper", "prefixes")
+    table = begin(console, title, "nucleus v superposed", "superposed first", "equal drafts", "the paper", "prefixes")
     for name, wins in found["wins"].items():
         value = with_interval(of_all(np.asarray(wins), form=lambda share: share))
         table.add_row(name, value, f"{EXPECTED[name]:g}", f"{PAPER[name]:g}", str(len(wins)))
@@ -130,13 +137,13 @@ def print_linearity(console: Console, found: Row) -> None:
     cosine, control = (np.asarray(found[name]).mean(axis=0) for name in ("cosine", "control"))
     title = "\ncosine of equation 8 after the last layer, by step (figure 3), and with another prefix's beams"
     steps = list(range(0, len(cosine), 2))
-    table = figures_table(title, "step", *(str(step + 1) for step in steps))
+    table = begin(console, title, "step", *(str(step + 1) for step in steps))
     table.add_row("own beams", *(f"{cosine[step, -1]:.2f}" for step in steps))
     table.add_row("deviation", *(f"{np.asarray(found['cosine'])[:, step, -1].std():.2f}" for step in steps))
     table.add_row("another's", *(f"{control[step, -1]:.2f}" for step in steps))
     console.print(table)
     title = "\nby layer (figure 15): 0 is the embedding, the last are the logits"
-    table = figures_table(title, "step", *(str(layer) for layer in range(cosine.shape[1])))
+    table = begin(console, title, "step", *(str(layer) for layer in range(cosine.shape[1])))
     for step in range(min(5, len(cosine))):
         table.add_row(str(step + 1), *(f"{value:.3f}" for value in cosine[step]))
     console.print(table)
@@ -146,7 +153,7 @@ def print_long_texts(console: Console, found: Row) -> None:
     names = [name for name in found if name != "prefix"]
     lengths = list(found[names[0]]["unique"])
     title = "\nlong texts (appendix I): share of unique trigrams after so many tokens, and perplexity"
-    table = figures_table(title, "texts", *lengths, "perplexity")
+    table = begin(console, title, "texts", *lengths, "perplexity")
     for name in names:
         shares = [np.asarray(found[name]["unique"][n])[:, 2].mean() for n in lengths]
         table.add_row(name, *(f"{share:.3f}" for share in shares), f"{np.mean(found[name]['perplexity']):.2f}")
@@ -157,18 +164,13 @@ def print_long_texts(console: Console, found: Row) -> None:
 
 
 def print_claims(console: Console, claims: Sequence[Claim]) -> None:
-    table = figures_table("\nwhat the paper claims", "place", "claim", "here", "", "bound", "the paper", left=2)
+    say(console, "\nwhat the paper claims; a claim is open where the interval contains its bound")
     for claim in claims:
         sign = "<" if claim.side == "below" else ">"
-        table.add_row(
-            claim.place,
-            claim.text,
-            with_interval(claim.values_S),
-            claim.verdict,
-            f"{sign} {claim.bound:g}",
-            claim.paper,
+        say(console, f"  {claim.verdict:14} {claim.place}: {claim.text}")
+        say(
+            console, f"{'':17}{with_interval(claim.values_S)}; claimed {sign} {claim.bound:g}; the paper: {claim.paper}"
         )
-    console.print(table)
 
 
 def print_examples(console: Console, found: Row) -> None:
