@@ -18,6 +18,7 @@ from heads.families import create, families
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
 from heads.packed import pack_weights
+from heads.quantization.quantizer import MXConfig
 
 __all__ = [
     "Backbone",
@@ -26,6 +27,7 @@ __all__ = [
     "DraftModelDecoding",
     "DynamicDecoding",
     "DynamicTree",
+    "MXConfig",
     "NgramTable",
     "SuperposedDecoding",
     "Tree",

@@ -24,6 +24,8 @@ from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection, is_packed, unpacked
 from heads.backbone.support import adapted_layers, same_numbers
 from heads.interface.draft_vocabulary import StartedRows
+from heads.quantization.linear import MXLinear
+from heads.quantization.quantizer import put_plain_layers
 
 Unembedding = Literal["own", "shared"]
 MAX_RANK = 4096
@@ -96,7 +98,9 @@ def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
     Args:
         slot: which of the heads' layers it is, from 0.
     """
-    layer = without_adapter(in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot)).requires_grad_(True)
+    layer = without_adapter(in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot))
+    put_plain_layers(layer, backbone.dtype)  # of a packed backbone: heads train plain weights
+    layer.requires_grad_(True)
     if start == "random":
         layer.apply(backbone.model._init_weights)
     return layer
@@ -151,7 +155,8 @@ def in_slot(backbone: Backbone, layer: nn.Module, slot: int) -> nn.Module:
 @torch.no_grad()
 def check_last_layer(backbone: Backbone, what: str) -> None:
     """Raise ValueError where no copy of the last layer can be trained, or be run on a hidden state alone."""
-    if not all(p.is_floating_point() and not is_packed(p) for p in backbone.layers[-1].parameters()):
+    others = [p for m in backbone.layers[-1].modules() if not isinstance(m, MXLinear) for p in m.parameters(False)]
+    if not all(p.is_floating_point() and not is_packed(p) for p in others):
         raise ValueError(
             f"The last layer of {backbone.name} is quantised, and {what} of its kind; load the backbone without "
             f"quantization."

@@ -18,6 +18,7 @@ from heads.backbone.loading import load_backbone
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import add_adapter
 from heads.checkpoint.schema import DESCRIPTION, read_description
+from heads.quantization.quantizer import METHOD, MXConfig
 from train.config import TrainConfig
 from train.loop.building import model_on, trainable_fields
 from train.objective.model import TrainedModel
@@ -128,7 +129,8 @@ def count_backbone(model: TrainedModel, quantization: dict[str, Any] | None) -> 
 def quantised_layers(model: TrainedModel, quantization: dict[str, Any]) -> list[nn.Linear]:
     """The linear layers that are quantised: all but the unembedding, an adapter's, and those that the config skips."""
     config = AutoQuantizationConfig.from_dict(dict(quantization))
-    skipped = getattr(config, "llm_int8_skip_modules", None) or getattr(config, "modules_to_not_convert", None) or []
+    names = ("llm_int8_skip_modules", "modules_to_not_convert", "skip")
+    skipped: list[str] = next(filter(None, (getattr(config, name, None) for name in names)), [])
     unembedding = model.model.get_output_embeddings()
     return [
         module
@@ -140,19 +142,23 @@ def quantised_layers(model: TrainedModel, quantization: dict[str, Any]) -> list[
 
 
 def quantised_bytes(weight: Tensor, quantization: dict[str, Any]) -> int:
-    """Bytes of one quantised matrix, with the scales of 4-bit blocks.
+    """Bytes of one quantised matrix, with the scales of its blocks.
 
     >>> quantised_bytes(torch.empty(64, 64), {"load_in_4bit": True})   # 4096 half bytes and 64 scales
     2304
+    >>> quantised_bytes(torch.empty(64, 64), {"quant_method": "headway_mx", "format": "mxfp6_e2m3"})
+    3200
 
     Raises:
         ValueError: the quantization names no known number of bits.
     """
+    if quantization.get("quant_method") == METHOD:
+        return round(weight.numel() * MXConfig(**quantization).bits_per_weight / 8)
     if quantization.get("load_in_4bit") or quantization.get("bits") == 4:
         return round(weight.numel() * (0.5 + SCALE_BYTES))
     if quantization.get("load_in_8bit") or quantization.get("bits") == 8 or "fp8" in str(quantization["quant_method"]):
         return weight.numel()
     raise ValueError(
         f"backbone.quantization {quantization} gives no number of bits that a plan knows; allowed are load_in_4bit, "
-        f"load_in_8bit, bits: 4 or 8, and fp8. Plan without it: the run will need less memory than planned."
+        f"load_in_8bit, bits: 4 or 8, fp8 and headway_mx. Plan without it: the run will need less memory than planned."
     )
