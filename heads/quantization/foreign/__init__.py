@@ -1,0 +1,1 @@
+"""Packed weights in the layouts of other programs: one file, one layout."""
