@@ -227,6 +227,13 @@ CHECKS = {
         quick="--tokens 500000 --curve 1000000 2000000",
         measures=(),
     ),
+    "mx_quality": Check(
+        command="headway quantize checkpoints/demo/base --heads checkpoints/demo/grounded",
+        quick="--blocks 16 --num-prompts 4 --max-new-tokens 32",
+        shows="error of the weights, perplexity, and tokens per pass of the grounded heads alone on the demo backbone, "
+        "before and after, for every format of microscaling weights",
+        measures=("checkpoints/demo", "heads/quantization"),
+    ),
     "superposed_speed": Check(
         command="python -m benchmarks.speed.superposed --picture docs/pictures/superposed_speed.png",
         shows="seconds for k drafts by superposed decoding, beside nucleus sampling one after another and in a batch, "

@@ -28,6 +28,7 @@ from heads.cli.autocomplete import autocomplete_command
 from heads.cli.evaluate import evaluate_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
 from heads.cli.measure import benchmark_command, tune_tree_command
+from heads.cli.quantize import quantize_command
 from heads.cli.race.command import race_command
 from heads.cli.suites import compare_command
 from heads.cli.text import chat_command, generate_command
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune-tree": tune_tree_command,
     "race": race_command,
     "verify-lossless": verify_lossless_command,
+    "quantize": quantize_command,
     "info": info_command,
     "merge": merge_command,
     "prune-vocabulary": prune_vocabulary_command,

@@ -1,0 +1,133 @@
+"""`headway quantize`: what each format of microscaling weights costs in quality."""
+# T position
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from heads.backbone.loading import Dtype
+from heads.checkpoint.opening import Opened, open_backbone, open_heads
+from heads.cli.options import print_aside
+from heads.evaluation.lossy.rounded_weights import Quality, measure_quality
+from heads.evaluation.methods import GreedySettings
+from heads.evaluation.perplexity_report import interval, new_table, number
+from heads.evaluation.predictions import read_texts
+from heads.evaluation.prompts import default_prompts
+from heads.evaluation.tables import describe_machine, progress_bar, versions, write_content
+from heads.quantization.formats import FORMATS, find_format
+
+LEGEND = (
+    "error: of the weights, relative; PPL: perplexity of the next token; tokens/pass: heads alone, greedy; text: "
+    "whether heads wrote plain generation's on the same weights"
+)
+RECORD = "training.json"  # says which text was held out
+
+
+def quantize_command(
+    backbone: Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub name of the model.")],
+    heads: Annotated[
+        Path | None, typer.Option(metavar="HEADS", help="Heads on this backbone, whose tokens per pass are measured.")
+    ] = None,
+    formats: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help=f"all, or one of {', '.join(FORMATS)}.")
+    ] = "all",
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Text to measure on; by default the text that the backbone recorded as held out."
+        ),
+    ] = None,
+    blocks: Annotated[int, typer.Option(metavar="N", min=0, help="Texts for perplexity; 0 leaves it out.")] = 32,
+    block_tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens of each text at most.")] = 256,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=0, help="Prompts for tokens per pass.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens for each prompt.")] = 64,
+    dtype: Annotated[Dtype, typer.Option(metavar="DTYPE", help="Dtype of all that is not packed.")] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
+) -> None:
+    """Show what weights of 4, 6 or 8 bits cost in perplexity and accepted drafts.
+
+    Weights are rounded to the format and the same texts are measured, before and after; greedy text of heads is
+    compared with plain generation on the same weights.
+    """
+    chosen = list(FORMATS.values()) if formats == "all" else [find_format(formats)]
+    opened = open_backbone(backbone, dtype) if heads is None else open_heads([heads], backbone, dtype)
+    texts = cut_texts(opened, text or [], blocks, block_tokens)
+    prompts = find_prompts(opened, text or [], num_prompts) if heads is not None else []
+    console = Console()
+    with progress_bar(console, "measuring", 1 + len(chosen)) as report:
+        found = list(
+            measure_quality(
+                opened.model,
+                [None, *chosen],
+                texts,
+                next(iter(opened.token_heads.values()), None),
+                prompts,
+                settings=GreedySettings(new_tokens=max_new_tokens),
+                report=report,
+            )
+        )
+    console.print(quality_table(found, f"{backbone}: {len(texts)} texts, {len(prompts)} prompts"))
+    typer.echo(LEGEND)
+    if json_file is not None:
+        write_content(json_file, as_content(found, opened.model.device))
+        print_aside(f"figures: {json_file}")
+
+
+def cut_texts(opened: Opened, files: Sequence[Path], count: int, length: int) -> list[Tensor]:
+    """At most `count` texts (T,), spread evenly; without a record of held-out text or files none, with a remark."""
+    if not count:
+        return []
+    if not files and not (Path(opened.source) / RECORD).is_file():
+        print_aside("perplexity is left out: the backbone records no held-out text; give --text FILE.")
+        return []
+    texts = [torch.tensor(tokens[:length]) for tokens in read_texts(opened, files) if len(tokens) > 1]
+    count = min(count, len(texts))
+    return [texts[i * len(texts) // count] for i in range(count)]
+
+
+def find_prompts(opened: Opened, files: Sequence[Path], count: int) -> list[Tensor]:
+    """Prompts (1, T) on the model's device."""
+    if not count:
+        return []
+    if not files:
+        found = default_prompts(opened.source, opened.tokenizer, count)
+    else:
+        found = [text_T[None, :64] for text_T in cut_texts(opened, files, count, 64)]
+    return [prompt_1T.to(opened.model.device) for prompt_1T in found]
+
+
+def quality_table(found: Sequence[Quality], title: str) -> Table:
+    columns = ["bits", "MiB", "error", "PPL", "95 %", "× PPL", "tokens/pass", "text"]
+    table = new_table(title, "weights", columns)
+    table.columns[0].no_wrap = True
+    before = found[0]
+    for one in found:
+        ppl, first = one.perplexity, before.perplexity
+        table.add_row(
+            "as they are" if one.format is None else one.format.name,
+            "–" if one.format is None else f"{one.format.bits_per_weight}",
+            f"{one.weight_bytes / 2**20:.1f}",
+            f"{one.weight_error:.4f}",
+            "–" if ppl is None else number(ppl.value),
+            "–" if ppl is None else interval(ppl),
+            "–" if ppl is None or first is None else f"{ppl.value / first.value:.4f}",
+            "–" if one.tokens_per_pass is None else f"{one.tokens_per_pass:.2f}",
+            one.same_text or "–",
+        )
+    return table
+
+
+def as_content(found: Sequence[Quality], device: torch.device) -> dict[str, Any]:
+    rows = [
+        {**vars(one), "format": one.format and one.format.name, "perplexity": one.perplexity and vars(one.perplexity)}
+        for one in found
+    ]
+    return {"rows": rows, "machine": describe_machine(device), "versions": versions()}
