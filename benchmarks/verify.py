@@ -81,6 +81,13 @@ CHECKS = {
         "and as measured on other prompts, both halves in turn, within 10 %, and the prediction for a batch "
         "of 16",
     ),
+    "compare": Check(
+        command="python -m benchmarks.speed.compare",
+        quick="--quick",
+        shows="the shipped heads on the same questions by category: tokens per pass and speed over plain generate with "
+        "paired intervals, acceptance by depth and position, FLOPs per token; each against medusa; rows of an earlier "
+        "call are kept",
+    ),
     "default_tree": Check(
         command="python -m benchmarks.speed.default_tree",
         quick="--prompts 4 --repeats 1",

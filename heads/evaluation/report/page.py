@@ -33,7 +33,7 @@ th, td { padding: .25rem .7rem .25rem 0; text-align: right; border-bottom: 1px s
 th { vertical-align: bottom; font-weight: 600; } tbody tr:nth-child(even) { background: var(--stripe); }
 th:first-child, td:first-child { text-align: left; padding-left: .3rem; font-weight: 400; }
 .note, figcaption { color: var(--dim); font-size: .875rem; max-width: 46rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 figure { margin: .6rem 0; } svg { width: 100%; height: auto; display: block; max-height: 40rem; }
 @media (max-width: 30rem) { body { padding: .6rem; } dl { grid-template-columns: 1fr; } dd { margin: 0 0 .3rem; } }
 @media print {

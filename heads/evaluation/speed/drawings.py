@@ -18,6 +18,7 @@ PHASE_COLORS = {
     "prefill": PALETTE[4], "draft": PALETTE[1], "verify": PALETTE[0], "accept": PALETTE[3], "commit": PALETTE[2],
     "whole": PALETTE[0], "other": GREY,
 }  # fmt: skip
+LONG_NAME = 18
 LEAST_SHARE = 0.001
 """Edges of a tree are at least as wide as for this share of passes."""
 
@@ -57,13 +58,14 @@ def draw_bars(
         axes.axvline(reference, color=DARK, linestyle="--", linewidth=1)
     tidy(axes, "", x_label)
     axes.grid(visible=False, axis="y")
-    show_names(axes, len(names))
+    show_names(axes, names)
     return as_picture(figure, shows)
 
 
-def show_names(axes: Axes, count: int) -> None:
-    if count > 1:
-        columns = min(count, 3)
+def show_names(axes: Axes, names: Sequence[str]) -> None:
+    """A legend above the axes; long names stand one below another, since a wider one would take the axes' room."""
+    if len(names) > 1:
+        columns = 1 if max(map(len, names)) > LONG_NAME else min(len(names), 3)
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize=9, labelcolor=DARK,
             borderaxespad=0, handlelength=1.2, columnspacing=1.2,
@@ -93,7 +95,7 @@ def draw_lines(
         axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
     axes.set_ylabel(y_label, **STYLE)
     tidy(axes, "", x_label)
-    show_names(axes, len(lines))
+    show_names(axes, list(lines))
     return as_picture(figure, shows)
 
 
@@ -110,7 +112,7 @@ def draw_phases(phases: Mapping[str, Mapping[str, float]], shows: str) -> Pictur
     axes.invert_yaxis()
     tidy(axes, "", "ms per pass")
     axes.grid(visible=False, axis="y")
-    show_names(axes, 2)
+    show_names(axes, list(dict.fromkeys(name for found in phases.values() for name in found)))
     return as_picture(figure, shows)
 
 

@@ -1,0 +1,42 @@
+"""The shipped heads on the same questions: `python -m benchmarks.speed.compare`.
+
+Runs `headway evaluate --suite speed` for medusa, grounded, gru and dynamo, and `headway compare` of the four runs. Rows
+that an earlier call finished are kept in the folder --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from heads.cli.main import app
+
+HEADS = ("medusa", "grounded", "gru", "dynamo")
+DEMO = Path("checkpoints/demo")
+COLUMNS = "180"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("evaluations/compare"), help="folder of the four runs")
+    parser.add_argument("--quick", action="store_true", help="one question of each category, one repeat")
+    options = parser.parse_args()
+    out = options.out / "quick" if options.quick else options.out
+    small = ["--per-category", "1", "--repeats", "1", "--new-tokens", "24", "--position-tokens", "64"]
+    for name in HEADS:
+        suite = ["--suite", "speed", "--out", str(out / name)]
+        headway("evaluate", str(DEMO / name), *suite, *(small if options.quick else []))
+    headway("compare", *(str(out / name) for name in HEADS), "--out", str(out / "compare.html"))
+
+
+def headway(*words: str) -> None:
+    """Run a command as a user types it; its tables go to stdout, as wide as they are."""
+    os.environ.setdefault("COLUMNS", COLUMNS)
+    if code := app(list(words), standalone_mode=False):
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
