@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 
 from benchmarks.shared import (
     describe_cpu,
@@ -30,6 +34,7 @@ from benchmarks.shared import (
 from heads.backbone.compiled import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_heads
 from heads.checkpoint.schema import read_description
+from heads.decoding.superposed.decoding import SuperposedDecoding
 from heads.evaluation.methods import (
     GreedySettings,
     Method,
@@ -50,6 +55,7 @@ README, PICTURE = Path("README.md"), Path("docs/pictures/demo_report.png")
 MARKERS = ("<!-- demo: written by `python -m benchmarks.demo --readme`, never by hand -->", "<!-- /demo -->")
 SHIPPED = {"medusa": "checkpoints/demo/medusa", "grounded": "checkpoints/demo/grounded"}
 TRAINED = "grounded, just trained"
+DRAFTS, DRAFT_TOKENS = 3, 10
 FOR_README = {"prompts": 20, "new_tokens": 32, "repeats": 3}
 
 
@@ -63,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.no_training:
         train(options.config, console)
     trained = time.perf_counter()
-    blocks = compare(console, run, options)
+    opened = open_heads([run / "last", *SHIPPED.values()])
+    blocks = compare(console, opened, run, options)
+    drafts = time_drafts(opened, held_out(opened, options.prompts), options.repeats)
     training = "heads of an earlier run" if options.no_training else f"training {trained - began:.0f} s"
     seconds = f"{training}, decoding {time.perf_counter() - trained:.0f} s"
     draw_report(run / "metrics.jsonl", next(iter(blocks.values())), run / "report.png")
@@ -73,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if options.readme:
         shutil.copyfile(run / "report.png", PICTURE)
-        write_block(README, MARKERS, f"{markdown(blocks)}\n{measured}; {describe_cpu()}; {seconds}.\n")
-    say(console, f"{measured}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
+        write_block(README, MARKERS, f"{markdown(blocks)}\n{drafts}\n{measured}; {describe_cpu()}; {seconds}.\n")
+    say(console, f"{drafts}\n{measured}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -114,9 +122,8 @@ def train(config: str, console: Console) -> None:
         raise ValueError(f"Training ended with exit code {done.returncode}; its error is printed above.")
 
 
-def compare(console: Console, run: Path, options: argparse.Namespace) -> dict[str, list[MethodResult]]:
+def compare(console: Console, opened: Opened, run: Path, options: argparse.Namespace) -> dict[str, list[MethodResult]]:
     """Measure every method in every block, print the tables and write them beside the run's heads."""
-    opened = open_heads([run / "last", *SHIPPED.values()])
     prompts = held_out(opened, options.prompts)
     backbone = next(iter(opened.token_heads.values())).backbone
     obstacle = "--no-compile was given" if options.no_compile else what_stops_compiling(backbone)
@@ -165,6 +172,34 @@ def methods_of(opened: Opened, request: Settings, *, compiles: bool) -> list[Met
     if compiles:
         methods.append(tree(model, best, request, "grounded, heads with lookup, compiled", compile=True))
     return methods
+
+
+def time_drafts(opened: Opened, prompts: Sequence[Tensor], repeats: int) -> str:
+    """What three drafts cost in times of one plain text: superposed, sampled in one batch, and one after another."""
+    model, length = opened.model, {"max_new_tokens": DRAFT_TOKENS, "pad_token_id": 0}
+    superposed = SuperposedDecoding(k=DRAFTS, temperature=1.0)
+    sampled = {"do_sample": True, "top_p": 0.9, "top_k": 0, **length}
+    ways: dict[str, Callable[[Tensor], Any]] = {
+        "plain": partial(model.generate, do_sample=False, **length),
+        "superposed": partial(model.generate, do_sample=False, custom_generate=superposed, **length),
+        "sampled in one batch": partial(model.generate, num_return_sequences=DRAFTS, **sampled),
+        "one after another": lambda prompt_1T: [model.generate(prompt_1T, **sampled) for _ in range(DRAFTS)],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(-1, repeats * len(prompts)):  # the first round warms up
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run(prompts[i % len(prompts)])
+            seconds[name] += [time.perf_counter() - start] if i >= 0 else []
+    costs = {
+        name: statistics.median(s / plain for s, plain in zip(found, seconds["plain"], strict=True))
+        for name, found in seconds.items()
+    }
+    return (
+        f"{DRAFTS} drafts of {DRAFT_TOKENS} tokens take {costs['superposed']:.2f} plain texts by superposed decoding, "
+        f"{costs['sampled in one batch']:.2f} sampled in one batch, {costs['one after another']:.2f} sampled one after "
+        f"another."
+    )
 
 
 def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
