@@ -1,0 +1,149 @@
+"""Write all texts, have all judged, and sum them up: what both judged suites do."""
+# E threshold, P prompt
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from heads.evaluation.judged.choosing import choose_judge
+from heads.evaluation.judged.sentences import Prompt
+from heads.evaluation.judged.win_rates import sum_up
+from heads.evaluation.judged.writing import check_room, write_all
+from heads.evaluation.runs.task import SuiteTask
+from heads.evaluation.tables import progress_bar
+
+
+def thresholds_by(step: float) -> list[float]:
+    """
+    >>> thresholds_by(0.25), len(thresholds_by(0.02))
+    ([0.0, 0.25, 0.5, 0.75, 1.0], 51)
+    """
+    steps = round(1 / step)
+    if abs(steps * step - 1) > 1e-6:
+        raise ValueError(f"step={step} was given; 1 has to be a multiple of it, such as 0.02 or 0.1.")
+    return [round(i / steps, 6) for i in range(steps + 1)]
+
+
+def run_judged(task: SuiteTask, prompts: Sequence[Prompt], thresholds: Sequence[float], config: Any) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: a judge that cannot be asked, or a prompt longer than the backbone reads.
+    """
+    answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
+    judge = choose_judge(config.judge, config.judge_model, task.model, answers, config.prices, task.dtype)
+    check_room(task, prompts, config.new_tokens)
+    with progress_bar(task.console, "texts", len(prompts) * (1 + len(thresholds))) as advance:
+        texts, base = write_all(
+            task,
+            prompts,
+            thresholds,
+            config.new_tokens,
+            config.draws,
+            config.seed,
+            advance,
+            cooccurrence=config.cooccurrence,
+            adaptive=None if config.adaptive == "none" else config.adaptive,
+            blur=config.blur,
+        )
+    keys = [f"{threshold} {prompt.name}" for threshold in thresholds for prompt in prompts]
+    verdicts = task.rows.get("verdicts")
+    if verdicts is None:
+        verdicts = judge_all(judge, prompts, thresholds, texts, config.seed)
+        if not verdicts["unreadable"]:  # one that could not be read is asked again
+            task.rows.put("verdicts", verdicts)
+    counts = {key: count(verdicts["winners"][key]) for key in keys}
+    grids = {name: grid(thresholds, prompts, counts, name) for name in ("wins", "losses", "ties")}
+    sums = {name: grid(thresholds, prompts, totals(texts, keys), name) for name in ("tokens", "passes")}
+    repeated = totals(texts, texts)
+    most = task.token_heads.num_heads + 1
+    return {
+        "judge": judge.name,
+        "base": base,
+        "draws": config.draws,
+        "unreadable": verdicts["unreadable"],
+        "asked": 2 * len(keys) * config.draws + len(prompts) * config.draws,
+        "thresholds": list(thresholds),
+        "counts": {name: found.sum(axis=1).tolist() for name, found in grids.items()},
+        "overall": sum_up(grids["wins"], grids["losses"], sums["tokens"], sums["passes"], most),
+        "kinds": by_kind(prompts, grids, sums),
+        "scores": [scores_of(verdicts, [f"{threshold} {p.name}" for p in prompts]) for threshold in thresholds],
+        "base_scores": scores_of(verdicts, [f"base {p.name}" for p in prompts]),
+        "repeated": [np.mean([repeated[f"{e} {p.name}"]["repeated"] for p in prompts]).item() for e in thresholds],
+        "base_repeated": np.mean([repeated[f"base {p.name}"]["repeated"] for p in prompts]).item(),
+        "examples": examples(prompts, thresholds, texts, verdicts),
+    }
+
+
+def judge_all(
+    judge: Any, prompts: Sequence[Prompt], thresholds: Sequence[float], texts: dict[str, list[Any]], seed: int
+) -> dict[str, Any]:
+    """A score for each text, and a winner for each text of heads against the baseline's of the same draw."""
+    shown = {prompt.name: prompt.text for prompt in prompts}
+    flat = [(key, shown[key.split(" ", 1)[1]], row["text"]) for key, rows in texts.items() for row in rows]
+    scores: dict[str, list[Any]] = {key: [] for key in texts}
+    for (key, _, _), score in zip(flat, judge.scores([(p, text) for _, p, text in flat]), strict=True):
+        scores[key].append(None if score is None or not np.isfinite(score) else score)
+    pairs = [
+        (f"{e} {p.name}", p.text, row["text"], base["text"])
+        for e in thresholds
+        for p in prompts
+        for row, base in zip(texts[f"{e} {p.name}"], texts[f"base {p.name}"], strict=True)
+    ]
+    winners: dict[str, list[Any]] = {}
+    for (key, *_), winner in zip(pairs, judge.winners([tuple(pair[1:]) for pair in pairs], seed), strict=True):
+        winners.setdefault(key, []).append(winner)
+    return {"scores": scores, "winners": winners, "unreadable": judge.unreadable}
+
+
+def count(winners: Sequence[str | None]) -> dict[str, float]:
+    """
+    >>> count(["A", "B", "B", "tie", None])
+    {'wins': 1, 'losses': 2, 'ties': 1}
+    """
+    return {name: winners.count(sign) for name, sign in (("wins", "A"), ("losses", "B"), ("ties", "tie"))}
+
+
+def totals(texts: dict[str, list[Any]], keys: Any) -> dict[str, dict[str, float]]:
+    return {
+        key: {
+            "tokens": sum(row["tokens"] for row in texts[key]),
+            "passes": sum(row["passes"] for row in texts[key]),
+            "repeated": float(np.mean([row["repeated"] for row in texts[key]])),
+        }
+        for key in keys
+    }
+
+
+def grid(thresholds: Sequence[float], prompts: Sequence[Prompt], found: Any, name: str) -> Any:
+    """(E, P)."""
+    return np.array([[found[f"{e} {p.name}"][name] for p in prompts] for e in thresholds], dtype=np.float64)
+
+
+def by_kind(prompts: Sequence[Prompt], grids: Any, sums: Any) -> dict[str, dict[str, float | None]]:
+    """Figure 19: each sentence type's win rate and speed over all thresholds."""
+    found = {}
+    for kind in dict.fromkeys(prompt.kind for prompt in prompts):
+        of_P = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
+        wins, losses, tokens, passes = (
+            float(table[:, of_P].sum()) for table in (grids["wins"], grids["losses"], sums["tokens"], sums["passes"])
+        )
+        found[kind] = {"rate": wins / losses if losses else None, "speed": tokens / max(passes, 1)}
+    return found
+
+
+def scores_of(verdicts: Any, keys: Sequence[str]) -> list[float]:
+    return [score for key in keys for score in verdicts["scores"][key] if score is not None]
+
+
+def examples(prompts: Sequence[Prompt], thresholds: Sequence[float], texts: Any, verdicts: Any) -> list[Any]:
+    """Figures 21 to 23: the first prompt's first texts, slow, middle and fast, with their verdicts."""
+    name = prompts[0].name
+    rows = []
+    for e in (thresholds[-1], thresholds[len(thresholds) // 2], thresholds[0]):
+        row = texts[f"{e} {name}"][0]
+        speed = row["tokens"] / max(row["passes"], 1)
+        rows.append([e, speed, row["text"], verdicts["winners"][f"{e} {name}"][0]])
+    return [prompts[0].text, texts[f"base {name}"][0]["text"], rows]

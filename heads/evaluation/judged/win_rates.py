@@ -1,0 +1,87 @@
+"""Win rates against speed: DynaMo, §4.3, figures 3, 10, 13, 18 and 19.
+
+The win rate at a threshold is wins / losses, and the speed-up the mean of tokens per pass. A line through both over all
+thresholds crosses 1 at the same-quality speed-up, which is theoretical where it lies beyond every measured speed. All
+thresholds are compared with the same texts of the baseline, so 95 % bands resample prompts, not points.
+"""
+# S resample (the first is every prompt once), P prompt, E threshold, X speed
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Figures = npt.NDArray[np.float64]
+RESAMPLES = 1000
+BAND = (0.025, 0.975)
+
+
+def fit_line(speeds: Figures, rates: Figures) -> tuple[float, float] | None:
+    """Slope and intercept by least squares over finite points; None with fewer than two speeds.
+
+    >>> fit_line(np.array([1.0, 2.0, 3.0]), np.array([2.0, 1.0, np.nan]))
+    (-1.0, 3.0)
+    """
+    good = np.isfinite(speeds) & np.isfinite(rates)
+    x, y = speeds[good], rates[good]
+    if len(x) < 2 or np.ptp(x) < 1e-9:
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+    return slope, float(y.mean() - slope * x.mean())
+
+
+def same_quality(line: tuple[float, float] | None, level: float = 1.0) -> float | None:
+    """Where a falling line crosses a level; None where it does not fall.
+
+    >>> same_quality((-1.0, 3.0)), same_quality((1.0, 0.0))
+    (2.0, None)
+    """
+    return None if line is None or line[0] >= 0 else (level - line[1]) / line[0]
+
+
+def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: Figures, most: float) -> dict[str, Any]:
+    """Rates, speeds, line, band and same-quality speed-up.
+
+    Args:
+        most: tokens of a pass at most, beyond which no speed-up is real.
+    """
+    prompts = wins_EP.shape[1]
+    weights_SP = np.concatenate(
+        [np.ones((1, prompts)), np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), RESAMPLES)]
+    )
+    won_SE, lost_SE = weights_SP @ wins_EP.T, weights_SP @ losses_EP.T
+    rates_SE = np.divide(won_SE, lost_SE, out=np.full(won_SE.shape, np.nan), where=lost_SE > 0)
+    speeds_SE = (weights_SP @ tokens_EP.T) / np.maximum(weights_SP @ passes_EP.T, 1)
+    lines = [fit_line(speeds, rates) for speeds, rates in zip(speeds_SE, rates_SE, strict=True)]
+    grid_X = np.linspace(speeds_SE[0].min(), speeds_SE[0].max(), 20)
+    drawn = np.array([line[0] * grid_X + line[1] for line in lines[1:] if line is not None])
+    crossing = same_quality(lines[0])
+    crossings = [found for line in lines[1:] if (found := same_quality(line)) is not None]
+    enough = len(crossings) >= 0.95 * RESAMPLES
+    return {
+        "speeds": speeds_SE[0].tolist(),
+        "rates": [None if np.isnan(rate) else float(rate) for rate in rates_SE[0]],
+        "line": None if lines[0] is None else list(lines[0]),
+        "grid": grid_X.tolist(),
+        "band": np.quantile(drawn, BAND, axis=0).tolist() if len(drawn) else None,
+        "same_quality": crossing,
+        "interval": np.quantile(crossings, BAND).tolist() if crossing is not None and enough else None,
+        "theoretical": crossing is not None and crossing > float(speeds_SE[0].max()),
+        "speed_up": None if crossing is None else min(crossing, most),
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """
+    >>> describe({"same_quality": 3.456, "interval": None, "theoretical": True})
+    '3.46* (no interval: too few resamples have a crossing)'
+    """
+    if found["same_quality"] is None:
+        return "none: the win rate does not fall with speed"
+    star = "*" if found["theoretical"] else ""
+    if found["interval"] is None:
+        return f"{found['same_quality']:.2f}{star} (no interval: too few resamples have a crossing)"
+    low, high = found["interval"]
+    return f"{found['same_quality']:.2f}{star} [{low:.2f}, {high:.2f}]"

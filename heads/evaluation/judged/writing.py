@@ -1,0 +1,113 @@
+"""Texts that a judge compares: the baseline's, and those of dynamic decoding at each threshold ε_b.
+
+DynaMo, §3.4: every prompt has texts of several draws, at the request of appendix A.1. The baseline is the backbone as
+it was before heads were trained with it, by plain `generate`.
+"""
+# T prompt position, B draw
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from heads.backbone.loading import max_positions
+from heads.checkpoint.opening import find_backbone, open_backbone
+from heads.checkpoint.schema import read_description
+from heads.decoding.dynamo.decoding import DynamicDecoding
+from heads.evaluation.generated_text import repeated_ngrams
+from heads.evaluation.judged.sentences import Prompt
+from heads.evaluation.methods import end_tokens
+from heads.evaluation.runs.task import SuiteTask
+
+REQUEST = {"do_sample": True, "top_k": 50, "temperature": 0.7, "repetition_penalty": 1.1}
+
+
+def open_baseline(task: SuiteTask) -> tuple[Any, str]:
+    """The backbone as it was, and its name; the heads' own where it stayed as it was."""
+    if task.backbone is None and read_description(task.folder).trained_backbone is not None:
+        name = find_backbone(task.folder)
+        return open_backbone(name, task.dtype).model, name
+    return task.model, "the heads' backbone"
+
+
+def check_room(task: SuiteTask, prompts: Sequence[Prompt], new_tokens: int) -> None:
+    """
+    Raises:
+        ValueError: a prompt and its text are longer than the backbone reads.
+    """
+    longest = max_positions(task.model)
+    for prompt in prompts:
+        length = tokens_of(prompt, task.tokenizer).shape[1] + new_tokens
+        if longest is not None and length > longest:
+            raise ValueError(
+                f"The prompt {prompt.name} has {length} tokens with {new_tokens} new ones; the backbone reads "
+                f"{longest}. Lower --new-tokens, or take shorter prompts."
+            )
+
+
+def tokens_of(prompt: Prompt, tokenizer: Any) -> torch.Tensor:
+    return torch.tensor([list(prompt.tokens or tokenizer(prompt.text)["input_ids"])])
+
+
+def write(model: Any, tokenizer: Any, prompt: Prompt, new_tokens: int, draws: int, decoding: Any = None) -> list[Any]:
+    """One row of figures for each draw; plain `generate` without a decoding."""
+    prompt_BT = tokens_of(prompt, tokenizer).to(model.device).repeat(draws, 1)
+    output = model.generate(
+        prompt_BT,
+        attention_mask=torch.ones_like(prompt_BT),
+        max_new_tokens=new_tokens,
+        pad_token_id=end_tokens(model)[0] if end_tokens(model) else 0,
+        return_dict_in_generate=True,
+        **({} if decoding is None else {"custom_generate": decoding}),
+        **REQUEST,
+    )
+    passes = None if decoding is None else output.stats.drafted
+    return [
+        as_row(model, tokenizer, new_N.tolist(), None if passes is None else passes[b])
+        for b, new_N in enumerate(output.sequences[:, prompt_BT.shape[1] :])
+    ]
+
+
+def as_row(model: Any, tokenizer: Any, tokens: list[int], drafted: Sequence[int] | None) -> dict[str, Any]:
+    ends = [i for i, token in enumerate(tokens) if token in end_tokens(model)]
+    kept = tokens[: ends[0]] if ends else tokens
+    return {
+        "text": tokenizer.decode(kept, skip_special_tokens=True),
+        "tokens": len(kept) if drafted is None else len(drafted),
+        "passes": len(kept) if drafted is None else len(drafted) - sum(drafted),
+        "repeated": repeated_ngrams(kept),
+    }
+
+
+def write_all(
+    task: SuiteTask,
+    prompts: Sequence[Prompt],
+    thresholds: Sequence[float],
+    new_tokens: int,
+    draws: int,
+    seed: int,
+    advance: Any,
+    **dynamic: Any,
+) -> tuple[dict[str, list[Any]], str]:
+    """Texts by "base NAME" and "ε_b NAME"; finished rows are not written again."""
+    base, name = open_baseline(task)
+    found: dict[str, list[Any]] = {}
+    for i, prompt in enumerate(prompts):
+        for j, threshold in enumerate([None, *thresholds]):
+            key = f"{'base' if threshold is None else threshold} {prompt.name}"
+            row = task.rows.get(key)
+            if row is None:
+                number = seed + 10_007 * i + j
+                torch.manual_seed(number)
+                decoding = None
+                if threshold is not None:
+                    generator = torch.Generator(task.model.device).manual_seed(number)
+                    decoding = DynamicDecoding(task.token_heads, threshold, generator=generator, **dynamic)
+                model = base if threshold is None else task.model
+                row = {"texts": write(model, task.tokenizer, prompt, new_tokens, draws, decoding)}
+                task.rows.put(key, row)
+            found[key] = row["texts"]
+            advance()
+    return found, name

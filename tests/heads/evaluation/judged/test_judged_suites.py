@@ -1,0 +1,120 @@
+"""The judged suites: win rates by hand, the whole suite on tiny dynamo heads, resume, and bad input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
+from tiny import tiny_model
+
+from heads.checkpoint import save_load
+from heads.evaluation.judged.completion import count, judge_all
+from heads.evaluation.judged.sentences import Prompt
+from heads.evaluation.judged.win_rates import sum_up
+from heads.evaluation.runs.rows import Rows
+from heads.evaluation.runs.task import SuiteTask
+from heads.evaluation.suites import sentence_completion, suites, vicuna
+from heads.families import create
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Backbone `base`, another model `judge`, heads `dynamo`, and two questions."""
+    folder = tmp_path_factory.mktemp("judged")
+    for name, seed in (("base", 0), ("judge", 1)):
+        model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS, seed=seed)
+        for config in (model.generation_config, model.config):
+            config.eos_token_id = config.pad_token_id = config.bos_token_id = EOS
+        model.config._name_or_path = str(folder / name)
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+        if name == "base":
+            save_load.save(create("dynamo", model, num_heads=2), folder / "dynamo")
+    rows = [{"question_id": i, "category": "writing", "turns": [f"Tell {i}"]} for i in range(2)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_the_line_crosses_one_where_wins_equal_losses():
+    wins, losses = np.array([[2.0, 2], [6, 6], [10, 10]]), np.array([[8.0, 8], [8, 8], [8, 8]])
+    tokens, passes = np.array([[30.0, 30], [20, 20], [10, 10]]), np.full((3, 2), 10.0)
+    found = sum_up(wins, losses, tokens, passes, most=3)
+    assert found["speeds"] == [3.0, 2.0, 1.0]
+    assert found["rates"] == [0.25, 0.75, 1.25]
+    assert found["same_quality"] == pytest.approx(1.5)
+    assert found["interval"] == pytest.approx([1.5, 1.5])  # both prompts are equal, so every resample is
+    assert not found["theoretical"]
+    better = sum_up(wins + 40, losses, tokens, passes, most=3)
+    assert better["theoretical"]
+    assert better["same_quality"] > better["speed_up"] == 3
+
+
+def test_a_verdict_that_cannot_be_read_counts_nowhere():
+    class Half:
+        name, unreadable = "half", 3
+
+        def scores(self, texts):
+            return [4.0, None, 6.0, None]
+
+        def winners(self, pairs, seed):
+            return ["A", None]
+
+    texts = {"base p": [{"text": "a"}, {"text": "b"}], "0.5 p": [{"text": "c"}, {"text": "d"}]}
+    found = judge_all(Half(), [Prompt(name="p", kind="k", text="P")], [0.5], texts, seed=0)
+    assert found["unreadable"] == 3
+    assert found["scores"] == {"base p": [4.0, None], "0.5 p": [6.0, None]}
+    assert count(found["winners"]["0.5 p"]) == {"wins": 1, "losses": 0, "ties": 0}
+
+
+def test_sentence_completion_runs_resumes_and_is_shown(folder, tmp_path):
+    config = sentence_completion.Config(judge_model=str(folder / "judge"), step=0.5, draws=2, new_tokens=6)
+    task = SuiteTask(folder=folder / "dynamo", rows=Rows(tmp_path / "rows.jsonl", {}))
+    found = sentence_completion.run(task, config)
+    assert found["overall"]["speeds"][-1] == 1.0  # ε_b = 1 emits one token a pass
+    assert found["overall"]["speeds"][0] == pytest.approx(3.0)  # ε_b = 0 emits all three
+    assert [sum(found["counts"][name][i] for name in ("wins", "ties", "losses")) for i in range(3)] == [20] * 3
+    assert "log-likelihood" in found["judge"]
+    assert len(found["kinds"]) == 7
+    json.dumps(found)
+    shown = sentence_completion.sections(found)
+    assert sum(len(section.pictures) for section in shown) == 5
+    assert sentence_completion.compare({"a": found, "b": found})[0].tables[0].rows[0][0] == "a"
+    before = (tmp_path / "rows.jsonl").read_text()
+    again = SuiteTask(folder=folder / "dynamo", rows=Rows(tmp_path / "rows.jsonl", {}))
+    assert sentence_completion.run(again, config) == found
+    assert (tmp_path / "rows.jsonl").read_text() == before
+    with pytest.raises(ValueError, match="different judges"):
+        sentence_completion.compare({"a": found, "b": {**found, "judge": "other"}})
+
+
+def test_vicuna_asks_the_questions_of_its_file(folder):
+    config = vicuna.Config(
+        questions=str(folder / "questions.jsonl"), judge_model=str(folder / "judge"), step=1.0, new_tokens=4
+    )
+    found = vicuna.run(SuiteTask(folder=folder / "dynamo"), config)
+    assert found["examples"][0] == "Tell 0"
+    assert list(found["kinds"]) == ["writing"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "needs a model; give --judge-model"),
+        ({"judge_model": "base"}, "judge of its own texts"),
+        ({"judge_model": "judge", "new_tokens": 10**6}, "Lower --new-tokens"),
+        ({"judge_model": "judge", "step": 0.3}, "1 has to be a multiple of it"),
+        ({"judge_model": "judge", "prices": [1.0]}, "give two: dollars"),
+    ],
+)
+def test_bad_input_is_a_sentence(folder, given, said):
+    if "judge_model" in given:
+        given = {**given, "judge_model": str(folder / given["judge_model"])}
+    with pytest.raises(ValueError, match=said):
+        sentence_completion.run(SuiteTask(folder=folder / "dynamo"), sentence_completion.Config(**given))
+
+
+def test_both_are_found_by_name():
+    assert {"sentence-completion", "vicuna"} <= set(suites())
