@@ -4,8 +4,9 @@ Ten prompts, ten seeds each, are continued by plain sampling and by dynamic deco
 each text alone (figures 15 and 16) and compares it with plain generation's text of the same prompt and seed (figures 3,
 4, 13, 18 and 19); ablations of the method (figure 10, table 8) are compared at one ε_b. Without a server to ask, the
 judge is the demo's draft model, by log-likelihood: no judge of meaning, and named as such, with the share of repeated
-4-grams beside it. The demo reads Python, so the ten prompts are code in the layout of table 7; `--prompts english`
-has the paper's own. Texts, times and answers are kept: a repeated call goes on where it was stopped.
+4-grams beside it. `headway evaluate HEADS --suite sentence-completion` is the same for any heads, with tokens per pass
+as its speed; here seconds count too. The demo reads Python, so the prompts are code; `--prompts english` has table 7's.
+Texts, times and answers are kept: a repeated call goes on where it was stopped.
 """
 # E value of ε_b, N pair of a prompt and a seed, S resample
 
@@ -32,35 +33,12 @@ from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.evaluation.generated_text import repeated_ngrams
 from heads.evaluation.judged.asked import EndpointJudge
 from heads.evaluation.judged.judge import Judge, LikelihoodJudge
+from heads.evaluation.judged.sentences import prompts_of
+from heads.evaluation.judged.win_rates import fit_line, same_quality
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
 from heads.evaluation.runs.rows import Rows
 
 Figures = NDArray[np.float64]
-ENGLISH = {
-    "I am a student at the": "simple declarative",
-    "This is going to be a very": "simple declarative",
-    "He wanted to play, but": "compound declarative",
-    "How can we": "W/H interrogative",
-    "What will": "W/H interrogative",
-    "Will you": "Y/N interrogative",
-    "Please explain": "affirmative imperative",
-    "Do not": "negative imperative",
-    "Wow! I can't believe that": "exclamatory",
-    "This is amazing! We": "exclamatory",
-}
-"""Table 7."""
-CODE = {
-    "import os\n\ndef read_file(path):\n": "function",
-    "def __init__(self, name, value=None):\n        self.name": "function",
-    "for name in names:\n        if name": "loop with a condition",
-    "    while True:\n        line =": "loop",
-    "    for key, value in": "loop",
-    "    if not isinstance(value, (": "condition",
-    "class Node(object):\n": "class",
-    "    try:\n        return": "error handling",
-    '    """Return the': "docstring",
-    "    raise ValueError(": "exception",
-}
 ABLATIONS: dict[str, dict[str, Any]] = {
     "CO + AT + G-3": {"adaptive": "static_first", "blur": 3},
     "CO + AT": {"adaptive": "static_first"},
@@ -102,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console, opened = wide_console(), open_heads([options.heads])
     opened.model.generation_config.eos_token_id = None
     judge = open_judge(options, opened)
-    bench = Bench(opened, CODE if options.prompts == "code" else ENGLISH, options, judge)
+    bench = Bench(opened, options, judge)
     thresholds = np.round(np.arange(0, 1 + options.step / 2, options.step), 4).tolist()
     points = [bench.point(threshold, PAPERS_OWN) for threshold in track(thresholds, "ε_b", transient=True)]
     ablated = {name: bench.point(ABLATED_AT, name) for name in ABLATIONS}
@@ -119,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 class Bench:
     """Texts, their times and the judge's verdicts, each made once."""
 
-    def __init__(self, opened: Opened, prompts: dict[str, str], options: argparse.Namespace, judge: Judge) -> None:
+    def __init__(self, opened: Opened, options: argparse.Namespace, judge: Judge) -> None:
         self.opened, self.options, self.judge = opened, options, judge
-        self.types = prompts
-        self.prompts = list(prompts)
+        self.types = {prompt.text: prompt.kind for prompt in prompts_of(options.prompts)}
+        self.prompts = list(self.types)
         self.ngrams = open_ngrams(opened)
         (self.token_heads,) = opened.token_heads.values()
         self.rows = Rows(
@@ -199,11 +177,8 @@ def win_rate(won_N: Figures) -> float:
 
 
 def regression(speeds_E: Figures, rates_E: Figures) -> tuple[float, float]:
-    """Slope and intercept of the least squares line; no slope where all speeds are one."""
-    if np.ptp(speeds_E) == 0:
-        return 0.0, float(rates_E.mean())
-    slope, intercept = np.polyfit(speeds_E, rates_E, 1)
-    return float(slope), float(intercept)
+    """Slope and intercept; no slope where all speeds are one."""
+    return fit_line(speeds_E, rates_E) or (0.0, float(rates_E.mean()))
 
 
 def resampled_lines(points: Sequence[Point], speed: Callable[[Point], Figures]) -> Figures:
@@ -215,15 +190,6 @@ def resampled_lines(points: Sequence[Point], speed: Callable[[Point], Figures]) 
         speeds = np.array([speed(point)[chosen].mean() for point in points])
         lines.append(regression(speeds, np.array([win_rate(point.won_N[chosen]) for point in points])))
     return np.array(lines)
-
-
-def same_quality(slope: float, intercept: float) -> float:
-    """The speed-up at which wins equal losses: 1 on the line (figure 3); NaN where the line does not fall.
-
-    >>> same_quality(-0.5, 2.0)
-    2.0
-    """
-    return (1 - intercept) / slope if slope < 0 else float("nan")
 
 
 def show(console: Console, points: Sequence[Point], ablated: dict[str, Point], bench: Bench) -> None:
@@ -255,10 +221,11 @@ def cells(point: Point) -> list[str]:
 def describe_same_quality(points: Sequence[Point], speed: Callable[[Point], Figures]) -> str:
     """The crossing with its interval; * marks one beyond the speeds that were measured."""
     speeds = np.array([speed(point).mean() for point in points])
-    crossing = same_quality(*regression(speeds, np.array([win_rate(point.won_N) for point in points])))
-    if np.isnan(crossing):
+    crossing = same_quality(regression(speeds, np.array([win_rate(point.won_N) for point in points])))
+    if crossing is None:
         return "none, since the win rate does not fall with the speed here"
-    crossings = np.array([same_quality(*line) for line in resampled_lines(points, speed)])
+    found = (same_quality((slope, intercept)) for slope, intercept in resampled_lines(points, speed).tolist())
+    crossings = np.array([np.nan if one is None else one for one in found])
     low, high = np.nanquantile(crossings, SHARES)
     beyond = "*" if not speeds.min() <= crossing <= speeds.max() else ""
     return f"{crossing:.2f}{beyond} ({low:.2f} to {high:.2f}; measured from {speeds.min():.2f} to {speeds.max():.2f})"

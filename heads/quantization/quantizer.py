@@ -120,6 +120,7 @@ class MXQuantizer(HfQuantizer):
         config = self.quantization_config
         left = self.get_modules_to_not_convert(model, config.skip, model._keep_in_fp32_modules, add_default_skips=True)
         names = [name for name, _ in linear_layers(model, left)]
+        refuse_names_of_nothing(model, config.skip)
         if not names:
             raise ValueError(
                 f"{type(model).__name__} has no linear layers to pack but those that are left out ({', '.join(left)}); "
@@ -168,6 +169,20 @@ def linear_layers(model: nn.Module, left: Sequence[str] = ()) -> Iterator[tuple[
     for name, module in model.named_modules():
         if type(module) is nn.Linear and should_convert_module(name, list(left)):
             yield name, module
+
+
+def refuse_names_of_nothing(model: nn.Module, skip: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: a name in `skip` that no module has.
+    """
+    modules = [name for name, _ in model.named_modules() if name]
+    for given in skip:
+        if all(should_convert_module(name, [given]) for name in modules):
+            raise ValueError(
+                f"skip={given!r} was given, which names no module of {type(model).__name__}; its linear layers are "
+                f"{', '.join(sorted({name.rpartition('.')[2] for name, _ in linear_layers(model)}))}."
+            )
 
 
 def put_packed_layers(model: nn.Module, names: Sequence[str], config: MXConfig) -> None:

@@ -174,3 +174,8 @@ def test_packed_layers_stay_packed_where_a_device_map_places_them() -> None:
     model = load(DEMO / "base", heads.MXConfig("mxfp4_e2m1"), device_map={"": "cpu"})
     assert isinstance(model.model.layers[0].mlp.up_proj, MXLinear)
     assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_a_name_in_skip_that_no_module_has_is_an_error():
+    with pytest.raises(ValueError, match=r"skip='down_pro' was given, which names no module .* down_proj, gate_proj"):
+        load(DEMO / "base", heads.MXConfig("mxint8", skip=["down_pro"]))
