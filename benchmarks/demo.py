@@ -196,9 +196,8 @@ def time_drafts(opened: Opened, prompts: Sequence[Tensor], repeats: int) -> str:
         for name, found in seconds.items()
     }
     return (
-        f"{DRAFTS} drafts of {DRAFT_TOKENS} tokens take {costs['superposed']:.2f} plain texts by superposed decoding, "
-        f"{costs['sampled in one batch']:.2f} sampled in one batch, {costs['one after another']:.2f} sampled one after "
-        f"another."
+        f"{DRAFTS} drafts of {DRAFT_TOKENS} tokens cost {costs['superposed']:.2f} plain texts superposed, "
+        f"{costs['sampled in one batch']:.2f} sampled in a batch, {costs['one after another']:.2f} one after another."
     )
 
 
