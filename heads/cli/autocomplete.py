@@ -81,7 +81,7 @@ def autocomplete_command(
     table = None if ngrams is None else NgramTable.open(ngrams, opened.tokenizer)
     if temperature is None:
         temperature = 1.0 if table is None else PAPER_TEMPERATURE
-    decoding = SuperposedDecoding(k, table, alpha=alpha, temperature=temperature)
+    decoding = SuperposedDecoding(k, table, alpha=alpha, temperature=temperature, keep_caches=True)
     suggest = build_suggest(opened.model, opened.tokenizer, decoding, tokens, context)
     if not sys.stdin.isatty():
         print_suggestions(suggest(read_prompt(None)))

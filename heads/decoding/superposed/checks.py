@@ -73,6 +73,18 @@ def refuse_other_choices(config: GenerationConfig, streamer: Any) -> None:
             raise ValueError(f"{name} was given, which superposed decoding does not follow: {reason}.")
 
 
+def refuse_heads_with_kept_caches(token_heads: Any) -> None:
+    """
+    Raises:
+        ValueError: heads were given, whose state over the prompt is not kept.
+    """
+    if token_heads is not None:
+        raise ValueError(
+            "keep_caches=True was given with token_heads, whose state over the prompt is not kept; leave one of them "
+            "out."
+        )
+
+
 def check_embeddings(backbone: Backbone) -> None:
     """Compare what the backbone makes of embeddings with what it makes of the same tokens, and try a mean of two.
 

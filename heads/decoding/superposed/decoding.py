@@ -20,10 +20,22 @@ from transformers import GenerationConfig
 
 from heads.backbone.model import Backbone
 from heads.backbone.support import fastest_mode, unwrap
-from heads.decoding.request.entry import Call, Decoding, check_generator, check_heads
-from heads.decoding.superposed.checks import check_embeddings, fit_weights, refuse_other_choices
+from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads
+from heads.decoding.reuse import ReusableCaches
+from heads.decoding.superposed.checks import (
+    check_embeddings,
+    fit_weights,
+    refuse_heads_with_kept_caches,
+    refuse_other_choices,
+)
 from heads.decoding.superposed.draft_head import check_grounded
-from heads.decoding.superposed.run import DEFAULT_PENALTY, SuperposedConfig, SuperposedOutput, SuperposedRun
+from heads.decoding.superposed.run import (
+    DEFAULT_PENALTY,
+    NothingKept,
+    SuperposedConfig,
+    SuperposedOutput,
+    SuperposedRun,
+)
 from heads.decoding.superposed.step import NgramModel
 from heads.interface.token_heads import TokenHeads
 from heads.ngrams.table import NgramTable
@@ -49,6 +61,8 @@ class SuperposedDecoding(Decoding):
             n-grams or beside them (heads/decoding/superposed/draft_head.py); None: none.
         head_weight: β, the head's share of the backbone's distribution.
         reset_every: tokens between resets; None: never.
+        keep_caches: for editors: the prompt's cache stays when a call ends, and the next call reads only what its
+            prompt does not share with it. One prompt without padding, no `token_heads`; `forget()` frees it.
         generator: source of randomness for the resets; None is torch's global one.
 
     Raises:
@@ -69,6 +83,7 @@ class SuperposedDecoding(Decoding):
         token_heads: TokenHeads | None = None,
         head_weight: float = 0.3,
         reset_every: int | None = None,
+        keep_caches: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         self.config = SuperposedConfig(
@@ -85,6 +100,10 @@ class SuperposedDecoding(Decoding):
         if token_heads is not None:
             check_grounded(token_heads)
         self.token_heads = token_heads
+        self.reusable: ReusableCaches[NothingKept] | None = None
+        if check_flag(keep_caches, "keep_caches"):
+            refuse_heads_with_kept_caches(token_heads)
+            self.reusable = ReusableCaches()
         self._backbone: Backbone | None = None
 
     def __call__(self, model: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
@@ -106,11 +125,25 @@ class SuperposedDecoding(Decoding):
         if self.ngrams is not None and hasattr(self.ngrams, "check_vocab"):
             self.ngrams.check_vocab(vocab_size)
 
+    def forget(self) -> None:
+        """Free kept caches; call it where weights were edited through `.data`."""
+        if self.reusable is not None:
+            self.reusable.forget()
+
     def decode(self, model: Any, call: Call) -> Tensor | SuperposedOutput:
         assert self._backbone is not None
         run = SuperposedRun(
-            self.config, self._backbone, call, self.ngrams, self.weights, self.generator, self.token_heads
+            self.config,
+            self._backbone,
+            call,
+            self.ngrams,
+            self.weights,
+            self.generator,
+            self.token_heads,
+            self.reusable,
         )
-        with fastest_mode(self._backbone.model)():
+        # A kept cache of inference mode could not be written to where hooks ask for the other mode later.
+        mode = torch.no_grad if self.reusable is not None else fastest_mode(self._backbone.model)
+        with mode():
             run.decode()
         return run.result()  # no tensor of inference mode, which could never be written into

@@ -15,6 +15,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.request.entry import Call
 from heads.decoding.request.output import DecodingStats
+from heads.decoding.reuse import CachedText, ReusableCaches
 from heads.decoding.superposed.draft_head import DraftHead
 from heads.decoding.superposed.own_text import OwnText
 from heads.decoding.superposed.step import (
@@ -66,6 +67,12 @@ class SuperposedOutput(GenerateBeamDecoderOnlyOutput):
         object.__setattr__(self, "stats", stats)  # an attribute, not an entry: it is no tensor
 
 
+class NothingKept:
+    """Drafts keep no state between calls: what `ReusableCaches` rolls back is the backbone's cache alone."""
+
+    def keep_slots(self, num_slots: int) -> None: ...
+
+
 class SuperposedRun:
     """One `generate` call. Prompts whose drafts have all ended leave the batch."""
 
@@ -78,9 +85,10 @@ class SuperposedRun:
         weights: tuple[float, ...],
         generator: torch.Generator | None,
         token_heads: TokenHeads | None,
+        reusable: ReusableCaches[NothingKept] | None = None,
     ) -> None:
         self.config, self.backbone, self.call = config, backbone, call
-        self.ngrams, self.weights, self.generator = ngrams, weights, generator
+        self.ngrams, self.weights, self.generator, self.reusable = ngrams, weights, generator, reusable
         self.head = DraftHead(token_heads, config.head_weight, config.temperature) if token_heads else None
         self.taps = self.head.taps if self.head else ()
         backbone.check_length(call.valid_BT, call.request.max_length)
@@ -100,14 +108,46 @@ class SuperposedRun:
         """Draft until every prompt is done."""
         with self.stats.time("prefill"):
             commit = self.head.commit if self.head else None
-            state, output = self.backbone.read(self.call.tokens_BT, self.call.valid_BT, self.taps, commit=commit)
+            kept, shared = self.take_kept()
+            unread = (self.call.tokens_BT[:, shared:], self.call.valid_BT[:, shared:])
+            state, output = self.backbone.read(*unread, self.taps, kept, commit=commit)
+            self.stats.prompt_tokens = int(unread[1].sum())
             drafts = self.begin(output, self.prompts_BT[:, :0])
         while True:
             state, drafts = self.drop(state, drafts, drafts.ended_BK.all(dim=1) | self.is_full(drafts))
             if not self.running:
+                self.keep(state)
                 return
             resets = self.superposed + 1 == self.config.reset_every
             state, drafts = (self.reset if resets else self.extend)(state, drafts)
+
+    def take_kept(self) -> tuple[BackboneState | None, int]:
+        """The last call's cache up to the prefix that both prompts share, and how many tokens that is.
+
+        Raises:
+            ValueError: several prompts, or padding: kept caches have one slot for each token.
+        """
+        if self.reusable is None:
+            return None, 0
+        prompts, padded = len(self.call.tokens_BT), not bool(self.call.valid_BT.all())
+        if prompts > 1 or padded:
+            raise ValueError(
+                f"keep_caches=True was given for {prompts} prompts{' with padding' * padded}; caches are kept for one "
+                f"prompt without padding: give one text at a time, or leave keep_caches out."
+            )
+        border = self.backbone.rope_border
+        if border is not None and border.separates(self.reusable.length, self.call.tokens_BT.shape[1]):
+            self.reusable.forget()
+        self.reusable.begin(self.backbone.model)
+        kept = self.reusable.take(self.call.tokens_BT[0].tolist())
+        return (None, 0) if kept is None else (kept.state, len(kept.tokens))
+
+    def keep(self, state: BackboneState) -> None:
+        """Keep the prompt's slots; those behind hold superposed embeddings or drafts."""
+        if self.reusable is not None:
+            tokens = self.call.tokens_BT[0].tolist()
+            state = state.keep_slots(len(tokens))
+            self.reusable.put(CachedText(tokens=tokens, state=state, drafter=NothingKept()))
 
     def begin(self, output: Pass, before_RT: Tensor) -> Drafts:
         """Equation 1, on the pass over a text that is certain: the prompt, and the tokens sampled at resets."""

@@ -42,7 +42,8 @@ def typed(*keys, watch=lambda editor: None):
                 before, deadline = editor.buffer.text, time.monotonic() + 5
                 pipe.send_text(key)
                 while time.monotonic() < deadline and key != LEFT:
-                    if editor.buffer.text != before and (editor.drafts() or editor.problem):
+                    there = editor.buffer.text == before + key if key.isprintable() else editor.buffer.text != before
+                    if there and (editor.drafts() or editor.problem):
                         break
                     time.sleep(0.005)
                 watch(editor)

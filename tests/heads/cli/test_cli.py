@@ -304,6 +304,7 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
         "options.open_heads",
         "suites.read_runs",
         "autocomplete.open_backbone",
+        "quantize.open_backbone",
         "folders.open_heads",
         "folders.describe",
         "folders.merge",

@@ -348,3 +348,41 @@ def test_a_backbone_that_looks_tokens_up_by_their_embeddings_is_refused(name):
         tiny_model(name).generate(
             random_tokens(1, 4), do_sample=False, max_new_tokens=3, custom_generate=heads.SuperposedDecoding()
         )
+
+
+@pytest.mark.parametrize("reset_every", [None, 2])
+def test_kept_caches_change_no_draft_and_read_only_what_is_new(reset_every):
+    model = float64("mistral_windowed")
+    text = random_tokens(1, 14, seed=12)
+    other = random_tokens(1, 6, seed=13)
+    prompts = [text[:, :9], text[:, :10], text[:, :14], text[:, :4], torch.cat([text[:, :3], other], dim=1)]
+    given = {"k": 3, "temperature": 1.0, "reset_every": reset_every}
+    seed = torch.Generator()
+    kept = heads.SuperposedDecoding(keep_caches=True, generator=seed, **given)
+    asked = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+    read = []
+    for prompt in prompts:
+        seed.manual_seed(1)
+        ours = model.generate(prompt, custom_generate=kept, **asked)
+        alone = heads.SuperposedDecoding(generator=torch.Generator().manual_seed(1), **given)
+        plain = model.generate(prompt, custom_generate=alone, **asked)
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert torch.allclose(ours.sequences_scores, plain.sequences_scores, atol=1e-9)
+        read.append(ours.stats.prompt_tokens)
+    assert read == [9, 1, 4, 1, 6]
+    kept.forget()
+    assert model.generate(prompts[0], custom_generate=kept, **asked).stats.prompt_tokens == 9
+
+
+def test_kept_caches_are_of_one_prompt_and_without_heads():
+    model = float64("llama")
+    with pytest.raises(ValueError, match="keep_caches=True was given for 2 prompts; caches are kept for one"):
+        model.generate(
+            random_tokens(2, 5),
+            do_sample=False,
+            max_new_tokens=3,
+            custom_generate=heads.SuperposedDecoding(keep_caches=True),
+        )
+    grounded = heads.create("grounded", model, num_heads=1)
+    with pytest.raises(ValueError, match="keep_caches=True was given with token_heads"):
+        heads.SuperposedDecoding(token_heads=grounded, keep_caches=True)
