@@ -1,9 +1,10 @@
-"""`headway quantize`: what each format of microscaling weights costs in quality."""
+"""`headway quantize`: what microscaling weights cost in quality, and the packed backbone as a folder."""
 # T position
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,20 +16,20 @@ from torch import Tensor
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_backbone, open_heads
+from heads.checkpoint.packed_backbone import RECORD, pack_backbone
 from heads.cli.options import print_aside
-from heads.evaluation.lossy.rounded_weights import Quality, measure_quality
+from heads.evaluation.lossy.rounded_weights import Quality, measure_quality, rounded
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.perplexity_report import interval, new_table, number
 from heads.evaluation.predictions import read_texts
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_content
-from heads.quantization.formats import FORMATS, find_format
+from heads.quantization.formats import FORMATS, Format, find_format
 
 LEGEND = (
     "error: of the weights, relative; PPL: perplexity of the next token; tokens/pass: heads alone, greedy; text: "
     "whether heads wrote plain generation's on the same weights"
 )
-RECORD = "training.json"  # says which text was held out
 
 
 def quantize_command(
@@ -51,29 +52,44 @@ def quantize_command(
     max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens for each prompt.")] = 64,
     dtype: Annotated[Dtype, typer.Option(metavar="DTYPE", help="Dtype of all that is not packed.")] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="New folder for the packed backbone, in one --format; it opens without the original."
+        ),
+    ] = None,
 ) -> None:
-    """Show what weights of 4, 6 or 8 bits cost in perplexity and accepted drafts.
+    """Show what weights of 4, 6 or 8 bits cost in perplexity and accepted drafts; with --out, write them packed.
 
     Weights are rounded to the format and the same texts are measured, before and after; greedy text of heads is
-    compared with plain generation on the same weights.
+    compared with plain generation on the same weights. With --out the folder is written first, and what is measured
+    is that folder, computed on its packed weights.
     """
+    if out is not None and formats == "all":
+        raise ValueError(f"--out {out} takes one format; give --format, one of {', '.join(FORMATS)}.")
     chosen = list(FORMATS.values()) if formats == "all" else [find_format(formats)]
+    if out is not None:
+        size = pack_backbone(backbone, formats, out, dtype=dtype)
+        typer.echo(f"{out}: {backbone} in {formats}, {size / 2**20:.1f} MiB of weights")
     opened = open_backbone(backbone, dtype) if heads is None else open_heads([heads], backbone, dtype)
     texts = cut_texts(opened, text or [], blocks, block_tokens)
     prompts = find_prompts(opened, text or [], num_prompts) if heads is not None else []
     console = Console()
     with progress_bar(console, "measuring", 1 + len(chosen)) as report:
-        found = list(
-            measure_quality(
-                opened.model,
-                [None, *chosen],
-                texts,
-                next(iter(opened.token_heads.values()), None),
-                prompts,
-                settings=GreedySettings(new_tokens=max_new_tokens),
-                report=report,
-            )
-        )
+        settings = GreedySettings(new_tokens=max_new_tokens)
+
+        def measured(one: Opened, rows: Sequence[Format | None]) -> list[Quality]:
+            token_heads = next(iter(one.token_heads.values()), None)
+            return list(measure_quality(one.model, rows, texts, token_heads, prompts, settings=settings, report=report))
+
+        if out is None:
+            found = measured(opened, [None, *chosen])
+        else:
+            with rounded(opened.model, chosen[0]) as (_, error):
+                pass  # the weights' error alone; all else is the packed folder's own
+            folder = open_backbone(str(out), dtype) if heads is None else open_heads([heads], str(out), dtype)
+            (packed,) = measured(folder, [None])
+            found = [*measured(opened, [None]), replace(packed, format=chosen[0], weight_error=error)]
     console.print(quality_table(found, f"{backbone}: {len(texts)} texts, {len(prompts)} prompts"))
     typer.echo(LEGEND)
     if json_file is not None:
