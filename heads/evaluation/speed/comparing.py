@@ -64,7 +64,7 @@ def method_section(runs: Mapping[str, Row], method: str) -> Section:
                 rows.append([*row, "", "", "", ""])
                 continue
             passes, speed = against(run, first, method, category)
-            rows.append([*row, str(passes), VERDICTS[passes.verdict], str(speed), VERDICTS[speed.verdict]])
+            rows.append([*row, str(passes), say_verdict(passes), str(speed), say_verdict(speed)])
     order = {category: i for i, category in enumerate(in_order(first["categories"]))}
     rows.sort(key=lambda row: order[row[0]])
     columns = [
@@ -76,6 +76,15 @@ def method_section(runs: Mapping[str, Row], method: str) -> Section:
         "is no difference to speak of. Speed-ups are over each run's own plain generation."
     )
     return Section(title=f"{method}, against {first_name}", tables=[Table(columns=columns, rows=rows, note=note)])
+
+
+def say_verdict(estimate: Estimate) -> str:
+    """Whether there is more, less, or no difference beyond the interval; one question has no interval.
+
+    >>> say_verdict(Estimate(value=1.2, low=1.2, high=1.2, units=1))
+    'one question'
+    """
+    return "one question" if estimate.units == 1 else VERDICTS[estimate.verdict]
 
 
 def against(run: Row, first: Row, method: str, category: str) -> tuple[Estimate, Estimate]:

@@ -67,7 +67,7 @@ class Config:
 def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     """Measure what `task.rows` does not hold yet, and sum up all rows."""
     questions = read_questions(Path(config.questions), config.categories, config.per_category)
-    measurer, drafting = build(task, config)
+    measurer, drafting, deepest = build(task, config)
     fitting = [question for question in questions if measurer.fits(measurer.prompter.prompt(question, []))]
     if not fitting:
         raise ValueError(
@@ -92,7 +92,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         "drafting": drafting,
         "left_out": left_out,
         "categories": figures.by_category(rows, methods, counted),
-        "depth": {method: depth_of(rows, method, task) for method in ours},
+        "depth": {method: depth_of(rows, method, deepest) for method in ours},
         "position": measure_positions(task, measurer, fitting, config),
         "phases": {method: figures.by_phase(rows, method) for method in methods},
         "tree": figures.by_node(rows, ALONE),
@@ -103,8 +103,8 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
 sections = speed_sections
 
 
-def build(task: SuiteTask, config: Config) -> tuple[Measurer, str]:
-    """The speakers with their shared settings, and a sentence about what they draft."""
+def build(task: SuiteTask, config: Config) -> tuple[Measurer, str, int]:
+    """The speakers with their shared settings, a sentence about what they draft, and how deep heads do."""
     shape: str | int | None = int(config.tree) if config.tree is not None and config.tree.isdecimal() else config.tree
     asked = TreeDecoding(task.token_heads, shape, lookup=config.lookup, compile=False)
     speakers: list[Speaker] = [PlainSpeaker(task.model)]
@@ -121,7 +121,8 @@ def build(task: SuiteTask, config: Config) -> tuple[Measurer, str]:
         same_text=SameText(model=task.model, settings=settings),
         clock=clock_of(task.model.device),
     )
-    return measurer, f"{describe_tree(asked.tree)}; looked-up chain: {asked.lookup or 'none'}."
+    deepest = task.token_heads.num_heads if asked.tree.depth is None else asked.tree.depth
+    return measurer, f"{describe_tree(asked.tree)}; looked-up chain: {asked.lookup or 'none'}.", deepest
 
 
 def describe_tree(tree: Tree | DynamicTree) -> str:
@@ -168,9 +169,10 @@ def count_by_category(task: SuiteTask, measurer: Measurer, questions: Sequence[Q
     return found
 
 
-def depth_of(rows: Sequence[Any], method: str, task: SuiteTask) -> dict[str, Any]:
-    """Heads alone draft at most K deep; a looked-up chain goes further, and is shown as deep."""
-    return figures.by_depth(figures.accepted_of(rows, method), task.token_heads.num_heads)
+def depth_of(rows: Sequence[Any], method: str, deepest: int) -> dict[str, Any]:
+    """Heads alone to the tree's depth, beyond which nothing is drafted; a looked-up chain as far as any reached."""
+    accepted = figures.accepted_of(rows, method)
+    return figures.by_depth(accepted, deepest if method == ALONE else max([deepest, *accepted]))
 
 
 def measure_positions(

@@ -59,7 +59,8 @@ def run(*words: Any) -> Any:
 def asked(folder: Path, family: str) -> list[Any]:
     small = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--position-tokens", 20, "--position-texts", 1]
     suite = ["--suite", "speed", "--out", folder / f"run-{family}", "--questions", folder / "questions.jsonl"]
-    return ["evaluate", folder / family, *suite, "--form", "text", *small]
+    counting = ["--flops", "no"] if family == "grounded" else []  # seconds for each method
+    return ["evaluate", folder / family, *suite, "--form", "text", *small, *counting]
 
 
 @pytest.fixture(scope="module")
