@@ -227,6 +227,13 @@ CHECKS = {
         "rows for layers of 1k to 8k, beside the bandwidth of the machine",
         measures=("heads/quantization",),
     ),
+    "mx_speculation": Check(
+        command="python -m benchmarks.speed.real_costs.microscaling --picture docs/pictures/mx_speculation.png",
+        quick="--quick",
+        shows="tokens a second of plain generation, a draft model with K = 7 and heads on 16-bit, float32, MXFP6 and "
+        "MXFP4 weights of the demo at the price of a backbone 4,096 wide, batch 1",
+        measures=("heads/quantization",),
+    ),
     "ngram_stores": Check(
         command="python -m benchmarks.speed.ngram_stores --picture docs/pictures/ngram_stores.png",
         shows="6-grams in our table, in dictionaries, DuckDB, Polars and infini-gram: seconds, memory and disk of "

@@ -3,7 +3,8 @@
 For square layers of 1k to 8k and 1 to 64 rows of x, all in turn in one run: milliseconds, bytes of the weight that one
 product reads, the bandwidth that makes, and the ratio to bfloat16 and float32. Each product takes the next of so many
 weights that no cache holds them, as the layers of a model do. The limit is the machine's own bandwidth, measured
-between the products by summing as many bytes. The whole takes about 5 minutes on 2 threads; --quick 1.
+between the products: by summing as many bytes, or what the fewest rows in float32 reached where that is more. The whole
+takes about 5 minutes on 2 threads; --quick 1. Whole texts: benchmarks/speed/real_costs/microscaling.py.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def measure(width: int, options: argparse.Namespace) -> Iterator[Product]:
     for rows, (name, kind) in itertools.product(options.rows, kinds.items()):
         tasks[name, rows] = kind.task(rows, clock)
     seconds = interleaved_medians(tasks, options.rounds)
+    read = least / seconds[BANDWIDTH, 0], kinds["float32"].read / seconds["float32", min(options.rows)]
     for rows, (name, kind) in itertools.product(options.rows, kinds.items()):
         yield Product(
             width=width,
@@ -106,7 +108,7 @@ def measure(width: int, options: argparse.Namespace) -> Iterator[Product]:
             kind=name,
             seconds=seconds[name, rows],
             read=kind.read,
-            limit=least / seconds[BANDWIDTH, 0],
+            limit=max(read),
             times_bfloat16=seconds["bfloat16", rows] / seconds[name, rows],
             times_float32=seconds["float32", rows] / seconds[name, rows],
         )

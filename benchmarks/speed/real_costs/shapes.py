@@ -42,11 +42,13 @@ SHAPES = {
         Shape(name="0.16B", hidden=1024, layers=12, intermediate=2816, key_value_heads=32),
         Shape(name="0.4B", hidden=1536, layers=14, intermediate=4096, key_value_heads=48),
         Shape(name="0.83B", hidden=2048, layers=16, intermediate=5632, key_value_heads=64),
+        Shape(name="0.96B", hidden=4096, layers=8, intermediate=6144, key_value_heads=32),
         Shape(name="1.2B", hidden=2048, layers=20, intermediate=8192, key_value_heads=16),
         Shape(name="7B", hidden=4096, layers=32, intermediate=11008, key_value_heads=128),
     )
 }
-"""From 0.83B on these are the widths and depths of published models of about that size."""
+"""From 0.83B on these are the widths and depths of published models of about that size; 0.96B alone is a shallow one
+of 4,096, whose layers are as large as a 7B model's attention."""
 
 BESIDE_WEIGHTS = 1.5
 """Times the backbone's own bytes: its heads (of grounded ones 0.1 to 0.3 of it), and what a pass holds."""
