@@ -61,8 +61,11 @@ def autocomplete_command(
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a draft.")] = 10,
     context: Annotated[int, typer.Option(metavar="N", min=1, help="Last tokens of the text that are read.")] = 256,
     alpha: Annotated[
-        float, typer.Option(metavar="X", min=0, max=1, help="The n-grams' share of a draft's probability.")
-    ] = 0.54,
+        float | None,
+        typer.Option(
+            metavar="X", min=0, max=1, show_default=False, help="The n-grams' share of a score; 0.54 by default."
+        ),
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -114,7 +117,7 @@ def build_suggest(model: Any, tokenizer: Any, decoding: SuperposedDecoding, toke
 
 
 def print_suggestions(found: Suggestions) -> None:
-    """One line a draft with its log probability; the time goes to stderr."""
+    """One line a draft with its score, the logarithm of equation 2's p_i; the time goes to stderr."""
     for draft, score in zip(found.drafts, found.scores, strict=True):
         typer.echo(f"{score:.2f}\t{one_line(draft)}")
     typer.echo(f"{found.milliseconds:.0f} ms for {len(found.drafts)} drafts", err=True)

@@ -132,6 +132,10 @@ def read_prompt(prompt: str | None) -> str:
         if sys.stdin.isatty():
             raise ValueError("No prompt was given; give --prompt TEXT, or send the text through a pipe.")
         prompt = sys.stdin.read().removesuffix("\n")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # bytes that were read as they came
+        raise ValueError("The prompt is no text in UTF-8; give one.") from None
     if not prompt:
         raise ValueError("The prompt is empty; give at least one word.")
     return prompt

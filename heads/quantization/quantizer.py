@@ -12,6 +12,7 @@ layers (heads/quantization/linear.py), so it then stops with an error instead of
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,11 @@ class MXConfig(QuantizationConfigMixin):
             )
         if isinstance(skip, str) or not all(isinstance(name, str) for name in skip or ()):
             raise ValueError(f"skip={skip!r} was given; allowed are lists of names of modules.")
+        for name in skip or ():
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(f"skip={name!r} was given, which is no regular expression: {error}.") from None
         refuse_rule(find_format(format), scale_rule)
         self.quant_method: Any = quant_method
         self.version, self.block_size = version, block_size
@@ -203,10 +209,12 @@ def put_packed_layers(model: nn.Module, names: Sequence[str], config: MXConfig) 
 
 
 def put_plain_layers(model: nn.Module, dtype: Any) -> None:
-    """Put linear layers with the unpacked weights in the place of packed ones."""
+    """Put linear layers with the unpacked weights in the place of packed ones; all weights in one dtype, if given."""
     for name, module in list(model.named_modules()):
         if isinstance(module, MXLinear):
             model.set_submodule(name, module.unpacked(dtype))
+    for parameter in model.parameters() if dtype is not None else ():
+        parameter.data = parameter.data.to(dtype)
 
 
 def warn_of_other_matrices(model: nn.Module) -> None:

@@ -35,15 +35,14 @@ class Setting:
         """λ of longer n-grams is 0."""
         with_ngrams = bool(self.longest and self.alpha)
         weights = [weight if n <= self.longest else 0.0 for n, weight in enumerate(PAPER_WEIGHTS, start=2)]
-        return SuperposedDecoding(
-            k=k,
-            ngrams=bench.ngrams if with_ngrams else None,
-            alpha=self.alpha,
-            temperature=self.temperature,
-            penalty=self.penalty,
-            weights=weights if with_ngrams else None,
-            **more,
-        )
+        of_ngrams: dict[str, Any] = {
+            "ngrams": bench.ngrams,
+            "alpha": self.alpha,
+            "penalty": self.penalty,
+            "weights": weights,
+        }
+        more |= of_ngrams if with_ngrams else {}
+        return SuperposedDecoding(k=k, temperature=self.temperature, **more)
 
     @property
     def name(self) -> str:

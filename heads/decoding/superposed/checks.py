@@ -73,6 +73,24 @@ def refuse_other_choices(config: GenerationConfig, streamer: Any) -> None:
             raise ValueError(f"{name} was given, which superposed decoding does not follow: {reason}.")
 
 
+def refuse_settings_without_effect(ngrams: Any, token_heads: Any, **given: float | None) -> None:
+    """
+    Raises:
+        ValueError: α or δ without n-grams, or β without heads.
+
+    >>> refuse_settings_without_effect(None, None, alpha=0.1)
+    Traceback (most recent call last):
+    ValueError: alpha=0.1 was given without ngrams, which it is about; give both, or leave it out.
+    """
+    about = {"alpha": ("ngrams", ngrams), "penalty": ("ngrams", ngrams), "head_weight": ("token_heads", token_heads)}
+    for name, value in given.items():
+        needed, needs = about[name]
+        if value is not None and needs is None:
+            raise ValueError(
+                f"{name}={value} was given without {needed}, which it is about; give both, or leave it out."
+            )
+
+
 def refuse_heads_with_kept_caches(token_heads: Any) -> None:
     """
     Raises:

@@ -27,10 +27,10 @@ from heads.decoding.superposed.checks import (
     fit_weights,
     refuse_heads_with_kept_caches,
     refuse_other_choices,
+    refuse_settings_without_effect,
 )
 from heads.decoding.superposed.draft_head import check_grounded
 from heads.decoding.superposed.run import (
-    DEFAULT_PENALTY,
     NothingKept,
     SuperposedConfig,
     SuperposedOutput,
@@ -45,21 +45,24 @@ class SuperposedDecoding(Decoding):
     """k drafts of each prompt: `model.generate(**inputs, custom_generate=heads.SuperposedDecoding(k=3))`.
 
     The output has k rows for each prompt, likeliest first: `sequences` (B · k, L), and with
-    `return_dict_in_generate=True` also `sequences_scores` (B · k), the logarithm of each draft's probability at the
-    temperature since the prompt or the last reset, and `stats`, whose phase "draft" is the time of the n-grams. Drafts
+    `return_dict_in_generate=True` also `sequences_scores` (B · k), log p_i since the prompt or the last reset, and
+    `stats`, whose phase "draft" is the time of the n-grams. Drafts
     that end are padded on the right. Logits processors and stopping criteria act on every draft by its own text.
+
+    Without n-grams p_i is the draft's probability at the temperature; with them it is equation 2's product, which ranks
+    drafts and is no probability.
 
     Args:
         k: drafts of each prompt, at most the vocabulary.
         ngrams: counted n-grams of the backbone's tokenizer (`heads.NgramTable`) or their folder, or None: drafts are
             then scored by the backbone alone, as in the paper's fact-based setting.
-        alpha, temperature: α and τ as the paper tuned them for Llama-2-7B. Another backbone wants its own
+        alpha, temperature: α, 0.54, and τ as the paper tuned them for Llama-2-7B. Another backbone wants its own
             (docs/superposed.md); without n-grams 1 is the model's own distribution.
         weights: λ of equation 5 for n = 2, 3, …; None: the paper's for the orders that the table has.
-        penalty: δ of equation 7. The paper leaves its value open; the default was tuned (docs/decisions.md).
+        penalty: δ of equation 7, 1e-30. The paper leaves its value open; this one was tuned (docs/decisions.md).
         token_heads: grounded heads on the model, whose head 1 tells the drafts' continuations apart, in the place of
             n-grams or beside them (heads/decoding/superposed/draft_head.py); None: none.
-        head_weight: β, the head's share of the backbone's distribution.
+        head_weight: β, the head's share of the backbone's distribution, 0.3.
         reset_every: tokens between resets; None: never.
         keep_caches: for editors: the prompt's cache stays when a call ends, and the next call reads only what its
             prompt does not share with it. One prompt without padding, no `token_heads`; `forget()` frees it.
@@ -76,24 +79,20 @@ class SuperposedDecoding(Decoding):
         k: int = 3,
         ngrams: NgramModel | str | Path | None = None,
         *,
-        alpha: float = 0.54,
+        alpha: float | None = None,
         temperature: float = 0.06,
         weights: Sequence[float] | None = None,
-        penalty: float = DEFAULT_PENALTY,
+        penalty: float | None = None,
         token_heads: TokenHeads | None = None,
-        head_weight: float = 0.3,
+        head_weight: float | None = None,
         reset_every: int | None = None,
         keep_caches: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.config = SuperposedConfig(
-            k=k,
-            alpha=alpha,
-            temperature=temperature,
-            penalty=penalty,
-            head_weight=head_weight,
-            reset_every=reset_every,
-        )
+        refuse_settings_without_effect(ngrams, token_heads, alpha=alpha, penalty=penalty, head_weight=head_weight)
+        given = {"alpha": alpha, "penalty": penalty, "head_weight": head_weight}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        self.config = SuperposedConfig(k=k, temperature=temperature, reset_every=reset_every, **chosen)
         self.ngrams: NgramModel | None = NgramTable.open(ngrams) if isinstance(ngrams, str | Path) else ngrams
         self.weights = fit_weights(weights, self.ngrams)
         self.generator = check_generator(generator)

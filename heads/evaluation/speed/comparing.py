@@ -25,9 +25,10 @@ def compare(runs: Mapping[str, Row]) -> list[Section]:
     """A section for each method that all runs have, then pictures.
 
     Raises:
-        ValueError: two runs have no question in common.
+        ValueError: two runs have no question in common, or answered them otherwise.
     """
     first = next(iter(runs.values()))
+    refuse_other_settings(runs)
     methods = [m for m in first["methods"] if m != PLAIN and all(m in run["methods"] for run in runs.values())]
     sections = [method_section(runs, method) for method in methods]
     bars = {
@@ -49,6 +50,20 @@ def compare(runs: Mapping[str, Row]) -> list[Section]:
         ),
     ]
     return [*sections, Section(title="Side by side", pictures=pictures)]
+
+
+def refuse_other_settings(runs: Mapping[str, Row]) -> None:
+    """
+    Raises:
+        ValueError: runs with answers of other lengths, or that read their questions in another form.
+    """
+    for name in ("new_tokens", "form"):
+        values = [run[name] for run in runs.values()]
+        if len(set(values)) > 1:
+            raise ValueError(
+                f"The runs have {name} {' and '.join(map(str, values))}, so their ratios would not be the heads'; "
+                f"measure them with the same --{name.replace('_', '-')}."
+            )
 
 
 def method_section(runs: Mapping[str, Row], method: str) -> Section:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from heads.checkpoint.opening import open_backbone
 from heads.cli.autocomplete import Editor, Suggestions, build_suggest
 from heads.cli.main import app
+from heads.cli.text import read_prompt
 from heads.decoding.superposed.decoding import SuperposedDecoding
 
 BASE = str(ROOT / "checkpoints/demo/base")
@@ -95,6 +96,11 @@ def test_drafts_from_a_pipe(monkeypatch):
     assert [line.partition("\t")[0] for line in lines] == [f"{score:.2f}" for score in found.scores]
     assert found.scores[0] > found.scores[1]
     assert "ms for 2 drafts" in result.stderr
+
+
+def test_a_prompt_that_is_no_text_is_a_sentence():
+    with pytest.raises(ValueError, match="no text in UTF-8"):
+        read_prompt("\udcff")
 
 
 def test_an_empty_text_has_no_drafts():

@@ -117,6 +117,11 @@ def test_dequantize_gives_plain_layers_with_the_same_logits(packed: Any) -> None
     assert torch.equal(plain(PROMPT).logits, packed(PROMPT).logits)
 
 
+def test_dequantize_gives_all_weights_the_dtype_that_was_asked_for() -> None:
+    plain = load(DEMO / "base", heads.MXConfig("mxfp6_e2m3"), torch.bfloat16).dequantize(torch.float32)
+    assert plain(PROMPT).logits.dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -125,6 +130,7 @@ def test_dequantize_gives_plain_layers_with_the_same_logits(packed: Any) -> None
         ({"version": 2}, "reads version 1"),
         ({"skips": ["lm_head"]}, "no field of MXConfig"),
         ({"skip": "lm_head"}, "lists of names"),
+        ({"skip": ["("]}, "is no regular expression"),
         ({"format": "mxint8", "scale_rule": "compressed-tensors"}, "defines it for"),
     ],
 )

@@ -19,6 +19,7 @@ from heads.decoding.superposed.step import PAPER_WEIGHTS
 from heads.ngrams.counting import count_ngrams
 
 ARCHITECTURES = ("llama", "gpt_neox", "gemma", "gemma2", "mistral_windowed", "codegen", "gpt2", "opt")
+COUNTED = SimpleNamespace(max_order=6, next_token_probabilities=None)
 FLOAT32_INSIDE = {"codegen": "multiplies queries with keys in float32", "gemma2": "has its norms in float32"}
 """A text that is read at once and token by token is rounded differently there, and logits reach 30."""
 ASKED = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
@@ -58,7 +59,8 @@ def test_drafts_and_scores_are_the_reference_s(name, k, table, documents):
     for ngrams in (None, table):
         weights = (0.01, 0.04, 0.15, 0.18, 0.12) if ngrams is not None else ()
         counts = count_plainly(documents, 6) if ngrams is not None else None
-        decoding = heads.SuperposedDecoding(k=k, ngrams=ngrams, **SETTINGS)
+        given = SETTINGS if ngrams is not None else {"temperature": SETTINGS["temperature"]}
+        decoding = heads.SuperposedDecoding(k=k, ngrams=ngrams, **given)
         out = model.generate(
             prompts, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, custom_generate=decoding
         )
@@ -155,7 +157,9 @@ def test_a_grounded_head_tells_drafts_apart_as_in_the_reference(name, with_ngram
     prompts, mask = left_padded(texts)
     settings = {"k": 3, **SETTINGS, "token_heads": token_heads, "head_weight": 0.4, "reset_every": reset_every}
     generator = torch.Generator().manual_seed(4)
-    decoding = heads.SuperposedDecoding(ngrams=table if with_ngrams else None, generator=generator, **settings)
+    of_ngrams = ("alpha", "penalty")
+    given = {name: value for name, value in settings.items() if with_ngrams or name not in of_ngrams}
+    decoding = heads.SuperposedDecoding(ngrams=table if with_ngrams else None, generator=generator, **given)
     out = model.generate(prompts, attention_mask=mask, custom_generate=decoding, **ASKED)
     settings |= {"length": 10, "eos": frozenset({EOS})}
     if with_ngrams:
@@ -313,10 +317,13 @@ def test_what_generate_asks_and_drafts_cannot_do(said):
     ("given", "said"),
     [
         ({"k": 0}, "k=0 was given; allowed are integers of at least 1"),
-        ({"alpha": 1.2}, "alpha=1.2 was given; allowed are numbers from 0 to 1"),
+        ({"alpha": 1.2, "ngrams": COUNTED}, "alpha=1.2 was given; allowed are numbers from 0 to 1"),
         ({"temperature": 0.0}, "temperature=0.0 was given; allowed are numbers above 0"),
-        ({"penalty": 0.0}, "penalty=0.0 was given"),
+        ({"penalty": 0.0, "ngrams": COUNTED}, "penalty=0.0 was given"),
         ({"reset_every": 0}, "reset_every=0 was given"),
+        ({"alpha": 0.2}, "alpha=0.2 was given without ngrams"),
+        ({"penalty": 0.2}, "penalty=0.2 was given without ngrams"),
+        ({"head_weight": 0.2}, "head_weight=0.2 was given without token_heads"),
         ({"generator": 3}, "generator=3 was given"),
         ({"ngrams": object()}, "ngrams=<object"),
         ({"ngrams": "no/such/folder"}, "no/such/folder"),
