@@ -31,6 +31,7 @@ table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tab
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 th, td { padding: .25rem .7rem .25rem 0; text-align: right; border-bottom: 1px solid var(--grid); }
 th { vertical-align: bottom; font-weight: 600; } tbody tr:nth-child(even) { background: var(--stripe); }
+@media (min-width: 60rem) { td { white-space: nowrap; } }
 th:first-child, td:first-child { text-align: left; padding-left: .3rem; font-weight: 400; }
 .note, figcaption { color: var(--dim); font-size: .875rem; max-width: 46rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }

@@ -69,9 +69,10 @@ def categories_section(results: Row) -> Section:
         "whole calls with the caches of earlier turns kept, medians over repeats; a warm-up is not counted. FLOPs: "
         "matrix products and attention of one answer of each category, its prompt's pass included, over its tokens."
     )
+    repeats = f"{results['repeats']} interleaved repeat{'s' * (results['repeats'] > 1)}"
     text = (
         f"{results['questions']} questions with {results['turns']} turns from {results['file']}, as {results['form']}, "
-        f"greedy, at most {results['new_tokens']} new tokens, {results['repeats']} interleaved repeats. "
+        f"greedy, at most {results['new_tokens']} new tokens, {repeats}. "
         f"{results['drafting']}"
     )
     return Section(title="Speed by category", text=text, tables=[Table(columns=columns, rows=rows, note=note)])
@@ -134,7 +135,7 @@ def position_section(results: Row) -> Section:
     found = results["position"]
     points = [((one["from"] + one["to"]) / 2, one["tokens_per_pass"]) for one in found["curve"]]
     text = (
-        f"{found['texts']} texts of up to {found['tokens']} tokens by {found['method']}; the backbone has "
+        f"{found['texts']} text{'s' * (found['texts'] != 1)} of up to {found['tokens']} tokens by {found['method']}; the backbone has "
         f"{found['longest'] or 'no limit of'} positions. An end-of-text token does not end these texts."
     )
     shows = "Tokens per pass against the position in the output where the pass begins."
