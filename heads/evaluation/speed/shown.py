@@ -134,9 +134,10 @@ def depth_section(results: Row) -> Section:
 def position_section(results: Row) -> Section:
     found = results["position"]
     points = [((one["from"] + one["to"]) / 2, one["tokens_per_pass"]) for one in found["curve"]]
+    texts = f"{found['texts']} text{'s' * (found['texts'] != 1)}"
     text = (
-        f"{found['texts']} text{'s' * (found['texts'] != 1)} of up to {found['tokens']} tokens by {found['method']}; the backbone has "
-        f"{found['longest'] or 'no limit of'} positions. An end-of-text token does not end these texts."
+        f"{texts} of up to {found['tokens']} tokens by {found['method']}; the "
+        f"backbone has {found['longest'] or 'no limit of'} positions. An end-of-text token does not end these texts."
     )
     shows = "Tokens per pass against the position in the output where the pass begins."
     picture = draw_lines({found["method"]: points}, shows, "position in the output", "tokens per pass")
