@@ -13,6 +13,7 @@ Texts, times and answers are kept: a repeated call goes on where it was stopped.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,7 @@ class Bench:
             repeated=float(np.mean([row["repeated"] for row in found])),
         )
 
+    @functools.cached_property
     def plain_scores(self) -> Figures:
         texts = [(prompt, self.text(prompt, seed, "plain", None)["text"]) for prompt, seed in self.pairs]
         return np.array([np.nan if score is None else score for score in self.judge.scores(texts)])
@@ -197,7 +199,7 @@ def show(console: Console, points: Sequence[Point], ablated: dict[str, Point], b
     for point in points:
         table.add_row(f"{point.threshold:.2f}", *cells(point))
     console.print(table)
-    say(console, f"plain generation's score: {np.nanmean(bench.plain_scores()):.2f}")
+    say(console, f"plain generation's score: {np.nanmean(bench.plain_scores):.2f}")
     table = figures_table(f"\nablations at ε_b = {ABLATED_AT} (table 8)", "method", *COLUMNS)
     for name, point in ablated.items():
         table.add_row(name, *cells(point))
@@ -239,9 +241,9 @@ def draw(points: Sequence[Point], bench: Bench, path: str) -> None:
     draw_wins(wins, points)
     mean_speeds = [point.speed_N.mean() for point in points]
     scores.scatter(mean_speeds, [np.nanmean(point.score_N) for point in points], color=PALETTE[0], s=16)
-    scores.axhline(float(np.nanmean(bench.plain_scores())), color="black", linestyle="--", linewidth=1)
+    scores.axhline(float(np.nanmean(bench.plain_scores)), color="black", linestyle="--", linewidth=1)
     tidy(scores, "score against speed-up (figure 16)", "× plain; dashed: plain's score")
-    histogram.hist([bench.plain_scores(), points[-1].score_N], label=["plain", "ε_b = 1"], color=list(PALETTE[:2]))
+    histogram.hist([bench.plain_scores, points[-1].score_N], label=["plain", "ε_b = 1"], color=list(PALETTE[:2]))
     histogram.legend(frameon=False, fontsize=8)
     tidy(histogram, "scores (figure 15)", "score")
     kinds = sorted(set(bench.types.values()))

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heads.evaluation.throughput import resample
+
 Figures = npt.NDArray[np.float64]
 RESAMPLES = 1000
 BAND = (0.025, 0.975)
@@ -48,9 +50,7 @@ def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: 
         most: tokens of a pass at most, beyond which no speed-up is real.
     """
     prompts = wins_EP.shape[1]
-    weights_SP = np.concatenate(
-        [np.ones((1, prompts)), np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), RESAMPLES)]
-    )
+    weights_SP = np.concatenate([np.ones((1, prompts)), resample(prompts, RESAMPLES, np.random.default_rng(0))])
     won_SE, lost_SE = weights_SP @ wins_EP.T, weights_SP @ losses_EP.T
     rates_SE = np.divide(won_SE, lost_SE, out=np.full(won_SE.shape, np.nan), where=lost_SE > 0)
     speeds_SE = (weights_SP @ tokens_EP.T) / np.maximum(weights_SP @ passes_EP.T, 1)
