@@ -25,6 +25,7 @@ from heads.cli.options import (
 from heads.evaluation.pictures import new_figure
 from heads.evaluation.report.page import render_page
 from heads.evaluation.report.sections import Section
+from heads.evaluation.report.training import training_sections
 from heads.evaluation.runs.folder import REPORT, RESULTS, ROWS, describe_run, read_runs, write_run
 from heads.evaluation.runs.options import about, describe_options, read_options
 from heads.evaluation.runs.rows import Rows
@@ -81,7 +82,7 @@ def run_suite(context: typer.Context, heads: Path | None, options: SuiteOptions,
     except KeyboardInterrupt:
         print_aside(f"finished rows are kept in {task.rows.path}; the same command goes on")
         raise
-    sections = module.sections(results)
+    sections = [*module.sections(results), *training_sections(heads)]
     print_sections(Console(), sections)
     assert task.rows.path is not None
     write_run(task.rows.path.parent, describe_run(task, name, config, results), sections)
