@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,8 +22,8 @@ class RefusedError(Exception):
 
 
 @contextlib.contextmanager
-def served(answer: Answer) -> Iterator[str]:
-    """The base URL of a server that runs within the context."""
+def served(answer: Answer, models: Sequence[str] = ()) -> Iterator[str]:
+    """The base URL of a server that runs within the context, and lists these models."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -33,12 +33,19 @@ def served(answer: Answer) -> Iterator[str]:
                 status, said = 200, {"id": "a", "model": asked["model"], "choices": [{"index": 0, **answer(asked)}]}
             except RefusedError as error:
                 status, said = error.status, {"error": {"message": str(error)}}
+            self.say(status, said)
+
+        def do_GET(self) -> None:
+            self.say(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in models]})
+
+        def say(self, status: int, said: dict[str, Any]) -> None:
             body = json.dumps(said).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(BrokenPipeError):  # of a client that ended meanwhile
+                self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""

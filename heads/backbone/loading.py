@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from heads.validation import validated
@@ -100,16 +100,34 @@ def refuse_names(config: Any) -> None:
 
 def read_vocab_size(config: BackboneConfig) -> int:
     """How many tokens the backbone knows, from its config alone."""
+    return int(read_model_config(config).get_text_config().vocab_size)
+
+
+def read_model_config(config: BackboneConfig) -> Any:
+    """The backbone's own config.json."""
     with explained(config.name_or_path):
-        found = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    return int(found.get_text_config().vocab_size)
+
+
+def read_own_ends(config: BackboneConfig, model_config: Any) -> int | list[int] | None:
+    """The tokens that end a backbone's text by its generation settings, or by its config where it has none."""
+    try:
+        own = GenerationConfig.from_pretrained(config.name_or_path, revision=config.revision).eos_token_id
+    except OSError:
+        own = None
+    return model_config.get_text_config().eos_token_id if own is None else own
 
 
 def max_positions(model: Any) -> int | None:
     """The longest text that a model takes, in tokens; None where its config does not say."""
-    config = model.config.get_text_config()
+    return read_max_positions(model.config)
+
+
+def read_max_positions(model_config: Any) -> int | None:
+    """The same, from a config alone."""
+    config = model_config.get_text_config()
     return getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))  # the latter: MPT
 
 

@@ -2,11 +2,13 @@
 
 Lines are generated in windows of a few batches. Within a window, texts of similar length share a batch and
 conversations advance turn by turn; then the lines are appended in order. Windows begin at fixed line numbers, so a
-resumed run writes the same lines as one that was never stopped.
+resumed run writes the same lines as one that was never stopped. With `--server` another program generates, and its
+lines are written by served_lines.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import sys
@@ -18,7 +20,14 @@ from typing import Any
 import transformers
 from tqdm.auto import tqdm
 
-from heads.backbone.loading import load_backbone, load_tokenizer, read_vocab_size
+from heads.backbone.loading import (
+    load_backbone,
+    load_tokenizer,
+    read_max_positions,
+    read_model_config,
+    read_own_ends,
+    read_vocab_size,
+)
 from heads.checkpoint import save_load
 from heads.checkpoint.opening import default_device
 from heads.decoding.tree_decoding import TreeDecoding
@@ -26,12 +35,18 @@ from train.config import TrainConfig
 from train.data.hidden_states import fingerprint
 from train.regenerate.config import RegenerateConfig, RegenerateFlags
 from train.regenerate.output import OutputFile
-from train.regenerate.rewriting import Rewriting, Tally
+from train.regenerate.report import report, report_server
+from train.regenerate.rewriting import Answer, Prompt, Rewriting, Tally
+from train.regenerate.served_lines import write_served_lines
+from train.regenerate.server import Server
 from train.regenerate.source import SourceRows
 from train.regenerate.writing import Key, Writer
 
 WINDOW = 4
 """Batches between two appends. More give batches of more equal length; fewer lose less when a run is killed."""
+
+CONCURRENCY = 64
+"""Rows that a server works on at once."""
 
 
 def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
@@ -45,13 +60,17 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
         raise ValueError("backbone.random_weights was given: such a backbone has nothing to say; give a trained one.")
     transformers.logging.set_verbosity_error()  # generate would warn of settings that are intended
     tokenizer = load_tokenizer(config.backbone)
-    model = load_backbone(config.backbone, default_device())
     rows = SourceRows(config.data, flags, tokenizer, read_vocab_size(config.backbone))
-    writer = Writer(model, flags, find_all_ends(model, rows), open_decoding(flags, model))
+    writer = load_writer(config, flags, rows) if flags.server is None else open_server(config, flags, rows)
     refuse_long_prompts(writer, flags, rows)
-    with OutputFile(flags.out, settings_of_the_text(config, flags, rows, model)) as output:
+    total = rows.per_row * (len(rows) if flags.limit is None else min(flags.limit, len(rows)))
+    with OutputFile(flags.out, settings_of_the_text(config, flags, rows, writer)) as output:
+        tally = Tally() if isinstance(writer, Writer) else writer.tally
         try:
-            tally = write_lines(rows, writer, output, flags)
+            if isinstance(writer, Writer):
+                write_lines(rows, writer, output, total, tally)
+            else:
+                asyncio.run(write_served_lines(rows, writer, output, total, flags.concurrency or CONCURRENCY))
         except KeyboardInterrupt:
             sys.stderr.write(
                 f"interrupted: {output.path} has {output.lines:,} complete lines; the same command resumes.\n"
@@ -60,6 +79,37 @@ def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
         if output.lines == rows.lines:
             output.finish()
     report(output, flags, tally, rows.lines)
+    if isinstance(writer, Server):
+        report_server(writer)
+
+
+def load_writer(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows) -> Writer:
+    """The backbone in this process, with the heads of --heads if any."""
+    model = load_backbone(config.backbone, default_device())
+    add_ends(rows, model.generation_config.eos_token_id)
+    return Writer(model, flags, rows.ends, open_decoding(flags, model))
+
+
+def open_server(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows) -> Server:
+    """The server of --server; of the backbone only config and tokenizer are read.
+
+    Raises:
+        ValueError: it cannot be reached, wants another key, or does not have the model.
+    """
+    model_config = read_model_config(config.backbone)
+    add_ends(rows, read_own_ends(config.backbone, model_config))
+    server = Server(
+        url=str(flags.server),
+        model=str(flags.model),
+        key_variable=flags.api_key_env,
+        settings=flags,
+        ends=rows.ends,
+        longest=read_max_positions(model_config),
+        vocab_size=rows.vocab_size,
+        as_tokens=config.data.chat_template is not None,
+    )
+    server.refuse_other_models()
+    return server
 
 
 def open_decoding(flags: RegenerateFlags, model: Any) -> TreeDecoding | None:
@@ -71,15 +121,13 @@ def open_decoding(flags: RegenerateFlags, model: Any) -> TreeDecoding | None:
     return TreeDecoding(save_load.load(flags.heads, model)) if isinstance(flags.heads, str) else None
 
 
-def find_all_ends(model: Any, rows: SourceRows) -> list[int]:
-    """End tokens of the tokenizer, of the template and of the backbone's generation settings."""
-    own = model.generation_config.eos_token_id
+def add_ends(rows: SourceRows, own: int | list[int] | None) -> None:
+    """End tokens of the backbone's settings, behind those of the tokenizer and of the template."""
     own = [] if own is None else own if isinstance(own, list) else [own]
     rows.ends = list(dict.fromkeys([*rows.ends, *own]))
-    return rows.ends
 
 
-def refuse_long_prompts(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
+def refuse_long_prompts(writer: Writer | Server, settings: RegenerateConfig, rows: SourceRows) -> None:
     """
     Raises:
         ValueError: prompt and new tokens of a text, or of every conversation, exceed the backbone's positions.
@@ -93,7 +141,7 @@ def refuse_long_prompts(writer: Writer, settings: RegenerateConfig, rows: Source
         )
 
 
-def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRows) -> None:
+def refuse_long_chats(writer: Writer | Server, settings: RegenerateConfig, rows: SourceRows) -> None:
     """Raise ValueError where the first prompt of every conversation is too long; the search ends at one that fits."""
     any_prompt = False
     for prompt in rows.first_prompts():
@@ -110,15 +158,16 @@ def refuse_long_chats(writer: Writer, settings: RegenerateConfig, rows: SourceRo
         )
 
 
-def settings_of_the_text(config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, model: Any) -> dict[str, Any]:
+def settings_of_the_text(
+    config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, writer: Writer | Server
+) -> dict[str, Any]:
     """All settings that the lines depend on; a resumed run must have the same."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
     return {
         "backbone": backbone.name_or_path,
         "revision": backbone.revision,
-        "weights": fingerprint(model, without=("transformers_version",)),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **identify(writer),
         "quantization": backbone.quantization,
         "tokenizer": backbone.tokenizer,
         "sources": [dataclasses.asdict(source) for source in data.train],
@@ -131,11 +180,18 @@ def settings_of_the_text(config: TrainConfig, flags: RegenerateFlags, rows: Sour
     }
 
 
-def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, flags: RegenerateFlags) -> Tally:
-    """Append all lines that the file does not have yet; with `limit`, only those of the first `limit` rows."""
-    total = rows.per_row * (len(rows) if flags.limit is None else min(flags.limit, len(rows)))
-    window = WINDOW * flags.batch_size
-    tally = Tally()
+def identify(writer: Writer | Server) -> dict[str, Any]:
+    """Which weights write: their checksum, or a server's name for them, which is believed."""
+    if isinstance(writer, Server):
+        return {"server's model": writer.model, "prompts": "tokens" if writer.as_tokens else "messages"}
+    model = writer.model
+    weights = fingerprint(model, without=("transformers_version",))
+    return {"weights": weights, "dtype": str(model.dtype).removeprefix("torch.")}
+
+
+def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, total: int, tally: Tally) -> None:
+    """Append all lines that the file does not have yet, up to `total`."""
+    window = WINDOW * writer.config.batch_size
     start = time.perf_counter()
     with tqdm(total=total, initial=min(output.lines, total), desc="lines", unit="line", dynamic_ncols=True) as bar:
         for first in range(output.lines // window * window, total, window):
@@ -146,15 +202,14 @@ def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, flags: Reg
             tally.lines += len(made) - new
             bar.update(len(made) - new)
             bar.set_postfix_str(f"{tally.tokens / (time.perf_counter() - start):.0f} tokens/s")
-    return tally
 
 
 def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tally) -> list[dict[str, Any]]:
     """The lines of one window: all first prompts go through the backbone together, then all second ones, and so on."""
     finished: dict[int, dict[str, Any]] = {}
-    pending: dict[int, tuple[Rewriting, list[int]]] = {}
+    pending: dict[int, tuple[Rewriting, Prompt]] = {}
 
-    def resume(line: int, rewriting: Rewriting, step: Callable[[], list[int]]) -> None:
+    def resume(line: int, rewriting: Rewriting, step: Callable[[], Prompt]) -> None:
         try:
             pending[line] = (rewriting, step())
         except StopIteration as end:
@@ -167,24 +222,9 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
     while pending:
         prompted, pending = pending, {}
         keys: list[Key] = [(line, turn) for line in prompted]
-        answers = writer.write([prompt for _, prompt in prompted.values()], keys)
+        answers = writer.write([prompt.tokens for _, prompt in prompted.values()], keys)
         tally.tokens += sum(map(len, answers))
-        for (line, (rewriting, _)), answer in zip(prompted.items(), answers, strict=True):
-            resume(line, rewriting, partial(rewriting.send, answer))
+        for (line, (rewriting, _)), tokens in zip(prompted.items(), answers, strict=True):
+            resume(line, rewriting, partial(rewriting.send, Answer(tokens, cut=tokens[-1] not in writer.ends)))
         turn += 1
     return [{"line": line, **finished[line]} for line in lines]
-
-
-def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: int) -> None:
-    sentences = [
-        f"{output.path}: {output.lines:,} of {total:,} lines, {tally.lines:,} of them generated now with "
-        f"{tally.tokens:,} tokens",
-        f"{tally.cut_texts:,} texts were ended by --max-new-tokens" if tally.cut_texts else "",
-        f"{tally.cut_answers:,} conversations end before an answer that --max-new-tokens {settings.max_new_tokens} "
-        f"cut; raise it to keep such answers"
-        if tally.cut_answers
-        else "",
-        f"{tally.shortened:,} conversations end before an answer that was empty or too long" if tally.shortened else "",
-        f"{tally.bad:,} bad rows have empty lines; the first: {tally.first_problem}" if tally.bad else "",
-    ]
-    sys.stdout.write("\n".join(filter(None, sentences)) + "\n")

@@ -43,15 +43,38 @@ class RegenerateFlags(RegenerateConfig):
         limit: generate only the first rows, this many.
         heads: folder of heads on this backbone, which generate the same text faster; the `heads` fields of a run's
             YAML file are ignored.
+        server: base URL of an OpenAI-compatible server that generates in place of this process, such as
+            http://localhost:8000/v1 of vLLM or SGLang.
+        model: name of the backbone on that server.
+        api_key_env: environment variable with the server's key; OPENAI_API_KEY where it is not given, if that is set.
+        concurrency: rows that the server works on at once; 64 where it is not given.
     """
 
     out: str = ""
     limit: int | None = within(1, default=None)
     heads: str | dict[str, Any] | None = None
+    server: str | None = None
+    model: str | None = None
+    api_key_env: str | None = None
+    concurrency: int | None = within(1, default=None)
 
     def validate_out(self) -> None:
         if not self.out:
             raise ValueError("--out was not given; name the file to write, such as --out data/new.jsonl.")
+
+    def validate_server(self) -> None:
+        if self.server is None:
+            given = [name for name in ("model", "api_key_env", "concurrency") if getattr(self, name) is not None]
+            if given:
+                flag = given[0].replace("_", "-")
+                raise ValueError(f"--{flag} was given without --server; give the server's URL, or leave it out.")
+            return
+        if self.model is None:
+            raise ValueError("--server was given without --model; name the backbone as the server does.")
+        if isinstance(self.heads, str):
+            raise ValueError("--heads was given with --server; heads that the server decodes with are its own setting.")
+        if self.batch_size != RegenerateConfig.batch_size:
+            raise ValueError("--batch-size was given with --server, which makes its own batches; give --concurrency.")
 
     @property
     def decide_the_text(self) -> dict[str, Any]:

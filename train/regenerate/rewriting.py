@@ -1,7 +1,7 @@
 """The prompts of one row and what its answers are made into: a conversation turn by turn, or a text.
 
-A row is a coroutine: it yields a prompt, is sent the tokens that the backbone generated after it, and returns the row's
-new fields. So rows of any kind, with any number of turns, share batches.
+A row is a coroutine: it yields a prompt, is sent the backbone's answer, and returns the row's new fields. So rows of
+any kind, with any number of turns, share batches, and are rewritten alike whether this process answers or a server.
 
     conversation    user 1 | answer 1 | user 2 | answer 2
     first prompt    user 1                                  ->  a
@@ -12,12 +12,47 @@ new fields. So rows of any kind, with any number of turns, share batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 from heads.data.chat import TURN_STAND_IN, BadRowError, ChatEncoder, Message, encode_chat
+from heads.data.rows import TEXT_OPTIONS
 
-Rewriting: TypeAlias = Generator[list[int], list[int], dict[str, Any]]
+
+class Prompt(NamedTuple):
+    """What the backbone is to answer.
+
+    Attributes:
+        tokens: the prompt as training encodes it.
+        messages: the turns of a conversation; None of a text.
+    """
+
+    tokens: list[int]
+    messages: tuple[Message, ...] | None = None
+
+
+class Answer(NamedTuple):
+    """What the backbone generated.
+
+    Attributes:
+        tokens: all of it, an end token included; None where a server gave text alone.
+        cut: it is longer than --max-new-tokens.
+        text: what a server gave in place of tokens.
+    """
+
+    tokens: list[int] | None
+    cut: bool
+    text: str = ""
+
+    def read_text(self, tokenizer: Any) -> str:
+        return self.text if self.tokens is None else str(tokenizer.decode(self.tokens, skip_special_tokens=True))
+
+    def read_tokens(self, tokenizer: Any) -> list[int]:
+        return list(tokenizer(self.text, **TEXT_OPTIONS)["input_ids"]) if self.tokens is None else self.tokens
+
+
+Rewriting: TypeAlias = Generator[Prompt, Answer | None, dict[str, Any]]
+"""It is sent None in place of an answer that a server refused."""
 
 
 @dataclass(kw_only=True)
@@ -30,6 +65,10 @@ class Tally:
         shortened: conversations that end before an answer that was empty or did not fit the backbone's positions.
         cut_answers: conversations that end before an answer that --max-new-tokens cut.
         cut_texts: texts that --max-new-tokens ended.
+        refused: answers that a server did not give, by the reason that it gave.
+        other_prompts: prompts that a server encoded as other tokens than training does.
+        without_thoughts: answers from which a server had split off the reasoning.
+        retokenized: answers of texts that a server gave without their tokens.
     """
 
     lines: int = 0
@@ -39,6 +78,10 @@ class Tally:
     shortened: int = 0
     cut_answers: int = 0
     cut_texts: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    other_prompts: int = 0
+    without_thoughts: int = 0
+    retokenized: int = 0
 
 
 def rewrite_chat(
@@ -46,7 +89,6 @@ def rewrite_chat(
     *,
     tokenizer: Any,
     template: str,
-    ends: Sequence[int],
     fits: Callable[[Sequence[int]], bool],
     tally: Tally,
 ) -> Rewriting:
@@ -65,12 +107,14 @@ def rewrite_chat(
         if message["role"] != "assistant" or "tool_calls" in message:
             rewritten.append(message)
             continue
-        prompt = encode_chat(tokenizer, template, rewritten)
-        answer = (yield prompt) if fits(prompt) else []
-        if answer and answer[-1] not in ends:
+        prompt = Prompt(encode_chat(tokenizer, template, rewritten), tuple(rewritten))
+        answer = (yield prompt) if fits(prompt.tokens) else Answer([], cut=False)
+        if answer is None:
+            break
+        if answer.cut:
             tally.cut_answers += 1
             break
-        content = tokenizer.decode(answer, skip_special_tokens=True).strip()
+        content = answer.read_text(tokenizer).strip()
         if not content:
             tally.shortened += 1
             break
@@ -89,14 +133,18 @@ def continue_text(
     Args:
         frame: tokens that training puts after every text; they replace the end token that the backbone generated.
     """
-    answer = yield prompt
-    mask = [1] * len(answer)
-    if answer and answer[-1] in ends:
-        mask = [*mask[:-1], *[int(answer[-1:] == list(frame))] * len(frame)]
-        answer = [*answer[:-1], *frame]
-    else:
+    answer = yield Prompt(prompt)
+    if answer is None:
+        return {"input_ids": []}
+    said = answer.read_tokens(tokenizer)
+    tally.retokenized += answer.tokens is None
+    end = said[-1:] if said and said[-1] in ends else []
+    said, mask = said[: len(said) - len(end)], [1] * (len(said) - len(end))
+    if answer.cut:
         tally.cut_texts += 1
-    tokens = [*prompt, *answer]
+    else:
+        said, mask = [*said, *frame], [*mask, *[int(end == list(frame))] * len(frame)]
+    tokens = [*prompt, *said]
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     return {"input_ids": tokens, "loss_mask": [0] * len(prompt) + mask, "text": text}
 

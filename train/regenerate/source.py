@@ -98,9 +98,7 @@ class SourceRows:
     ) -> Rewriting:
         if self.template is not None:
             messages = read_messages(fields, source.format, source.column, source.roles)
-            return rewrite_chat(
-                messages, tokenizer=self.tokenizer, template=self.template, ends=self.ends, fits=fits, tally=tally
-            )
+            return rewrite_chat(messages, tokenizer=self.tokenizer, template=self.template, fits=fits, tally=tally)
         prompt = self.prompt(fields, source, place)
         frame = self.frame[1] if source.format == "text" else []
         return continue_text(prompt, frame=frame, ends=self.ends, tokenizer=self.tokenizer, tally=tally)
@@ -109,7 +107,7 @@ class SourceRows:
         """The first prompt of each conversation; none for a conversation that is bad or has no answer to generate."""
         for line in range(len(self)):
             with suppress(StopIteration):
-                yield next(self.rewriting(line, lambda prompt: True, Tally()))
+                yield next(self.rewriting(line, lambda prompt: True, Tally())).tokens
 
     def prompt(self, fields: dict[str, Any], source: OpenedSource, place: int) -> list[int]:
         """Tokens of a text from one of its `per_row` places; the first begins with what training puts before a text."""

@@ -15,7 +15,7 @@ from heads.data.documents import DataConfig, SourceConfig
 from heads.families import create
 from train.__main__ import main, run_command
 from train.data.packing import build_datasets
-from train.regenerate.rewriting import Tally, end_of_turn, rewrite_chat
+from train.regenerate.rewriting import Answer, Tally, end_of_turn, rewrite_chat
 
 
 def test_texts_are_continued_in_order(folder, backbone):
@@ -161,13 +161,12 @@ def test_a_conversation_ends_with_an_answer_that_was_written(backbone):
         [*messages, {"role": "assistant", "content": "old"}],
         tokenizer=tokenizer,
         template="{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
-        ends=[256],
         fits=lambda prompt: True,
         tally=tally,
     )
     next(rewriting)
     with pytest.raises(StopIteration) as end:
-        rewriting.send([65, 66])  # no end
+        rewriting.send(Answer([65, 66], cut=True))
     assert end.value.value == {"messages": []}
     assert tally.cut_answers == 1
 
