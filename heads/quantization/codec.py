@@ -6,8 +6,8 @@ lowest six bits (as compressed-tensors and Quark lay them out). A block is 32, 1
 
 A block's scale follows the OCP Microscaling specification v1.0, section 6.3 (`floor`): the exponent of its largest
 magnitude, less that of the format's largest power of two. An element above the format's largest then becomes that
-largest. compressed-tensors' rule (`compressed-tensors`) doubles the scale where the maximum would round past the
-largest element. Elements are rounded to the nearest, ties to even. A block of zeros has scale code 0; the smallest
+largest. compressed-tensors' rule (`compressed-tensors`, and Quark's `even`) doubles the scale where the maximum would
+round past the largest element. Elements are rounded to the nearest, ties to even. A block of zeros has scale code 0; the smallest
 scale is 2**-127, the largest 2**127.
 """
 # O outputs (rows), I inputs, G = I / 32 blocks of a row, E = 32 elements of a block, P bytes of a packed row
@@ -22,8 +22,8 @@ from torch import Tensor
 from heads.quantization.formats import BLOCK, NAN_SCALE, SCALE_BIAS, Format, element_table, scale_table
 
 SCALE_RULES = ("floor", "compressed-tensors")
-# Mantissa bits that compressed-tensors rounds a block's maximum to before it takes the exponent
-ROUNDED_TO = {"mxfp4_e2m1": 1, "mxfp6_e2m3": 3, "mxfp8_e4m3": 1}
+# Mantissa bits that compressed-tensors (Quark, for mxfp6_e3m2) rounds a block's maximum to before it takes the exponent
+ROUNDED_TO = {"mxfp4_e2m1": 1, "mxfp6_e2m3": 3, "mxfp6_e3m2": 2, "mxfp8_e4m3": 1}
 ELEMENTS_AT_ONCE = 1 << 22  # so that a large weight needs little memory beside it
 
 
@@ -44,7 +44,7 @@ def pack(weight_OI: Tensor, format: Format, scale_rule: str = "floor") -> Packed
 
     Args:
         weight_OI: (O, I) floating point, finite, I divisible by 32.
-        scale_rule: "floor", or "compressed-tensors" for the formats that it has.
+        scale_rule: "floor", or "compressed-tensors" for four and six bits and mxfp8_e4m3.
 
     Raises:
         ValueError: another shape, a weight that is not finite, or a scale rule that the format does not have.
@@ -100,7 +100,7 @@ def refuse_rule(format: Format, scale_rule: str) -> None:
         raise ValueError(f"scale_rule={scale_rule!r} was given; allowed are {', '.join(SCALE_RULES)}.")
     if scale_rule == "compressed-tensors" and format.name not in ROUNDED_TO:
         raise ValueError(
-            f"scale_rule='compressed-tensors' was given with {format.name}; compressed-tensors defines it for "
+            f"scale_rule='compressed-tensors' was given with {format.name}; it is defined for "
             f"{', '.join(ROUNDED_TO)}, so use 'floor'."
         )
 

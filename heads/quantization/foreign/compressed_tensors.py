@@ -9,28 +9,22 @@ Source: compressed-tensors 0.20, compressors/mxfp4, mxfp6 and mxfp8, and the pre
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import AutoConfig
 
-from heads.inside import find_inside
-from heads.quantization.codec import Packed
+from heads.quantization.foreign.folder import left_out, only_format, read_folder, write_folder
 from heads.quantization.formats import BLOCK, FORMATS, find_format
-from heads.quantization.linear import MXLinear, in_blocks
-from heads.quantization.quantizer import MXConfig, linear_layers
+from heads.quantization.linear import MXLinear
 
 LAYOUTS = {
     "mxfp4_e2m1": "mxfp4-pack-quantized",
     "mxfp6_e2m3": "mxfp6-pack-quantized",
     "mxfp8_e4m3": "mxfp8-quantized",
 }
-INDEX = "model.safetensors.index.json"
 
 
 def save_compressed_tensors(model: Any, folder: str | Path) -> None:
@@ -39,33 +33,15 @@ def save_compressed_tensors(model: Any, folder: str | Path) -> None:
     Raises:
         ValueError: the model has no packed layers, or a format that compressed-tensors does not have.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
-    formats = {layer.format.name for layer in layers.values()}
-    if len(formats) != 1 or not formats <= set(LAYOUTS):
-        raise ValueError(
-            f"A model with weights in {', '.join(sorted(formats)) or 'no microscaling format'} was given; "
-            f"compressed-tensors has {', '.join(LAYOUTS)}."
-        )
-    (name,) = formats
-    tensors = {key: tensor for key, tensor in model.state_dict().items() if key.rpartition(".")[0] not in layers}
-    for prefix, layer in layers.items():
-        tensors |= {f"{prefix}.{key}": tensor for key, tensor in written(layer).items()}
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    save_torch_state_dict({key: tensor for key, tensor in tensors.items() if key not in tied}, folder)
-    fields = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
-    fields["quantization_config"] = describe(name, [left for left, _ in linear_layers(model)])
-    fields["architectures"] = [type(model).__name__]
-    (Path(folder) / "config.json").write_text(json.dumps(fields, indent=2, default=str) + "\n", encoding="utf-8")
-    model.generation_config.save_pretrained(folder)
+    format = only_format(model, LAYOUTS, "compressed-tensors")
+    write_folder(model, folder, written, describe(format, left_out(model)))
 
 
 def written(layer: MXLinear) -> dict[str, Tensor]:
     """The tensors of one layer, by the names that compressed-tensors gives them."""
     codes = layer.packed.codes
     named = {"weight": codes.view(torch.float8_e4m3fn)} if layer.format.bits == 8 else {"weight_packed": codes}
-    named["weight_scale"] = layer.packed.scales
-    return named if layer.bias is None else {**named, "bias": layer.bias.detach()}
+    return {**named, "weight_scale": layer.packed.scales}
 
 
 def describe(format: str, ignored: list[str]) -> dict[str, Any]:
@@ -101,16 +77,7 @@ def load_compressed_tensors(folder: str | Path, dtype: torch.dtype | None = None
     config = AutoConfig.from_pretrained(folder)
     fields = getattr(config, "quantization_config", None) or {}
     format = read_format(fields, folder)
-    tensors = {key: tensor for path in weight_files(Path(folder)) for key, tensor in load_file(path).items()}
-    config.quantization_config = MXConfig(format, skip=fields.get("ignore") or []).to_dict()
-    packed = {key.removesuffix("_scale") for key in tensors if key.endswith(".weight_scale")}
-    for weight in packed:
-        codes = tensors.pop(f"{weight}_packed", None)
-        codes = tensors[weight].view(torch.uint8) if codes is None else codes
-        tensors[weight] = in_blocks(Packed(codes, tensors[f"{weight}_scale"]))
-    options = {} if dtype is None else {"dtype": dtype}
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return model_class.from_pretrained(None, config=config, state_dict=tensors, **options).eval()
+    return read_folder(folder, config, format, fields.get("ignore") or [], dtype=dtype)
 
 
 def read_format(fields: dict[str, Any], folder: str | Path) -> str:
@@ -133,10 +100,3 @@ def read_format(fields: dict[str, Any], folder: str | Path) -> str:
     if (size, bits) != (BLOCK, FORMATS[found[0]].bits):
         raise ValueError(f"{folder} has blocks of {size} with {bits} bits; allowed are blocks of {BLOCK}.")
     return found[0]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    if not (folder / INDEX).is_file():
-        return [folder / "model.safetensors"]
-    names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-    return [find_inside(folder, name) for name in sorted(set(names))]

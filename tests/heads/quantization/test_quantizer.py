@@ -131,7 +131,7 @@ def test_dequantize_gives_all_weights_the_dtype_that_was_asked_for() -> None:
         ({"skips": ["lm_head"]}, "no field of MXConfig"),
         ({"skip": "lm_head"}, "lists of names"),
         ({"skip": ["("]}, "is no regular expression"),
-        ({"format": "mxint8", "scale_rule": "compressed-tensors"}, "defines it for"),
+        ({"format": "mxint8", "scale_rule": "compressed-tensors"}, "it is defined for"),
     ],
 )
 def test_bad_settings_are_refused(fields: dict[str, Any], said: str) -> None:
