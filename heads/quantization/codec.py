@@ -7,8 +7,8 @@ lowest six bits (as compressed-tensors and Quark lay them out). A block is 32, 1
 A block's scale follows the OCP Microscaling specification v1.0, section 6.3 (`floor`): the exponent of its largest
 magnitude, less that of the format's largest power of two. An element above the format's largest then becomes that
 largest. compressed-tensors' rule (`compressed-tensors`, and Quark's `even`) doubles the scale where the maximum would
-round past the largest element. Elements are rounded to the nearest, ties to even. A block of zeros has scale code 0; the smallest
-scale is 2**-127, the largest 2**127.
+round past the largest element. Elements are rounded to the nearest, ties to even. A block of zeros has scale code 0;
+the smallest scale is 2**-127, the largest 2**127.
 """
 # O outputs (rows), I inputs, G = I / 32 blocks of a row, E = 32 elements of a block, P bytes of a packed row
 

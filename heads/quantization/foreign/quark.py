@@ -110,8 +110,8 @@ def read_format(fields: dict[str, Any], folder: str | Path) -> str:
     if fields.get("quant_method") != "quark" or not found or blocks != ("per_group", BLOCK, "e8m0"):
         raise ValueError(
             f"{folder} has quantization {fields.get('quant_method')!r} with weights as {weight.get('dtype')!r} in "
-            f"groups of {weight.get('group_size')}; allowed is quark with {', '.join(DTYPES.values())} in blocks of {BLOCK} "
-            f"with e8m0 scales."
+            f"groups of {weight.get('group_size')}; allowed is quark with {', '.join(DTYPES.values())} in "
+            f"blocks of {BLOCK} with e8m0 scales."
         )
     by_layer = fields.get("layer_quant_config") or fields.get("layer_type_quant_config")
     if by_layer or any(everywhere.get(name) for name in NOTHING_ELSE) or fields.get("kv_cache_quant_config"):
