@@ -86,6 +86,23 @@ class Unembeddings(StartedRows):
         return start.with_weight(self.weights[k - 1], self.biases[k - 1] if self.biases else None)
 
 
+class OneUnembedding(StartedRows):
+    """One unembedding for all heads, without bias, started from the backbone's.
+
+    Args:
+        draft_vocabulary: its rows; they are zeros until `start_from` says which tokens they are. None: all.
+    """
+
+    def __init__(self, backbone: Backbone, draft_vocabulary: int | None = None) -> None:
+        super().__init__()
+        self.weight = _copy(backbone.projection.weight, draft_vocabulary)
+
+    @torch.no_grad()
+    def start_from(self, tokens_S: Tensor, backbone: Backbone) -> None:
+        weight_VD = unpacked(backbone.projection.weight)
+        self.weight.copy_(weight_VD[tokens_S.to(weight_VD.device)])
+
+
 def _copy(parameter: Tensor, rows: int | None) -> nn.Parameter:
     if rows is not None:
         return nn.Parameter(torch.zeros(rows, *parameter.shape[1:], dtype=torch.float32, device=parameter.device))

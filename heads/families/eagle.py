@@ -1,0 +1,382 @@
+"""EAGLE-3 heads: one decoder layer on three hidden states of the backbone, run again on its own output.
+
+    row of position P        token x_{P+1}, rotary position P
+    committed (P ≤ t - 1)    r = fc([low ; mid ; high] at P)        true states, computed anew after each verification
+    head 1 at t (P = t)      r = fc([low ; mid ; high] at t)        x_{t+1}: the root
+    head k at t              r = r'' of head k - 1                  x_{t+k}, rotary position t + k - 1
+
+    x = [N_e(E(x_{P+1})) ; N_h(r)]     r' = r + attention(x)     r'' = r' + MLP(N_p(r'))     logits = W N(r'')
+
+Li et al. 2025 (EAGLE-3), section 3. Attention reads all committed rows and, in a tree, the rows of a node's own
+ancestors. Training unrolls the same steps (its "training-time test"): head k's loss is that of the k-th step, so K is
+the number of unrolled steps and drafts may go deeper. `fc_norm` and `norm_output` are EAGLE-3.1; `version: 1` is the
+first EAGLE (Li et al. 2024), whose layer reads fc([E(x_{P+1}) ; final state]) and is scored by the backbone.
+"""
+# B text, T position, N slot of a pass, A committed slot, S context slot, k row of an own path, M tree node, R row,
+# G key-value head, E head width, D model width, I input width of the attention
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.cache import TreeCache
+from heads.backbone.masks import within_documents
+from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
+from heads.backbone.projection import Projection
+from heads.backbone.state import HiddenTap
+from heads.interface.draft_layer import (
+    MLP,
+    Attention,
+    Context,
+    LayerShape,
+    Rope,
+    by_text,
+    rope_parameters_of,
+    shape_like,
+)
+from heads.interface.layers import OneUnembedding, Unembedding
+from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
+from heads.validation import validated, within
+
+CONTEXT_STEP = 256
+"""Slots that the shape of a context grows by, so that compiled drafting meets few shapes."""
+
+
+@validated
+@dataclass(kw_only=True)
+class Config(HeadsConfig):
+    """Fields of `eagle` heads.
+
+    Attributes:
+        num_heads: K, the steps that training unrolls; drafts may go deeper.
+        taps: which hidden states are read, as transformers counts `hidden_states`: 0 the embeddings, n the output of
+            layer n; below the number of layers. None: 2, a half, and all but three of the layers, what servers read; of
+            fewer than seven layers the first, a half, and all but one, each once.
+        fc_norm: EAGLE-3.1: an RMS norm of its own on each of these states, before they are joined.
+        norm_output: EAGLE-3.1: the next step reads N(r'') in place of r''.
+        norm_before_residual: the residual stream starts at N_h(r) in place of r.
+        version: 3, or 1, which has none of the above and `unembedding: shared`.
+        unembedding: "own" (one for all steps, started from the backbone's) or "shared" (the backbone's).
+        intermediate_size, num_attention_heads, num_key_value_heads, head_dim: the layer's shape; the backbone's.
+        rope_theta: base of the rotary embeddings, with the default kind of them; the backbone's.
+        rms_norm_eps: of all norms; the backbone's, or 1e-6.
+    """
+
+    taps: list[int] | None = None
+    fc_norm: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
+    version: Literal[1, 3] = 3
+    unembedding: Unembedding = "own"
+    intermediate_size: int | None = within(1, default=None)
+    num_attention_heads: int | None = within(1, default=None)
+    num_key_value_heads: int | None = within(1, default=None)
+    head_dim: int | None = within(2, default=None)
+    rope_theta: float | None = within(above=0, default=None)
+    rms_norm_eps: float | None = within(above=0, default=None)
+
+    def validate_version(self) -> None:
+        switches = [name for name in ("fc_norm", "norm_output", "norm_before_residual") if getattr(self, name)]
+        switches += ["taps"] * (self.taps is not None)
+        if self.version == 1 and switches:
+            raise ValueError(f"{switches[0]} was given with version=1; EAGLE-1 has none of {', '.join(switches)}.")
+        if self.version == 1 and self.unembedding != "shared":
+            raise ValueError("version=1 was given with unembedding='own'; EAGLE-1 is scored by the backbone: 'shared'.")
+
+    def validate_taps(self) -> None:
+        if self.taps is not None and (not self.taps or sorted(set(self.taps)) != self.taps or self.taps[0] < 0):
+            raise ValueError(f"taps={self.taps} was given; allowed are ascending numbers of hidden states, from 0.")
+
+
+class MidLayer(nn.Module):
+    """The decoder layer; `input_layernorm` and `hidden_norm` are EAGLE-3's."""
+
+    def __init__(self, shape: LayerShape, config: Config) -> None:
+        super().__init__()
+        width, eps = shape.hidden_size, shape.rms_norm_eps
+        self.config = config
+        if config.version == 3:
+            self.input_layernorm = nn.RMSNorm(width, eps=eps)
+            self.hidden_norm = nn.RMSNorm(width, eps=eps)
+        self.self_attn = Attention(shape, 2 * width if config.version == 3 else width)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+        self.mlp = MLP(shape)
+
+    def join(self, embedded_D: Tensor, hidden_D: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, I) the attention's input, and (…, D) where the residual stream starts."""
+        if self.config.version == 1:
+            return hidden_D, hidden_D
+        normed_D = self.hidden_norm(hidden_D)
+        inputs_I = torch.cat([self.input_layernorm(embedded_D), normed_D], dim=-1)
+        return inputs_I, normed_D if self.config.norm_before_residual else hidden_D
+
+    def finish(self, residual_D: Tensor, read_D: Tensor) -> Tensor:
+        """(…, D): the layer's output from what its attention read."""
+        hidden_D = residual_D + read_D
+        output_D: Tensor = hidden_D + self.mlp(self.post_attention_layernorm(hidden_D))
+        return output_D
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleState:
+    """A row for each committed slot: that of its token with the state of the slot before; a text's first has none.
+
+    Attributes:
+        cache: layer 0 holds the rows' keys and values, layer 1 each slot's r in place of keys, for rolling back.
+        real_BS: False where a slot only pads.
+        newest_BD: r at the last committed position, which `position_B` is.
+    """
+
+    cache: TreeCache
+    real_BS: Tensor
+    newest_BD: Tensor
+    position_B: Tensor
+
+
+class Heads(TokenHeads):
+    """One layer, one unembedding, any number of steps."""
+
+    grounded = True
+    config: Config
+
+    def __init__(self, config: Config, backbone: Backbone) -> None:
+        super().__init__(config, backbone)
+        width = backbone.hidden_size
+        self.tap_layers = choose_taps(config, backbone)
+        self.shape = shape_like(
+            backbone,
+            intermediate_size=config.intermediate_size,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+        )
+        self.rope_parameters = rope_parameters_of(backbone, config.rope_theta)
+        self.rope = Rope(self.shape, self.rope_parameters, backbone.config.max_position_embeddings)
+        eps = self.shape.rms_norm_eps
+        joined = 2 if config.version == 1 else len(self.tap_layers)
+        self.fc = nn.Linear(joined * width, width, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(width, eps=eps) for _ in self.tap_layers)
+        self.midlayer = MidLayer(self.shape, config)
+        self.norm = nn.Identity() if config.version == 1 else nn.RMSNorm(width, eps=eps)
+        if config.unembedding == "own":
+            self.lm_head = OneUnembedding(backbone, config.draft_vocabulary)
+        self.start()
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """The highest state alone passes, and is scored as the backbone scores its final one."""
+        std = getattr(self.backbone.config, "initializer_range", 0.02)
+        for module in self.midlayer.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=std)
+        nn.init.zeros_(self.midlayer.self_attn.o_proj.weight)
+        nn.init.zeros_(self.midlayer.mlp.down_proj.weight)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.eye_(self.fc.weight[:, -self.fc.out_features :])
+        if isinstance(self.norm, nn.RMSNorm) and (weight_D := rms_weight(self.backbone, self.norm)) is not None:
+            self.norm.weight.copy_(weight_D)
+
+    @property
+    def max_depth(self) -> int:
+        return MAX_HEADS
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        if self.config.version == 1:
+            return ("final",)
+        return tuple(self.backbone.num_layers - n for n in self.tap_layers)
+
+    def projection(self, k: int) -> Projection:
+        """One for all k. An unembedding of their own has no bias, as servers have none."""
+        whole = self.backbone.projection.without_norm()
+        return self.scored(whole if self.config.unembedding == "shared" else whole.with_weight(self.lm_head.weight))
+
+    # --- one row ---------------------------------------------------------------------------------------------------
+
+    def fuse(self, taps: dict[HiddenTap, Tensor]) -> Tensor:
+        """(…, D): r from the backbone's states."""
+        if self.config.version == 1:
+            return taps["final"]
+        states = [taps[tap] for tap in self.hidden_taps]
+        if self.config.fc_norm:
+            states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
+        fused_D: Tensor = self.fc(torch.cat(states, dim=-1))
+        return fused_D
+
+    def join(self, tokens: Tensor, hidden_D: Tensor) -> tuple[Tensor, Tensor]:
+        """The attention's input (…, I) and the start of the residual stream (…, D), from x_{P+1} and r."""
+        embedded_D = self.backbone.embed(tokens).to(hidden_D.dtype)
+        if self.config.version == 1:
+            hidden_D = self.fc(torch.cat([embedded_D, hidden_D], dim=-1))
+        return self.midlayer.join(embedded_D, hidden_D)
+
+    def finish(self, residual_D: Tensor, read_D: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, D) what is scored, and (…, D) what the next step reads."""
+        output_D = self.midlayer.finish(residual_D, read_D)
+        normed_D = self.norm(output_D)
+        return normed_D, normed_D if self.config.norm_output else output_D
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
+        """Step k at every position; a query reads the rows of step 1 up to its own and its own rows of later steps.
+
+        The mask is made from positions, which begin anew where attention does.
+        """
+        hidden_BTD, attention = self.fuse(batch.taps), self.midlayer.self_attn
+        may_attend_BTT = within_documents((batch.positions_BT == 0).cumsum(dim=1))
+        context, own_keys, own_values = None, list[Tensor](), list[Tensor]()
+        for k in range(1, self.num_heads + 1):
+            positions_BT = batch.positions_BT + (k - 1)
+            inputs_BTI, residual_BTD = self.join(shifted(batch.tokens_BT, k), hidden_BTD)
+            keys_BTGE, values_BTGE = attention.rows(inputs_BTI, positions_BT, self.rope)
+            if context is None:
+                context = Context(
+                    keys_BGSE=keys_BTGE.transpose(1, 2),
+                    values_BGSE=values_BTGE.transpose(1, 2),
+                    may_attend_BWS=may_attend_BTT,
+                )
+                own = keys_BTGE[:, :, None][:, :, :0], values_BTGE[:, :, None][:, :, :0]
+            else:
+                own_keys.append(keys_BTGE)
+                own_values.append(values_BTGE)
+                own = torch.stack(own_keys, dim=2), torch.stack(own_values, dim=2)
+            read_BTD = attention(inputs_BTI, positions_BT, self.rope, context, own)
+            scored_BTD, hidden_BTD = self.finish(residual_BTD, read_BTD)
+            yield scored_BTD.flatten(0, 1)[batch.rows[k - 1]]
+
+    # --- drafting --------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, state: EagleState | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
+    ) -> EagleState:
+        """Rows of the committed slots, from true states: keys and values alone, since nothing is drafted from them."""
+        positions_BA = plan.select(positions_BN)
+        fused_BAD = self.fuse({tap: plan.select(taps[tap]) for tap in self.hidden_taps})
+        if state is None:
+            state = EagleState(
+                cache=TreeCache(),
+                real_BS=plan.valid_BA[:, :0],
+                newest_BD=torch.zeros_like(fused_BAD[:, 0]),
+                position_B=torch.zeros_like(positions_BA[:, 0]),
+            )
+        before_BAD = torch.cat([state.newest_BD[:, None], fused_BAD[:, :-1]], dim=1)
+        inputs_BAI, _ = self.join(plan.select(tokens_BN), before_BAD)
+        keys, values = self.midlayer.self_attn.rows(inputs_BAI, (positions_BA - 1).clamp(min=0), self.rope)
+        state.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
+        state.cache.update(fused_BAD[:, None], fused_BAD[:, None, :, :0], 1)
+        state.cache.commit(None, positions_BA.shape[1])
+        any_B = plan.valid_BA.any(dim=1)
+        return EagleState(
+            cache=state.cache,
+            real_BS=torch.cat([state.real_BS, plan.valid_BA], dim=1),
+            newest_BD=torch.where(any_B[:, None], plan.last(fused_BAD), state.newest_BD),
+            position_B=torch.where(any_B, plan.last(positions_BA), state.position_B),
+        )
+
+    def keep_rows(self, state: EagleState, rows_R: Tensor) -> EagleState:
+        state.cache.keep_rows(rows_R)
+        return EagleState(
+            cache=state.cache,
+            real_BS=state.real_BS[rows_R],
+            newest_BD=state.newest_BD[rows_R],
+            position_B=state.position_B[rows_R],
+        )
+
+    def keep_slots(self, state: EagleState, num_slots: int) -> EagleState:
+        real_BS = state.real_BS[:, :num_slots]
+        last_B = (real_BS * torch.arange(num_slots, device=real_BS.device)).argmax(dim=1)
+        rows_B = torch.arange(len(last_B), device=last_B.device)
+        newest_BD = state.cache.layers[1].keys[rows_B, 0, last_B]
+        state.cache.keep_slots(num_slots)
+        position_B = real_BS.sum(dim=1) - 1
+        return EagleState(cache=state.cache, real_BS=real_BS, newest_BD=newest_BD, position_B=position_B)
+
+    def first_level(self, state: EagleState) -> dict[str, Tensor]:
+        """No node yet: r at the last committed position, no rows of its own, and the context of each text.
+
+        The context's slots are a multiple of `CONTEXT_STEP`, of which those that hold no row are masked.
+        """
+        layer, length = state.cache.layers[0], state.real_BS.shape[1]
+        slots = min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, layer.keys.shape[2])
+        has_row_BS = state.real_BS & (state.real_BS.cumsum(dim=1) > 1)
+        nothing = layer.keys.new_zeros(len(layer.keys), 0, *layer.keys.shape[1::2])
+        return {
+            "hidden": state.newest_BD,
+            "positions": state.position_B,
+            "texts": torch.arange(len(state.position_B), device=state.position_B.device),
+            "keys": nothing,
+            "values": nothing,
+            "context_keys": layer.keys[:, :, :slots],
+            "context_values": layer.values[:, :, :slots],
+            "has_row": nn.functional.pad(has_row_BS, (0, slots - length)),
+        }
+
+    def step(
+        self, k: int, level: dict[str, Tensor], tokens_M: Tensor, parents_M: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `TokenHeads.step`, for any k."""
+        hidden_MD, positions_M, texts_M = (level[name].index_select(0, parents_M) for name in NODE[:3])
+        inputs_MI, residual_MD = self.join(tokens_M, hidden_MD)
+        new = self.midlayer.self_attn.rows(inputs_MI, positions_M, self.rope)
+        own_keys, own_values = (
+            torch.cat([level[name].index_select(0, parents_M), rows[:, None]], dim=1)
+            for name, rows in zip(NODE[3:], new, strict=True)
+        )
+        read_MD = self.read(level, texts_M, inputs_MI, positions_M, own_keys, own_values)
+        scored_MD, next_MD = self.finish(residual_MD, read_MD)
+        nodes = dict(zip(NODE, (next_MD, positions_M + 1, texts_M, own_keys, own_values), strict=True))
+        return scored_MD, level | nodes
+
+    def read(self, level: dict[str, Tensor], texts_M: Tensor, *of_nodes: Tensor) -> Tensor:
+        """(M, D): the attention of nodes; in as many groups as there are texts where their order allows it."""
+        context = [level[name] for name in ("context_keys", "context_values", "has_row")]
+        groups = len(context[0])
+        if not by_text(texts_M, groups):  # each node is a group of its own, with a copy of its context
+            groups, context = len(texts_M), [x.index_select(0, texts_M) for x in context]
+        inputs, positions, keys, values = (x.unflatten(0, (groups, -1)) for x in of_nodes)
+        seen = Context(keys_BGSE=context[0], values_BGSE=context[1], may_attend_BWS=context[2][:, None])
+        return self.midlayer.self_attn(inputs, positions, self.rope, seen, (keys, values)).flatten(0, 1)
+
+
+NODE = ("hidden", "positions", "texts", "keys", "values")
+"""What a level has of each node; the rest it has of each text."""
+
+
+def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
+    """(B, T): x_{t+ahead} at t; zeros beyond the block, where no head is trained."""
+    return nn.functional.pad(tokens_BT[:, ahead:], (0, min(ahead, tokens_BT.shape[1])))
+
+
+def choose_taps(config: Config, backbone: Backbone) -> list[int]:
+    """The hidden states that are read, ascending; none where version 1 reads the final one."""
+    if config.version == 1:
+        return []
+    layers = backbone.num_layers
+    if config.taps is None:
+        return [2, layers // 2, layers - 3] if layers >= 7 else sorted({min(1, layers - 1), layers // 2, layers - 1})
+    if config.taps[-1] >= layers:
+        raise ValueError(
+            f"taps={config.taps} was given; the backbone {backbone.name} has {layers} layers: allowed are 0, its "
+            f"embeddings, to {layers - 1}, the output of its last layer but one."
+        )
+    return config.taps
+
+
+def rms_weight(backbone: Backbone, norm: nn.RMSNorm) -> Tensor | None:
+    """(D,): the weight with which an RMS norm is the backbone's final norm; None where that is another norm."""
+    weight_D = getattr(backbone.norm, "weight", None)
+    if weight_D is None or weight_D.is_meta or norm.weight.is_meta or getattr(backbone.norm, "bias", None) is not None:
+        return None
+    ones_D = torch.ones_like(weight_D)
+    for candidate_D in (weight_D, weight_D + 1):  # Gemma's norms multiply with 1 + weight
+        if torch.allclose(backbone.norm(ones_D[None])[0], candidate_D, rtol=1e-2, atol=1e-3):
+            return candidate_D.to(norm.weight.device, norm.weight.dtype)
+    return None
