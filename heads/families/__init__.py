@@ -1,7 +1,7 @@
 """One file, one family; the file name is its name in YAML. Found by name: no table to edit.
 
 >>> families()[:2]
-['dynamo', 'grounded']
+['dynamo', 'eagle']
 """
 
 from __future__ import annotations

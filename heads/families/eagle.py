@@ -29,16 +29,8 @@ from heads.backbone.masks import within_documents
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap
-from heads.interface.draft_layer import (
-    MLP,
-    Attention,
-    Context,
-    LayerShape,
-    Rope,
-    by_text,
-    rope_parameters_of,
-    shape_like,
-)
+from heads.interface.draft_attention import Context, by_text
+from heads.interface.draft_layer import MidLayer, Rope, rms_weight, rope_parameters_of, shape_like
 from heads.interface.layers import OneUnembedding, Unembedding
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
@@ -93,35 +85,6 @@ class Config(HeadsConfig):
             raise ValueError(f"taps={self.taps} was given; allowed are ascending numbers of hidden states, from 0.")
 
 
-class MidLayer(nn.Module):
-    """The decoder layer; `input_layernorm` and `hidden_norm` are EAGLE-3's."""
-
-    def __init__(self, shape: LayerShape, config: Config) -> None:
-        super().__init__()
-        width, eps = shape.hidden_size, shape.rms_norm_eps
-        self.config = config
-        if config.version == 3:
-            self.input_layernorm = nn.RMSNorm(width, eps=eps)
-            self.hidden_norm = nn.RMSNorm(width, eps=eps)
-        self.self_attn = Attention(shape, 2 * width if config.version == 3 else width)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
-        self.mlp = MLP(shape)
-
-    def join(self, embedded_D: Tensor, hidden_D: Tensor) -> tuple[Tensor, Tensor]:
-        """(…, I) the attention's input, and (…, D) where the residual stream starts."""
-        if self.config.version == 1:
-            return hidden_D, hidden_D
-        normed_D = self.hidden_norm(hidden_D)
-        inputs_I = torch.cat([self.input_layernorm(embedded_D), normed_D], dim=-1)
-        return inputs_I, normed_D if self.config.norm_before_residual else hidden_D
-
-    def finish(self, residual_D: Tensor, read_D: Tensor) -> Tensor:
-        """(…, D): the layer's output from what its attention read."""
-        hidden_D = residual_D + read_D
-        output_D: Tensor = hidden_D + self.mlp(self.post_attention_layernorm(hidden_D))
-        return output_D
-
-
 @dataclass(frozen=True, kw_only=True)
 class EagleState:
     """A row for each committed slot: that of its token with the state of the slot before; a text's first has none.
@@ -163,7 +126,9 @@ class Heads(TokenHeads):
         self.fc = nn.Linear(joined * width, width, bias=False)
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(nn.RMSNorm(width, eps=eps) for _ in self.tap_layers)
-        self.midlayer = MidLayer(self.shape, config)
+        self.midlayer = MidLayer(
+            self.shape, joins=config.version == 3, norm_before_residual=config.norm_before_residual
+        )
         self.norm = nn.Identity() if config.version == 1 else nn.RMSNorm(width, eps=eps)
         if config.unembedding == "own":
             self.lm_head = OneUnembedding(backbone, config.draft_vocabulary)
@@ -172,12 +137,7 @@ class Heads(TokenHeads):
     @torch.no_grad()
     def start(self) -> None:
         """The highest state alone passes, and is scored as the backbone scores its final one."""
-        std = getattr(self.backbone.config, "initializer_range", 0.02)
-        for module in self.midlayer.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=std)
-        nn.init.zeros_(self.midlayer.self_attn.o_proj.weight)
-        nn.init.zeros_(self.midlayer.mlp.down_proj.weight)
+        self.midlayer.start(std=getattr(self.backbone.config, "initializer_range", 0.02))
         nn.init.zeros_(self.fc.weight)
         nn.init.eye_(self.fc.weight[:, -self.fc.out_features :])
         if isinstance(self.norm, nn.RMSNorm) and (weight_D := rms_weight(self.backbone, self.norm)) is not None:
@@ -341,7 +301,7 @@ class Heads(TokenHeads):
         groups = len(context[0])
         if not by_text(texts_M, groups):  # each node is a group of its own, with a copy of its context
             groups, context = len(texts_M), [x.index_select(0, texts_M) for x in context]
-        inputs, positions, keys, values = (x.unflatten(0, (groups, -1)) for x in of_nodes)
+        inputs, positions, keys, values = (torch.unflatten(x, 0, (groups, -1)) for x in of_nodes)
         seen = Context(keys_BGSE=context[0], values_BGSE=context[1], may_attend_BWS=context[2][:, None])
         return self.midlayer.self_attn(inputs, positions, self.rope, seen, (keys, values)).flatten(0, 1)
 
@@ -368,15 +328,3 @@ def choose_taps(config: Config, backbone: Backbone) -> list[int]:
             f"embeddings, to {layers - 1}, the output of its last layer but one."
         )
     return config.taps
-
-
-def rms_weight(backbone: Backbone, norm: nn.RMSNorm) -> Tensor | None:
-    """(D,): the weight with which an RMS norm is the backbone's final norm; None where that is another norm."""
-    weight_D = getattr(backbone.norm, "weight", None)
-    if weight_D is None or weight_D.is_meta or norm.weight.is_meta or getattr(backbone.norm, "bias", None) is not None:
-        return None
-    ones_D = torch.ones_like(weight_D)
-    for candidate_D in (weight_D, weight_D + 1):  # Gemma's norms multiply with 1 + weight
-        if torch.allclose(backbone.norm(ones_D[None])[0], candidate_D, rtol=1e-2, atol=1e-3):
-            return candidate_D.to(norm.weight.device, norm.weight.dtype)
-    return None

@@ -1,47 +1,26 @@
-"""A Llama-style decoder layer of the heads' own, which attends to committed rows and to the rows of a node's own path.
-
-    context    committed rows, computed from the backbone's true states; all nodes of a text share them
-    own        rows of the path that leads to a node, computed from the layer's own output
+"""A Llama-style decoder layer of the heads' own: its shape, its rotary embeddings, its projections and its two blocks.
 
 It is plain PyTorch and the same whatever the backbone is, since servers load such a layer as Llama's: RMS norms, SiLU,
 grouped key-value heads, rotary embeddings (EAGLE, Li et al. 2024; EAGLE-3, Li et al. 2025, section 3.1). Names of
 parameters are those of EAGLE-3's checkpoints.
 """
-# B text, W node of a text (in training a position), S context slot, k row of an own path, H query head,
-# G key-value head, R query heads a key-value head, E head width, D model width, M node of all texts
+# B text, W node of a text (in training a position), k row of an own path, G key-value head, E head width,
+# D model width, I input width of the attention
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from heads.backbone.masks import FULL
 from heads.backbone.model import Backbone
 from heads.backbone.rope import MOVING
-
-SCORES_AT_A_TIME = 2**24
-"""Attention scores that are stored for backward; of more, parts are computed again there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """Committed rows of B texts.
-
-    Attributes:
-        keys, values: (B, G, S, E).
-        may_attend_BWS: which of them each query sees; W is 1 where all nodes of a text see the same.
-    """
-
-    keys_BGSE: Tensor
-    values_BGSE: Tensor
-    may_attend_BWS: Tensor
+from heads.interface.draft_attention import Context, attend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,48 +152,56 @@ class MLP(nn.Module):
         return y_D
 
 
-def attend(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tensor, own_values_BWkGE: Tensor) -> Tensor:
-    """(B, W, H, E): softmax attention over the context and each query's own rows together.
+class MidLayer(nn.Module):
+    """The decoder layer.
 
-    Long texts are read in parts, whose scores backward computes again, so that memory does not grow with their square.
+    Args:
+        joins: the attention reads [N_e(embedding) ; N_h(hidden)], as EAGLE-3 does; False: the hidden state as it is.
+        norm_before_residual: the residual stream starts at N_h(hidden) in place of the hidden state.
     """
-    batch, nodes, heads, _ = queries_BWHE.shape
-    slots = context.keys_BGSE.shape[2] + own_keys_BWkGE.shape[2]
-    part = max(64, SCORES_AT_A_TIME // max(1, batch * heads * slots))
-    if nodes <= part:
-        return attend_at_once(queries_BWHE, context, own_keys_BWkGE, own_values_BWkGE)
-    split = [x.split(part, dim=1) for x in (queries_BWHE, own_keys_BWkGE, own_values_BWkGE)]
-    seen = context.may_attend_BWS.expand(batch, nodes, -1).split(part, dim=1)
-    found = []
-    for queries, keys, values, may_attend in zip(*split, seen, strict=True):
-        of_part = Context(keys_BGSE=context.keys_BGSE, values_BGSE=context.values_BGSE, may_attend_BWS=may_attend)
-        found.append(checkpoint(attend_at_once, queries, of_part, keys, values, use_reentrant=False))
-    return torch.cat(found, dim=1)
+
+    def __init__(self, shape: LayerShape, *, joins: bool, norm_before_residual: bool = False) -> None:
+        super().__init__()
+        width, eps = shape.hidden_size, shape.rms_norm_eps
+        self.joins, self.norm_before_residual = joins, norm_before_residual
+        if joins:
+            self.input_layernorm = nn.RMSNorm(width, eps=eps)
+            self.hidden_norm = nn.RMSNorm(width, eps=eps)
+        self.self_attn = Attention(shape, 2 * width if joins else width)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+        self.mlp = MLP(shape)
+
+    @torch.no_grad()
+    def start(self, std: float) -> None:
+        """Random weights of this deviation; what is written to the residual stream is zero at first."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=std)
+        nn.init.zeros_(self.self_attn.o_proj.weight)
+        nn.init.zeros_(self.mlp.down_proj.weight)
+
+    def join(self, embedded_D: Tensor, hidden_D: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, I) the attention's input, and (…, D) where the residual stream starts."""
+        if not self.joins:
+            return hidden_D, hidden_D
+        normed_D = self.hidden_norm(hidden_D)
+        inputs_I = torch.cat([self.input_layernorm(embedded_D), normed_D], dim=-1)
+        return inputs_I, normed_D if self.norm_before_residual else hidden_D
+
+    def finish(self, residual_D: Tensor, read_D: Tensor) -> Tensor:
+        """(…, D): the layer's output from what its attention read."""
+        hidden_D = residual_D + read_D
+        output_D: Tensor = hidden_D + self.mlp(self.post_attention_layernorm(hidden_D))
+        return output_D
 
 
-def attend_at_once(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tensor, own_values_BWkGE: Tensor) -> Tensor:
-    kv_heads, slots, width = context.keys_BGSE.shape[1:]
-    queries_BWGRE = queries_BWHE.unflatten(2, (kv_heads, -1)) / math.sqrt(width)
-    of_context = torch.einsum("bwgre,bgse->bgrws", queries_BWGRE, context.keys_BGSE)
-    of_context = of_context.masked_fill(~context.may_attend_BWS[:, None, None], -torch.inf)
-    of_own = torch.einsum("bwgre,bwkge->bgrwk", queries_BWGRE, own_keys_BWkGE)
-    scores = torch.cat([of_context, of_own], dim=-1)
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(dim=-1, dtype=wide).to(own_values_BWkGE.dtype)
-    read = torch.einsum("bgrws,bgse->bwgre", weights[..., :slots], context.values_BGSE)
-    read = read + torch.einsum("bgrwk,bwkge->bwgre", weights[..., slots:], own_values_BWkGE)
-    return read.flatten(2, 3)
-
-
-def by_text(nodes_M: Tensor, num_texts: int) -> bool:
-    """Whether nodes of texts `nodes_M` come text by text, equally many each; compiled graphs do not ask.
-
-    >>> by_text(torch.tensor([0, 0, 1, 1]), 2), by_text(torch.tensor([1, 0, 0, 0]), 2)
-    (True, False)
-    """
-    if num_texts == 1:
-        return True
-    if torch.compiler.is_compiling() or len(nodes_M) % num_texts:
-        return False
-    each = len(nodes_M) // num_texts
-    return torch.equal(nodes_M, torch.arange(num_texts, device=nodes_M.device).repeat_interleave(each))
+def rms_weight(backbone: Backbone, norm: nn.RMSNorm) -> Tensor | None:
+    """(D,): the weight with which an RMS norm is the backbone's final norm; None where that is another norm."""
+    weight_D = getattr(backbone.norm, "weight", None)
+    if weight_D is None or weight_D.is_meta or norm.weight.is_meta or getattr(backbone.norm, "bias", None) is not None:
+        return None
+    ones_D = torch.ones_like(weight_D)
+    for candidate_D in (weight_D, weight_D + 1):  # Gemma's norms multiply with 1 + weight
+        if torch.allclose(backbone.norm(ones_D[None])[0], candidate_D, rtol=1e-2, atol=1e-3):
+            return candidate_D.to(norm.weight.device, norm.weight.dtype)
+    return None

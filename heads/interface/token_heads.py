@@ -276,7 +276,8 @@ class TokenHeads(nn.Module):
     def first_level(self, state: Any) -> Any:
         """The level above the root: one entry a row, from the last committed position.
 
-        Levels are tensors, or tuples, lists and dicts of them, whose first axis counts rows, later nodes.
+        Levels are tensors, or tuples, lists and dicts of them, whose first axis counts rows, later nodes; what all
+        nodes of a row read, such as committed keys, may go on with one entry a row.
         """
 
     @abstractmethod
