@@ -24,15 +24,16 @@ try:
 except MissingExtraError as error:
     sys.exit(f"error: {error}")
 
-from heads.cli.autocomplete import autocomplete_command
 from heads.cli.evaluate import evaluate_command
+from heads.cli.export import export_command, import_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
 from heads.cli.measure import benchmark_command, tune_tree_command
 from heads.cli.quantize import quantize_command
 from heads.cli.race.command import race_command
 from heads.cli.suites import compare_command
-from heads.cli.text import chat_command, generate_command
 from heads.cli.verify_lossless import verify_lossless_command
+from heads.cli.writing.autocomplete import autocomplete_command
+from heads.cli.writing.text import chat_command, generate_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate_command,
@@ -46,14 +47,16 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify-lossless": verify_lossless_command,
     "quantize": quantize_command,
     "info": info_command,
+    "export": export_command,
+    "import": import_command,
     "merge": merge_command,
     "prune-vocabulary": prune_vocabulary_command,
     "count-ngrams": count_ngrams_command,
 }
 
 
-OWN_OPTIONS = {"evaluate": {"allow_extra_args": True, "ignore_unknown_options": True}}
-"""Commands that read further options themselves: those of a suite."""
+OWN_OPTIONS = {name: {"allow_extra_args": True, "ignore_unknown_options": True} for name in ("evaluate", "export")}
+"""Commands that read further options themselves: those of a suite or a format."""
 
 
 class OneSentence(TyperGroup):

@@ -72,7 +72,7 @@ def run_suite(context: typer.Context, heads: Path | None, options: SuiteOptions,
             f"--suite {name} needs a folder of heads; give it first: headway evaluate HEADS --suite {name}."
         )
     refuse_held_out(context, name)
-    config = read_options(module.Config, context.args, name)
+    config = read_options(module.Config, context.args, f"--suite {name}")
     new_figure(1, 1)  # without matplotlib nothing is measured
     task = suite_task(heads, options, loading, config, name)
     if task.rows.resumed:

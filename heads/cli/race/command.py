@@ -14,7 +14,7 @@ from heads.cli.options import ColorOptions, LoadingOptions, SamplingOptions, Tre
 from heads.cli.race.recording import Column, Entry, Track, race, say_same
 from heads.cli.race.screen import replay
 from heads.cli.race.svg import draw_race
-from heads.cli.text import build_generator, read_prompt
+from heads.cli.writing.text import build_generator, read_prompt
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.tables import describe_machine, progress_bar
 from heads.interface.token_heads import TokenHeads

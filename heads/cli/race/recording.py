@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heads.cli.options import SamplingOptions
-from heads.cli.streaming import Decoding, TextStream
+from heads.cli.writing.streaming import Decoding, TextStream
 from heads.decoding.generate import generate
 from heads.evaluation.generated_text import first_difference
 from heads.evaluation.throughput import clock_of, rotated

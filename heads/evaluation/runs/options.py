@@ -1,4 +1,4 @@
-"""A suite's own options: words of the command line, such as `--new-tokens 64`, as fields of its Config."""
+"""Options of a suite or a format: words of the command line, such as `--new-tokens 64`, as fields of its Config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heads.validation import build, describe, members, nearest
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def read_options(config: type[Any], words: Sequence[str], suite: str) -> Any:
+def read_options(config: type[Any], words: Sequence[str], of: str) -> Any:
     """A Config from words; a flag may stand without a value.
 
     Raises:
@@ -23,7 +23,7 @@ def read_options(config: type[Any], words: Sequence[str], suite: str) -> Any:
     ... class Config:
     ...     new_tokens: int = 8
     ...     tasks: list[str] = dataclasses.field(default_factory=list)
-    >>> read_options(Config, ["--new-tokens=4", "--tasks", "arc,copa"], "speed").tasks
+    >>> read_options(Config, ["--new-tokens=4", "--tasks", "arc,copa"], "--suite speed").tasks
     ['arc', 'copa']
     """
     hints = get_type_hints(config)
@@ -34,17 +34,15 @@ def read_options(config: type[Any], words: Sequence[str], suite: str) -> Any:
         field = name.removeprefix("--").replace("-", "_")
         if not name.startswith("--") or field not in hints:
             known = [option(field) for field in hints]
-            raise ValueError(
-                f"{name} is no option of --suite {suite}; allowed are {', '.join(known)}.{nearest(name, known)}"
-            )
+            raise ValueError(f"{name} is no option of {of}; allowed are {', '.join(known)}.{nearest(name, known)}")
         if not text and bool in members(hints[field]) and (not left or left[0].startswith("--")):
             text = "true"
         elif not text:
             if not left:
-                raise ValueError(f"{name} of --suite {suite} was given without a value; write {name} VALUE.")
+                raise ValueError(f"{name} of {of} was given without a value; write {name} VALUE.")
             text = left.pop(0)
         values[field] = read_value(hints[field], text, name)
-    return build(config, values, of=f"suite {suite}")
+    return build(config, values, of=of)
 
 
 def read_value(hint: Any, text: str, name: str) -> Any:

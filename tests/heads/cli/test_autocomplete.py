@@ -14,9 +14,9 @@ from repository import ROOT
 from typer.testing import CliRunner
 
 from heads.checkpoint.opening import open_backbone
-from heads.cli.autocomplete import Editor, Suggestions, build_suggest
 from heads.cli.main import app
-from heads.cli.text import read_prompt
+from heads.cli.writing.autocomplete import Editor, Suggestions, build_suggest
+from heads.cli.writing.text import read_prompt
 from heads.decoding.superposed.decoding import SuperposedDecoding
 
 BASE = str(ROOT / "checkpoints/demo/base")

@@ -19,7 +19,7 @@ from heads.checkpoint import save_load
 from heads.checkpoint.opening import open_backbone
 from heads.cli.main import COMMANDS, app
 from heads.cli.options import TreeOptions, use_color
-from heads.cli.text import DecodingOptions
+from heads.cli.writing.text import DecodingOptions
 from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.tuned_file import TunedTree
 from heads.families import create
@@ -303,7 +303,10 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
     for place in (
         "options.open_heads",
         "suites.read_runs",
-        "autocomplete.open_backbone",
+        "writing.autocomplete.open_backbone",
+        "export.open_heads",
+        "export.open_backbone",
+        "export.recognise",
         "quantize.open_backbone",
         "folders.open_heads",
         "folders.describe",
@@ -313,6 +316,8 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
         monkeypatch.setattr(f"heads.cli.{place}", interrupted)
     files = {"merge": ["--out", tmp_path], "generate": ["--prompt", "a"], "race": ["--prompt", "a"]}
     files["prune-vocabulary"] = ["--ngrams", tmp_path, "--tokens", 5, "--out", tmp_path]
+    files["export"] = ["--to", "medusa", "--out", tmp_path / "out"]
+    files["import"] = ["--backbone", "a", "--out", tmp_path / "out"]
     files["count-ngrams"] = ["--tokenizer", "a", "--data", "b", "--out", tmp_path]
     heads = [] if command == "count-ngrams" else [folder / "medusa"]
     result = run(command, *heads, *files.get(command, []))

@@ -12,9 +12,9 @@ from throwaway_families import make_heads
 from tiny import tiny_model
 
 from heads.backbone.model import Backbone
-from heads.cli.conversation import Conversation
 from heads.cli.options import SamplingOptions
-from heads.cli.streaming import TextGenerator
+from heads.cli.writing.conversation import Conversation
+from heads.cli.writing.streaming import TextGenerator
 from heads.decoding.tree_decoding import TreeDecoding
 
 

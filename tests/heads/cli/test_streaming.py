@@ -6,7 +6,7 @@ import pytest
 import torch
 from byte_tokenizer import EOS, byte_tokenizer
 
-from heads.cli.streaming import CUT_CHARACTER, TextStream
+from heads.cli.writing.streaming import CUT_CHARACTER, TextStream
 
 
 def stream(tokens: list[int], drafted: list[bool], prompt: str = "ab") -> list[tuple[str, bool]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.cli.streaming import StreamedText, TextGenerator
+from heads.cli.writing.streaming import StreamedText, TextGenerator
 from heads.data.chat import choose_template, encode_chat
 from heads.evaluation.methods import end_tokens
 

@@ -21,7 +21,7 @@ import typer
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import open_backbone
-from heads.cli.text import read_prompt
+from heads.cli.writing.text import read_prompt
 from heads.decoding.superposed.decoding import SuperposedDecoding
 from heads.extras import needs_extra
 from heads.ngrams.table import NgramTable

@@ -11,7 +11,6 @@ import typer
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_draft_model
-from heads.cli.conversation import Conversation, converse
 from heads.cli.options import (
     ColorOptions,
     HeadsIfAny,
@@ -22,7 +21,8 @@ from heads.cli.options import (
     use_color,
     with_groups,
 )
-from heads.cli.streaming import Decoding, TextGenerator
+from heads.cli.writing.conversation import Conversation, converse
+from heads.cli.writing.streaming import Decoding, TextGenerator
 from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.proposers.draft_length import DEFAULT_K
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP

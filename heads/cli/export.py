@@ -1,0 +1,102 @@
+"""`headway export` writes heads as other programs' folders, `headway import` reads those as heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from heads.checkpoint.opening import open_backbone, open_heads
+from heads.checkpoint.save_load import save
+from heads.checkpoint.schema import DESCRIPTION
+from heads.cli.options import BackboneOption
+from heads.evaluation.runs.options import about, describe_options, read_options
+from heads.export.exporting import export_heads, import_heads
+from heads.export.formats import format_module, formats, reads, recognise, writes
+
+ListOption = Annotated[bool, typer.Option("--list", help="List the formats, and who loads them.")]
+
+
+def export_command(
+    context: typer.Context,
+    heads: Annotated[Path | None, typer.Argument(metavar="HEADS", help="Folder of heads.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="FORMAT", help="The format; its own options follow: --format-help lists them."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="New folder.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier folder once the new is whole.")] = (
+        False
+    ),
+    backbone: BackboneOption = None,
+    format_help: Annotated[bool, typer.Option("--format-help", help="List the options of --to FORMAT.")] = False,
+    list_formats: ListOption = False,
+) -> None:
+    """Write heads as a folder that other programs load.
+
+    What is written is read back and compared in logits before the folder takes its place.
+    """
+    if list_formats:
+        Console().print(formats_table())
+        return
+    if to is None or (heads is None and not format_help):
+        raise ValueError(f"Give HEADS and --to FORMAT, one of {', '.join(filter(writes, formats()))}.")
+    module = format_module(to)
+    if format_help:
+        Console().print(about(module.Config), options_table(module.Config, to), highlight=False)
+        return
+    if out is None or heads is None:
+        raise ValueError("Give --out FOLDER, a new folder.")
+    config = read_options(module.Config, context.args, f"--to {to}") if writes(to) else None
+    opened = open_heads([heads], backbone)
+    (token_heads,) = opened.token_heads.values()
+    said = export_heads(token_heads, to, out, overwrite=overwrite, **({} if config is None else vars(config)))
+    typer.echo(f"{out}: {token_heads.family} heads as {to}; {said}")
+
+
+def import_command(
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="Folder of another program's heads.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Folder or hub name of the model that they belong to.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="HEADS", help="New folder for the heads.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="By default the format that the folder shows.")
+    ] = None,
+    list_formats: ListOption = False,
+) -> None:
+    """Read heads of another program as a native folder, which decodes and can be trained further."""
+    if list_formats:
+        Console().print(formats_table())
+        return
+    if folder is None or backbone is None or out is None:
+        raise ValueError("Give FOLDER, --backbone MODEL and --out HEADS.")
+    if (out / DESCRIPTION).exists():
+        raise ValueError(f"--out {out} holds heads, which would be lost; give a folder without heads.")
+    source = source or recognise(folder)
+    token_heads = import_heads(folder, open_backbone(backbone).model, source)
+    save(token_heads, out, recipe={"imported": {"format": source, "folder": str(folder)}})
+    typer.echo(f"{out}: {token_heads.num_heads} {token_heads.family} heads, read from {folder} as {source}")
+
+
+def formats_table() -> Table:
+    table = Table(title="formats", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("format", "export", "import", "who loads it"):
+        table.add_column(column, overflow="fold")
+    for name in formats():
+        yes = ["yes" if able(name) else "–" for able in (writes, reads)]
+        table.add_row(name, *yes, format_module(name).SUMMARY)
+    return table
+
+
+def options_table(config: type[object], name: str) -> Table:
+    table = Table(title=f"headway export HEADS --to {name} …", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("option", "takes", "default"):
+        table.add_column(column, overflow="fold")
+    for row in describe_options(config):
+        table.add_row(*row)
+    return table

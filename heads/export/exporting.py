@@ -1,0 +1,116 @@
+"""Heads to a foreign folder and back: nothing is called written before it was read back and gave the same logits."""
+# B row, T position, V scored token, D model width
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.backbone.model import Backbone, CommitPlan
+from heads.export.formats import format_module, reads, recognise, writes
+from heads.interface.token_heads import TokenHeads
+from heads.validation import build
+
+ROWS, TOKENS = 2, 12
+"""Random texts that both heads draft after."""
+
+
+def export_heads(
+    token_heads: TokenHeads, format: str, folder: str | Path, *, overwrite: bool = False, **options: Any
+) -> str:
+    """Write heads as a foreign format, read them back, compare, and only then put the folder in its place.
+
+    Args:
+        format: one of `heads.export.formats.formats()`.
+        folder: a new folder.
+        overwrite: an earlier folder of that name is replaced once the new one is whole.
+        options: fields of the format's Config.
+
+    Returns:
+        A sentence that says what was compared.
+
+    Raises:
+        ValueError: an unknown format or option, heads that the format cannot hold, a folder that exists, or logits that
+            differ after reading back.
+    """
+    module, folder = format_module(format), Path(folder)
+    if not writes(format):
+        raise ValueError(f"The format {format} is only read; headway export --list shows the others.")
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists; give another folder, or --overwrite to replace it.")
+    config = build(module.Config, options, of=f"format {format}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+        written = Path(place) / "folder"
+        written.mkdir()
+        module.write(token_heads, written, config)
+        said = check_written(module, token_heads, written, config)
+        if folder.exists():
+            shutil.rmtree(folder)
+        written.rename(folder)
+    return said
+
+
+def check_written(module: Any, token_heads: TokenHeads, folder: Path, config: Any) -> str:
+    if hasattr(module, "compare"):
+        return str(module.compare(token_heads, folder, config))
+    again = module.read(folder, token_heads.backbone)
+    difference = largest_difference(token_heads, again)
+    if difference > 0:
+        raise ValueError(
+            f"What was read back drafts other logits, by up to {difference:.2g}; nothing was written. This is a defect "
+            f"of the format's file, please report it."
+        )
+    return f"read back: {token_heads.num_heads} heads, the same logits bit for bit on {ROWS} random texts"
+
+
+def import_heads(folder: str | Path, model: Any, format: str | None = None) -> TokenHeads:
+    """Heads from a foreign folder, on a causal LM, in eval mode; `heads.save` writes them as a native folder.
+
+    Args:
+        model: the backbone that they were trained on, or a `Backbone` that wraps it.
+        format: by default the one that the folder is recognised as.
+
+    Raises:
+        ValueError: a folder of another kind or of several, tensors without a place or of other sizes, pickles with
+            code, names that lead out of the folder.
+    """
+    backbone = model if isinstance(model, Backbone) else Backbone(model)
+    name = format or recognise(folder)
+    if not reads(name):
+        raise ValueError(f"The format {name} is only written; headway import --list shows the others.")
+    token_heads: TokenHeads = format_module(name).read(Path(folder), backbone)
+    return token_heads.to(device=backbone.heads_device, dtype=backbone.dtype).eval()
+
+
+@torch.no_grad()
+def largest_difference(one: TokenHeads, other: TokenHeads) -> float:
+    """The largest difference of two heads' logits along random texts, drafted as decoding drafts; inf if they cannot
+    be compared."""
+    if one.num_heads != other.num_heads:
+        return float("inf")
+    pairs = zip(drafted_logits(one), drafted_logits(other), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) if a.shape == b.shape else float("inf") for a, b in pairs)
+
+
+def drafted_logits(token_heads: TokenHeads) -> list[Tensor]:
+    """(B, V) of each head after ROWS random texts, along random drafted tokens."""
+    backbone = token_heads.backbone
+    generator = torch.Generator().manual_seed(0)
+    shape = (ROWS, TOKENS + token_heads.num_heads)
+    tokens_BT = torch.randint(backbone.vocab_size, shape, generator=generator).to(backbone.device)
+    valid_BT = torch.ones(ROWS, TOKENS, dtype=torch.bool, device=backbone.device)
+    _, output = backbone.prefill(tokens_BT[:, :TOKENS], valid_BT, token_heads.taps)
+    plan = CommitPlan.whole(valid_BT)
+    state = token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
+    level, rows_B = token_heads.first_level(state), torch.arange(ROWS, device=backbone.device)
+    logits = []
+    for k in range(1, token_heads.num_heads + 1):
+        hidden_BD, level = token_heads.step(k, level, tokens_BT[:, TOKENS + k - 1], rows_B)
+        logits.append(token_heads.projection(k)(hidden_BD))
+    return logits

@@ -1,0 +1,121 @@
+"""Medusa's own folders: `medusa_lm_head.safetensors` or `.pt` with a config.json that counts heads and layers.
+
+Version 1 (the axolotl trainer, and what was released for Vicuna) has an unembedding a head; version 2 (the legacy
+trainer) shares the backbone's. A head is n residual blocks x + SiLU(W x + b). The original code repeats one block n
+times, so its files hold the same block n times: read here as n blocks with equal weights, which is the same function.
+
+Source: FasterDecoding/Medusa medusa/model/medusa_model.py and medusa_model_legacy.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from heads.backbone.model import Backbone
+from heads.export.folder import (
+    find_tensors,
+    load_tensors,
+    number_of,
+    read_config,
+    read_tensors,
+    refuse_kind,
+    try_config,
+    write_folder,
+)
+from heads.export.names import Names
+from heads.families import create
+from heads.interface.token_heads import TokenHeads
+from heads.validation import validated
+
+SUMMARY = "FasterDecoding/Medusa, versions 1 and 2 (read and written)"
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+PREFIX = "medusa_head."
+"""Before each name where heads were saved with their model (Medusa-2)."""
+
+
+@validated
+@dataclass(kw_only=True)
+class Config:
+    """Medusa's own folder; the version follows the heads: `unembedding: own` is 1, `shared` is 2.
+
+    Attributes:
+        file: "safetensors", or "pt" for programs that look for medusa_lm_head.pt.
+    """
+
+    file: Literal["safetensors", "pt"] = "safetensors"
+
+
+def names(num_blocks: int) -> Names:
+    """The table; the last entry is in version 1 alone."""
+    return Names(
+        {
+            "bodies.{k}.{l}.linear.weight": "{k}.{l}.linear.weight",
+            "bodies.{k}.{l}.linear.bias": "{k}.{l}.linear.bias",
+            "unembeddings.weights.{k}": "{k}." + f"{num_blocks}.weight",
+        }
+    )
+
+
+def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
+    """
+    Raises:
+        ValueError: heads of another family, or with what the format cannot say: a draft vocabulary, biases of
+            unembeddings, logits that the backbone's class scales or caps.
+    """
+    tensors = medusa_tensors(token_heads, "medusa")
+    fields = {
+        "medusa_num_heads": token_heads.num_heads,
+        "medusa_num_layers": token_heads.config.num_blocks,  # type: ignore[attr-defined]
+        "base_model_name_or_path": token_heads.backbone.name,
+    }
+    if not any(name.startswith("unembeddings") for name in token_heads.state_dict()):
+        fields["version"] = "2"
+    write_folder(folder, tensors, fields, f"medusa_lm_head.{config.file}")
+
+
+def medusa_tensors(token_heads: TokenHeads, format: str) -> dict[str, Any]:
+    """The tensors of medusa heads by their original names."""
+    if token_heads.family != "medusa":
+        raise ValueError(f"{token_heads.family} heads were given; the format {format} holds medusa heads.")
+    refuse_other_logits(token_heads.backbone, format)
+    if token_heads.draft_tokens_S is not None:
+        raise ValueError(f"Heads with a draft vocabulary were given; the format {format} scores every token.")
+    return names(token_heads.config.num_blocks).to_foreign(token_heads.state_dict(), format)  # type: ignore[attr-defined]
+
+
+def refuse_other_logits(backbone: Backbone, format: str) -> None:
+    """
+    Raises:
+        ValueError: a model class that does more with its logits than a product.
+    """
+    record = backbone.projection
+    if record.scale != 1.0 or record.soft_cap is not None or record.bias is not None:
+        raise ValueError(
+            f"{type(backbone.model).__name__} scales, caps or shifts its logits, which the format {format} cannot say; "
+            f"allowed are models whose logits are a product with the unembedding."
+        )
+
+
+def recognises(folder: Path) -> bool:
+    return "medusa_num_heads" in try_config(folder) and "hydra_num_heads" not in try_config(folder)
+
+
+def read(folder: Path, backbone: Backbone) -> TokenHeads:
+    """
+    Raises:
+        ValueError: a folder of another kind, tensors without a place, or of other sizes.
+    """
+    config = read_config(folder)
+    if not recognises(folder):
+        raise refuse_kind(folder, "medusa", "config.json has no medusa_num_heads")
+    refuse_other_logits(backbone, "medusa")
+    num_heads = number_of(config, "medusa_num_heads", folder, most=32)
+    num_blocks = number_of(config, "medusa_num_layers", folder, most=8)
+    found = read_tensors(find_tensors(folder, FILES))
+    tensors = names(num_blocks).to_native({name.removeprefix(PREFIX): t for name, t in found.items()}, str(folder))
+    own = any(name.startswith("unembeddings") for name in tensors)
+    unembedding = "own" if own else "shared"
+    new = create("medusa", backbone, num_heads=num_heads, num_blocks=num_blocks, unembedding=unembedding)
+    return load_tensors(new, tensors, folder)
