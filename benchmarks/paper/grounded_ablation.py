@@ -116,6 +116,7 @@ VARIANTS = (
     Variant(name="offset_4", figure="6", changes={"heads": {"hidden_offset": 4}}),
     Variant(name="embeddings", figure="7", changes={"heads": {"hidden_offset": 8}}),
     Variant(name="gru", figure="8", changes={"family": "gru", **FAST}),
+    Variant(name="eagle_soft", figure="–", changes={"family": "eagle", "loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="prefix", figure="–", changes={"heads": {"prefix_layers": 1}}),
     Variant(name="soft", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="medusa_soft", figure="–", changes={"family": "medusa", **FAST, "loss": {"hard": 0.0, "soft": 1.0}}),

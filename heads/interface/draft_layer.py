@@ -111,7 +111,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: LayerShape, input_width: int) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.head_dim = shape, shape.head_dim
         query, key_value = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
         self.q_proj = nn.Linear(input_width, query, bias=False)
         self.k_proj = nn.Linear(input_width, key_value, bias=False)

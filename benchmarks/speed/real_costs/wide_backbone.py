@@ -11,7 +11,8 @@ Columns that meet zeros alone hold random numbers, so that the products are thos
 units behind the first have zero inputs and outputs. Further layers write zeros, and stand before the narrow ones, so
 that the last layers are those that heads tap. In float32 all that differs is the order of sums.
 """
-# D wide and d narrow model width, V vocabulary, O outputs and I inputs of a matrix, G groups of them, H a group's units
+# D wide and d narrow model width, V vocabulary, O outputs and I inputs of a matrix, B blocks of inputs, G groups of
+# outputs or inputs, H a group's units
 
 from __future__ import annotations
 
@@ -115,11 +116,15 @@ def wide_config(narrow: Any, shape: Shape) -> Any:
     return config
 
 
-def widen_layer(wide: nn.Module, narrow: nn.Module, scale: float, groups: int) -> None:
-    """Fill a decoder layer, whose attention heads stand in `groups` groups with one key-value head each."""
+def widen_layer(wide: nn.Module, narrow: nn.Module, scale: float, groups: int, *, blocks: int = 1) -> None:
+    """Fill a decoder layer, whose attention heads stand in `groups` groups with one key-value head each.
+
+    Args:
+        blocks: how many vectors of the model's width its attention reads side by side.
+    """
     ours: Any = wide
     theirs: Any = narrow
-    widen_attention(ours.self_attn, theirs.self_attn, scale, groups)
+    widen_attention(ours.self_attn, theirs.self_attn, scale, groups, blocks)
     for name in ("gate_proj", "up_proj"):
         place_matrix(getattr(ours.mlp, name).weight, getattr(theirs.mlp, name).weight)
     place_matrix(ours.mlp.down_proj.weight, theirs.mlp.down_proj.weight, scale=scale)
@@ -127,18 +132,18 @@ def widen_layer(wide: nn.Module, narrow: nn.Module, scale: float, groups: int) -
         place_vector(getattr(ours, name).weight, getattr(theirs, name).weight, scale=1 / scale)
 
 
-def widen_attention(wide: Any, narrow: Any, scale: float, groups: int) -> None:
+def widen_attention(wide: Any, narrow: Any, scale: float, groups: int, blocks: int) -> None:
     """Head j of the narrow attention becomes the first of group j; the other heads ask nothing.
 
     A head that asks nothing averages its group's values, so o_proj takes none of its outputs.
     """
     for name in ("k_proj", "v_proj"):
-        place_matrix(getattr(wide, name).weight, getattr(narrow, name).weight)
-    narrow_OI = narrow.q_proj.weight
-    heads = len(narrow_OI) // narrow.head_dim
-    place_matrix(wide.q_proj.weight, torch.zeros_like(narrow_OI))
-    first_GHI = wide.q_proj.weight.unflatten(0, (groups, -1))[:heads, : narrow.head_dim]
-    first_GHI[..., : narrow_OI.shape[1]] = narrow_OI.unflatten(0, (heads, -1))
+        place(*(getattr(attention, name).weight.unflatten(1, (blocks, -1)) for attention in (wide, narrow)))
+    wide_OBI, narrow_OBI = (attention.q_proj.weight.unflatten(1, (blocks, -1)) for attention in (wide, narrow))
+    heads = len(narrow_OBI) // narrow.head_dim
+    place(wide_OBI, torch.zeros_like(narrow_OBI))
+    first_GHBI = wide_OBI.unflatten(0, (groups, -1))[:heads, : narrow.head_dim]
+    first_GHBI[..., : narrow_OBI.shape[2]] = narrow_OBI.unflatten(0, (heads, -1))
     wide_OGI, narrow_OGI = (
         attention.o_proj.weight.unflatten(1, (count, -1)) for attention, count in ((wide, groups), (narrow, heads))
     )

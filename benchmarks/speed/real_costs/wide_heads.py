@@ -30,6 +30,9 @@ def widen_heads(token_heads: TokenHeads, backbone: Backbone) -> TokenHeads:
     """
     config = dict(vars(token_heads.config))
     refuse_what_is_not_widened(token_heads.family, config)
+    if token_heads.family == "eagle":  # further layers stand before the narrow ones
+        further = backbone.num_layers - token_heads.backbone.num_layers
+        config["taps"] = [n + further for n in token_heads.tap_layers]
     wide = create(token_heads.family, backbone, **config)
     scale = stream_scale(token_heads.backbone.hidden_size, backbone.hidden_size)
     WIDEN[token_heads.family](wide, token_heads, scale)
@@ -41,7 +44,9 @@ def refuse_what_is_not_widened(family: str, config: dict[str, Any]) -> None:
     """The shipped heads use few fields; others would need blocks of their own."""
     if family not in WIDEN:
         raise ValueError(f"{family} heads cannot be widened; allowed are {', '.join(WIDEN)}.")
-    plain = {"hidden_width": None, "prefix_layers": 0, "hidden_offset": 0, "draft_vocabulary": None, "lora_rank": None}
+    plain = dict.fromkeys(("hidden_width", "draft_vocabulary", "lora_rank", "taps", "rope_theta"))
+    plain |= {"prefix_layers": 0, "hidden_offset": 0, "fc_norm": False, "norm_output": False, "version": 3}
+    plain |= {"norm_before_residual": False}
     for name, value in plain.items():
         if config.get(name, value) != value:
             raise ValueError(f"{family} heads with {name}={config[name]} cannot be widened; allowed is {value}.")
@@ -100,9 +105,20 @@ def widen_dynamo(wide: Any, narrow: Any, scale: float) -> None:
         place_matrix(wide_VD, narrow_VD)
 
 
+def widen_eagle(wide: Any, narrow: Any, scale: float) -> None:
+    """fc reads blocks of the residual stream and writes one; the attention reads an embedding beside it."""
+    blocks = len(narrow.tap_layers)
+    place(wide.fc.weight.unflatten(1, (blocks, -1)), narrow.fc.weight.unflatten(1, (blocks, -1)))
+    widen_layer(wide.midlayer, narrow.midlayer, scale, wide.shape.num_key_value_heads, blocks=2)
+    place_vector(wide.midlayer.hidden_norm.weight, narrow.midlayer.hidden_norm.weight, scale=1 / scale)
+    place_vector(wide.norm.weight, narrow.norm.weight, scale=1 / scale)
+    place_matrix(wide.lm_head.weight, narrow.lm_head.weight)
+
+
 WIDEN: dict[str, Callable[[Any, Any, float], None]] = {
     "medusa": widen_medusa,
     "grounded": widen_grounded,
     "gru": widen_gru,
+    "eagle": widen_eagle,
     "dynamo": widen_dynamo,
 }

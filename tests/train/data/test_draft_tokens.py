@@ -63,7 +63,7 @@ def plain_loss(model, batch):
 
 
 @pytest.mark.parametrize("unembedding", ["own", "shared"])
-@pytest.mark.parametrize("family", ["grounded", "medusa", "dynamo"])
+@pytest.mark.parametrize("family", ["grounded", "medusa", "eagle", "dynamo"])
 def test_loss_and_gradients_are_those_of_a_plain_loop(family, unembedding):
     model, batch = build(family, unembedding), a_batch()
     out = model(**batch)

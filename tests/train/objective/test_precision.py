@@ -42,7 +42,7 @@ def step(model):
     return loss.detach(), [p.grad for p in model.token_heads.parameters()]
 
 
-@pytest.mark.parametrize("family", ["medusa", "grounded", "dynamo"])
+@pytest.mark.parametrize("family", ["medusa", "grounded", "eagle", "dynamo"])
 def test_float32_heads_learn_the_same_from_a_bfloat16_backbone(folder, family):
     found = []
     for dtype in ("float32", "bfloat16"):
