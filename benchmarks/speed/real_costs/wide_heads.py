@@ -32,7 +32,8 @@ def widen_heads(token_heads: TokenHeads, backbone: Backbone) -> TokenHeads:
     refuse_what_is_not_widened(token_heads.family, config)
     if token_heads.family == "eagle":  # further layers stand before the narrow ones
         further = backbone.num_layers - token_heads.backbone.num_layers
-        config["taps"] = [n + further for n in token_heads.tap_layers]
+        taps: Any = token_heads.tap_layers
+        config["taps"] = [n + further for n in taps]
     wide = create(token_heads.family, backbone, **config)
     scale = stream_scale(token_heads.backbone.hidden_size, backbone.hidden_size)
     WIDEN[token_heads.family](wide, token_heads, scale)
