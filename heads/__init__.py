@@ -14,6 +14,7 @@ from heads.decoding.superposed.decoding import SuperposedDecoding
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
+from heads.export.hub.push import push_to_hub
 from heads.families import create, families
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
@@ -45,5 +46,6 @@ __all__ = [
     "most_frequent_tokens",
     "pack_weights",
     "prune_vocabulary",
+    "push_to_hub",
     "save",
 ]

@@ -40,6 +40,8 @@ USED_WITHOUT_AN_IMPORT = {
     "ruff": "make lint",
     "mypy": "make lint",
     "import-linter": "make lint",
+    "fastapi": "transformers serve",
+    "uvicorn": "transformers serve",
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import put_on_adapter
+from heads.checkpoint.remote import backbone_around, find_heads
 from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import DESCRIPTION, look_up, read_description
 from heads.inside import find_inside
@@ -70,8 +71,11 @@ def open_draft_model(name: str, dtype: Dtype = "auto") -> Any:
 def find_backbone(folder: str | Path) -> str:
     """The backbone in heads.json: its recorded path, or else the folder of that name beside the heads.
 
-    checkpoints/demo/grounded names checkpoints/demo/base; from elsewhere ../base beside the heads is found.
+    checkpoints/demo/grounded names checkpoints/demo/base; from elsewhere ../base beside the heads is found. Heads in a
+    model folder belong to that model.
     """
+    if (around := backbone_around(folder)) is not None:
+        return str(around)
     return find_beside(read_description(folder).backbone.name, folder)
 
 
@@ -95,7 +99,9 @@ def recorded_backbone(folder: str | Path, dtype: Dtype) -> BackboneConfig:
     except ValueError as error:
         raise ValueError(f"In {Path(folder) / DESCRIPTION}, {error} Correct the file or name a backbone.") from None
     config.dtype = dtype
-    if config.tokenizer is not None:
+    if backbone_around(folder) is not None:  # with its own tokenizer, and in no other revision
+        config.revision = config.tokenizer = None
+    elif config.tokenizer is not None:
         config.tokenizer = find_beside(config.tokenizer, folder)
     elif (trained := read_description(folder).trained_backbone) is not None:
         beside = find_inside(folder, trained.folder)
@@ -110,9 +116,14 @@ def recorded_fields(folder: str | Path) -> dict[str, Any]:
 
 
 def load_with_backbone(
-    folder: str | Path, *, dtype: Dtype = "auto", device: torch.device | str | None = None
+    folder: str | Path,
+    *,
+    dtype: Dtype = "auto",
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
 ) -> tuple[Any, TokenHeads]:
-    """The backbone and its heads, from a folder of heads.
+    """The backbone and its heads, from a folder of heads, or from the hub as in `heads.load`.
 
     If the backbone was trained with the heads, it is the trained one beside them (or the pretrained one with the
     trained LoRA adapter); else the one in heads.json.
@@ -121,6 +132,7 @@ def load_with_backbone(
         dtype: dtype of backbone and heads; "auto" is the checkpoint's on an accelerator and float32 on a CPU. An
             adapter stays in float32, as it was trained.
         device: None is an accelerator if there is one.
+        revision, cache_dir: of the heads on the hub; a backbone that was not trained with them has its own revision.
 
     Returns:
         (model, token heads), in eval mode.
@@ -128,6 +140,7 @@ def load_with_backbone(
     Raises:
         ValueError: the folder holds no heads, damaged ones, or the backbone is not found.
     """
+    folder = find_heads(folder, revision=revision, cache_dir=cache_dir, with_backbone=True)
     model = load_recorded(recorded_backbone(folder, dtype), folder, device or default_device())
     return model, load(folder, model)
 
@@ -139,7 +152,7 @@ def load_recorded(config: BackboneConfig, folder: str | Path, device: torch.devi
     """
     trained = read_description(folder).trained_backbone
     try:
-        if trained is None:
+        if trained is None or backbone_around(folder) is not None:
             return load_backbone(config, device)
         beside = find_trained(folder, trained.folder)
         if not trained.adapter:

@@ -21,6 +21,7 @@ from torch import Tensor
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import has_adapter
 from heads.checkpoint.backbone import PREFIX, check_trained_backbone, save_backbone
+from heads.checkpoint.remote import find_heads
 from heads.checkpoint.schema import DESCRIPTION, FORMAT_VERSION, TENSORS, HeadsDescription, read_description
 from heads.checkpoint.shapes import check_fit, read_shapes
 from heads.decoding.request.entry import check_token_heads
@@ -137,17 +138,29 @@ def write_whole(folder: Path, files: dict[str, bytes]) -> None:
         temporary.replace(final)
 
 
-def load(folder: str | Path, model: Any, *, dtype: torch.dtype | None = None) -> TokenHeads:
-    """Heads from a folder, on a causal LM, in eval mode.
+def load(
+    folder: str | Path,
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> TokenHeads:
+    """Heads from a folder or from the hub, on a causal LM, in eval mode.
 
     Args:
+        folder: what `save` wrote, a model folder with heads inside (`headway export --to hub`), or "organisation/name"
+            on the hub, where no folder here has that name.
         model: the backbone that they were trained on, or a `Backbone` that wraps it.
         dtype: dtype of the heads; None is the backbone's.
+        revision: branch, tag or commit on the hub.
+        cache_dir: where files of the hub are kept; None is huggingface_hub's place.
 
     Raises:
         ValueError: files are missing or damaged, the backbone is another one or has no weights, or tensors are missing,
-            extra or misshapen; the sentence names them.
+            extra or misshapen; the sentence names them. No such repository, or revision or cache_dir for a folder.
     """
+    folder = find_heads(folder, revision=revision, cache_dir=cache_dir)
     description = read_description(folder)
     backbone = model if isinstance(model, Backbone) else Backbone(model)
     backbone.refresh()

@@ -52,6 +52,9 @@ def export_command(
     if out is None or heads is None:
         raise ValueError("Give --out FOLDER, a new folder.")
     config = read_options(module.Config, context.args, f"--to {to}") if writes(to) else None
+    if hasattr(module, "convert"):
+        typer.echo(f"{out}: {module.convert(heads, out, config, backbone=backbone, overwrite=overwrite)}")
+        return
     opened = open_heads([heads], backbone)
     (token_heads,) = opened.token_heads.values()
     said = export_heads(token_heads, to, out, overwrite=overwrite, **({} if config is None else vars(config)))

@@ -7,6 +7,7 @@ prompt and nothing else, and stop strings raise. Here they reach the decoding me
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 from torch import Tensor
@@ -85,7 +86,21 @@ def generate(
             raise ValueError(f"stop_strings={stop_strings!r} were given without a tokenizer; give tokenizer=… as well.")
         criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
     custom = None if decoding is None else Streaming(decoding, streamer)
-    return model.generate(**inputs, streamer=streamer, stopping_criteria=criteria, custom_generate=custom)
+    own = own_generate(model)
+    return own(**inputs, streamer=streamer, stopping_criteria=criteria, custom_generate=custom)
+
+
+def own_generate(model: Any) -> Any:
+    """`model.generate` as its class has it.
+
+    Of a folder with custom_generate/generate.py, from_pretrained puts functools.partial(that function, model=model) in
+    its place, which may lead back here.
+    """
+    in_its_place = vars(model).get("generate")
+    if isinstance(in_its_place, functools.partial) and in_its_place.keywords.get("model") is model:
+        kind: Any = type(model)
+        return functools.partial(kind.generate, model)
+    return model.generate
 
 
 def check_temperature(temperature: float) -> float:

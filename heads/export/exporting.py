@@ -43,6 +43,8 @@ def export_heads(
         raise ValueError(f"The format {format} is only read; headway export --list shows the others.")
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists; give another folder, or --overwrite to replace it.")
+    if hasattr(module, "convert"):
+        raise ValueError(f"The format {format} is made of a folder: save the heads, then headway export --to {format}.")
     config = build(module.Config, options, of=f"format {format}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:

@@ -6,6 +6,8 @@ A format's file holds
     Config                        @validated dataclass; its fields are the format's options: --version 2
     write(token_heads, folder, config)
                                   into an empty folder; absent where a format is only read
+    convert(heads, out, config, backbone=…, overwrite=…)
+                                  instead of `write`, where a format is made of the folder of the heads
     read(folder, backbone)        token heads on the backbone; absent where a format cannot be read back as heads
     recognises(folder)            whether a folder is of this format, for `headway import` without --from
     compare(token_heads, folder, config)
@@ -66,4 +68,4 @@ def reads(name: str) -> bool:
 
 
 def writes(name: str) -> bool:
-    return hasattr(format_module(name), "write")
+    return hasattr(format_module(name), "write") or hasattr(format_module(name), "convert")

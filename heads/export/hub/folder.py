@@ -1,0 +1,185 @@
+"""Write a model folder that is served with heads: weights, tokenizer, heads/, custom_generate/generate.py, model card.
+
+    out/config.json, *.safetensors, tokenizer…    the backbone's files, or those that were trained with the heads
+    out/heads/                                    heads.json, heads.safetensors, tree.json
+    out/custom_generate/generate.py               what trust_remote_code=True puts in place of generate
+    out/README.md                                 the model card
+
+`transformers serve out --trust-remote-code` and `model.generate` decode with the heads then; opened without
+trust_remote_code, it is the plain model. The folder appears whole or not at all, and is loaded back before it does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
+from heads.checkpoint.backbone import sync
+from heads.checkpoint.convert import merge
+from heads.checkpoint.opening import find_trained, recorded_backbone
+from heads.checkpoint.remote import FILES, NESTED, backbone_around, download, find_heads
+from heads.checkpoint.save_load import load
+from heads.checkpoint.schema import HeadsDescription, read_description
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.export.hub import template
+from heads.export.hub.card import CARD, write_card
+from heads.inside import find_inside, remove
+from heads.quantization.quantizer import METHOD
+
+COPIED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*")
+"""Files of a backbone that are copied: weights, configs, tokenizer and licence, no code and no pickles."""
+NOT_COPIED = ("training.json", "consolidated*")
+"""Our record of a base's training, and Mistral's second copy of its weights."""
+GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
+NEEDED = "# and Headway itself; generate.py says so where it is missing\ntransformers>=5.23\ntorch>=2.13\n"
+CHECKED_TOKENS = 8
+
+
+def export_to_hub_folder(
+    heads: str | Path,
+    out: str | Path,
+    *,
+    measured: Sequence[str | Path] = (),
+    license: str | None = None,
+    backbone: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a folder of heads and its backbone as one model folder.
+
+    Args:
+        heads: folder of heads. A LoRA adapter that was trained with them is merged.
+        out: a new folder.
+        measured: files of `headway benchmark --json`, whose rows the model card shows.
+        license: identifier on the hub, such as apache-2.0; None is the one in the backbone's own model card.
+        backbone: folder or hub name; None is the one in heads.json.
+        overwrite: an earlier folder is replaced once the new one is whole.
+
+    Raises:
+        ValueError: `out` exists, or a backbone that cannot be opened without further code.
+        OSError: the disk is full or `out` cannot be written.
+    """
+    out = Path(out)
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} exists; give another folder, or --overwrite to replace it.")
+    heads = find_heads(heads)
+    description = read_description(heads)
+    if description.trained_backbone is not None and description.trained_backbone.adapter:
+        with TemporaryDirectory(dir=out.absolute().parent, prefix=".merged-") as merged:
+            merge(heads, alone := Path(merged) / "merged")
+            return export_to_hub_folder(alone, out, measured=measured, license=license, overwrite=overwrite)
+    config = recorded_backbone(heads, "auto")
+    if backbone is not None:
+        config = replace(config, name_or_path=backbone, revision=None, tokenizer=None)
+    source = find_files(heads, description, config)
+    refuse_code(source, config)
+    with whole(out) as begun:
+        copy_backbone(source, config, begun)
+        copy_heads(heads, begun)
+        write_custom_generate(begun)
+        licensed = source if (source / CARD).is_file() else Path(config.name_or_path)  # trained from that one
+        write_card(begun, heads=heads, served=True, base=licensed, measured=measured, license=license)
+        check(begun)
+        sync(begun)
+    return out
+
+
+@contextmanager
+def whole(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to write to, which takes its place at the end, or is removed on an error."""
+    begun = out.absolute().parent / f".{out.name}.tmp"
+    remove(begun)
+    try:
+        begun.mkdir(parents=True)
+        yield begun
+        remove(out)
+        begun.rename(out)
+    except OSError as error:
+        raise OSError(
+            f"The model folder could not be written to {out} ({error.strerror or error}); nothing was left there. Free "
+            f"space or choose another folder."
+        ) from error
+    finally:
+        remove(begun)
+
+
+def find_files(heads: Path, description: HeadsDescription, config: BackboneConfig) -> Path:
+    """The backbone's folder: the one that was trained with the heads, a local one, or the hub's in its cache."""
+    if description.trained_backbone is not None and backbone_around(heads) is None:
+        return find_trained(heads, description.trained_backbone.folder)
+    if Path(config.name_or_path).is_dir():
+        return Path(config.name_or_path)
+    return download(config.name_or_path, [*COPIED, CARD], config.revision, without=NOT_COPIED)
+
+
+def refuse_code(source: Path, config: BackboneConfig) -> None:
+    """
+    Raises:
+        ValueError: a backbone that needs code beside its weights, one packed by Headway, or one without safetensors.
+    """
+    settings = read_json(source / "config.json")
+    name = config.name_or_path
+    if "auto_map" in settings:
+        raise ValueError(
+            f"The backbone {name} needs code that lies beside its weights, which transformers serve does not open; "
+            f"decode with it in Python, as docs/decode.md says."
+        )
+    if (settings.get("quantization_config") or {}).get("quant_method") == METHOD:
+        raise ValueError(
+            f"The backbone {name} is packed in microscaling weights, which open only after `import heads`, and a "
+            f"server does not import it before it loads; export heads on the unpacked backbone."
+        )
+    if not any(source.glob("*.safetensors")):
+        raise ValueError(
+            f"The backbone {name} holds no *.safetensors, and no pickle is copied; save it again with "
+            f"model.save_pretrained(folder), and name that folder as the backbone."
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8-sig"))
+    return found if isinstance(found, dict) else {}
+
+
+def copy_backbone(source: Path, config: BackboneConfig, out: Path) -> None:
+    """Weights and configs byte for byte; the tokenizer too, or the one that the heads were trained with."""
+    for path in sorted({path for pattern in COPIED for path in source.glob(pattern)}):
+        if path.is_file() and not any(path.match(pattern) for pattern in NOT_COPIED):
+            shutil.copyfile(find_inside(source, path.name), out / path.name)
+    elsewhere = config.tokenizer is not None and Path(config.tokenizer).resolve() != source.resolve()
+    if elsewhere or not (out / "tokenizer_config.json").is_file():
+        load_tokenizer(config).save_pretrained(out)
+
+
+def copy_heads(heads: Path, out: Path) -> None:
+    (out / NESTED).mkdir()
+    for name in FILES:
+        if (heads / name).is_file():
+            shutil.copyfile(find_inside(heads, name), out / NESTED / name)
+
+
+def write_custom_generate(out: Path) -> None:
+    (out / GENERATE).parent.mkdir()
+    shutil.copyfile(template.__file__, out / GENERATE)
+    (out / REQUIREMENTS).write_text(NEEDED, encoding="utf-8")
+
+
+@torch.no_grad()
+def check(folder: Path) -> None:
+    """Load the folder back as its readers do, and decode with it.
+
+    Raises:
+        ValueError: the copied backbone is not the heads' own.
+    """
+    model = load_backbone(BackboneConfig(name_or_path=str(folder)))
+    token_heads = load(folder, model)
+    prompt_1T = torch.tensor([[model.config.get_text_config().vocab_size // 2]])
+    model.generate(prompt_1T, max_new_tokens=CHECKED_TOKENS, do_sample=False, custom_generate=TreeDecoding(token_heads))
