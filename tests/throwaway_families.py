@@ -148,6 +148,7 @@ FAMILIES = (*heads.families(), *THROWAWAY)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grounded, prefix": ("grounded", {"prefix_layers": 1}),
     "gru, prefix": ("gru", {"prefix_layers": 1, "hidden_offset": 1, "unembedding": "shared"}),
+    "mtp, per head": ("mtp", {"modules": "per_head"}),
 }
 """Families with options that change how they run over the context."""
 OTHER_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"dynamo, lora": ("dynamo", {"lora_rank": 2})}
