@@ -148,10 +148,12 @@ FAMILIES = (*heads.families(), *THROWAWAY)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grounded, prefix": ("grounded", {"prefix_layers": 1}),
     "gru, prefix": ("gru", {"prefix_layers": 1, "hidden_offset": 1, "unembedding": "shared"}),
-    "mtp, per head": ("mtp", {"modules": "per_head"}),
 }
 """Families with options that change how they run over the context."""
-OTHER_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"dynamo, lora": ("dynamo", {"lora_rank": 2})}
+OTHER_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamo, lora": ("dynamo", {"lora_rank": 2}),
+    "mtp, per head": ("mtp", {"modules": "per_head", "first": "state", "reads": "last", "blank_first": True}),
+}
 
 
 def copy_layer(backbone: Backbone) -> nn.Module:

@@ -228,7 +228,8 @@ class Heads(TokenHeads):
         """See `TokenHeads.step`; with one module for any k."""
         texts_M = level["texts"].index_select(0, parents_M)
         positions_M = level["positions"].index_select(0, parents_M) + 1
-        outputs, paths = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        outputs: list[Tensor] = []
+        paths: list[tuple[Tensor, Tensor]] = []
         context = Context(level, texts_M)
         for place in range(len(level["hidden"])):  # modules k … K, or the only one
             index = 0 if self.repeats else k - 1 + place

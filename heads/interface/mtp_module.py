@@ -7,7 +7,7 @@ DeepSeek-V3 (arXiv:2412.19437), equation 21; the names are those of transformers
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,11 @@ class Module(nn.Module):
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.mtp_block = new_layer(backbone, config.start, index)
         self.post_norm = copy.deepcopy(backbone.norm)
-        for module in self.mtp_block.modules():
+        for module in list[Any](self.mtp_block.modules()):
             if hasattr(module, "layer_idx"):
                 module.layer_idx = index  # in a cache of their own
             if hasattr(module, "gradient_checkpointing"):
-                module.gradient_checkpointing = False  # type: ignore[assignment]  # it would leave out the cache
+                module.gradient_checkpointing = False  # it would leave out the cache
         self.requires_grad_(True)
         self.start()
 

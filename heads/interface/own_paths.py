@@ -116,5 +116,5 @@ class Context:
 
 
 def has_row(real_BS: Tensor, positions_BS: Tensor, lag: int) -> Tensor:
-    """(B, S): slots whose token has a row of the module that reads `lag` tokens ahead; a text's first ones have none."""
+    """(B, S): slots whose token has a row of the module that reads `lag` tokens ahead; the first have none."""
     return real_BS & (positions_BS >= lag)

@@ -110,7 +110,8 @@ class TrainConfig:
         output_dir: folder of the run: `last/` and `best/` heads, metrics.jsonl, checkpoints for --resume.
         backbone: the causal LM.
         data: training and held-out rows.
-        family: the kind of heads (`medusa`, `grounded`, `gru`, `eagle`, `dynamo`); null trains the backbone alone.
+        family: the kind of heads (`medusa`, `grounded`, `gru`, `eagle`, `mtp`, `dynamo`); null trains the backbone
+            alone.
         heads: fields of the family's Config, such as num_heads. Each family's file explains its own.
         init_from: folder of heads to continue from, with a new optimizer and schedule.
         rates: peak learning rates; rates.base trains the backbone together with the heads.

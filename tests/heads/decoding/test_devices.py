@@ -18,7 +18,7 @@ from tiny import PAD, random_tokens, tiny_model
 import heads
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-FAMILIES = ("medusa", "grounded", "gru", "eagle", "dynamo")
+FAMILIES = ("medusa", "grounded", "gru", "eagle", "mtp", "dynamo")
 ROOM: dict[str, Any] = {"eos_token_id": None, "pad_token_id": PAD}
 
 

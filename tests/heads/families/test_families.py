@@ -24,7 +24,7 @@ from heads.interface.token_heads import HeadsConfig, TokenHeads
 NUM_HEADS = 3
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 1], [1], [1, 0], [1, 1], [2]])  # nodes 1 2 3 4 5 6 7 8, the root is 0
 
-KINDS = (*FAMILIES, *VARIANTS)
+KINDS = (*FAMILIES, *VARIANTS, "mtp, per head")
 everything = [(kind, name) for kind in KINDS for name in (*ARCHITECTURES, "mistral_windowed", "gemma3")]
 
 

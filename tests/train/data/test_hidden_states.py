@@ -97,7 +97,7 @@ def passes(monkeypatch):
 
 
 @pytest.mark.parametrize("crossing", [False, True])
-@pytest.mark.parametrize("family", ["medusa", "grounded", "dynamo", "eagle", *VARIANTS])
+@pytest.mark.parametrize("family", ["medusa", "grounded", "dynamo", "eagle", "mtp", *VARIANTS])
 def test_loss_and_gradients_are_those_of_the_running_backbone(family, crossing, passes):
     model = build(family, attend_across_documents=crossing)
     cached = store(model, some_blocks())

@@ -59,7 +59,7 @@ def test_layers_that_are_recomputed_attend_as_they_did(folder):
 def test_no_family_is_named_in_the_plan():
     source = " ".join(path.read_text() for path in (ROOT / "train/plan").glob("*.py"))
     code = re.sub(r"configs/demo/\w+\.yaml", "", source)
-    assert not re.findall(r"\b(medusa|grounded|dynamo|gru|eagle)\b", code)
+    assert not re.findall(r"\b(medusa|grounded|dynamo|gru|eagle|mtp)\b", code)
 
 
 def test_a_backbone_whose_states_are_stored_runs_once_per_block(folder):

@@ -36,7 +36,7 @@ def draft_both(token_heads, graph_rows: int, texts: list[list[int]]) -> tuple[to
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", [*heads.families(), *VARIANTS, "kv", "own_output"])
+@pytest.mark.parametrize("family", [*heads.families(), *VARIANTS, "mtp, per head", "kv", "own_output"])
 def test_a_graph_drafts_the_same_tokens(family, rows, captured):
     """Two texts in a graph of three rows: the third is dead."""
     token_heads = make_heads(family, Backbone(tiny_model("llama", attn="sdpa")))
