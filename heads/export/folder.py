@@ -21,6 +21,8 @@ from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
 
 CONFIG = "config.json"
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+"""What transformers calls its files of tensors."""
 SHOWN = 6  # problems in one sentence
 
 

@@ -2,19 +2,29 @@
 
 Version 1 (the axolotl trainer, and what was released for Vicuna) has an unembedding a head; version 2 (the legacy
 trainer) shares the backbone's. A head is n residual blocks x + SiLU(W x + b). The original code repeats one block n
-times, so its files hold the same block n times: read here as n blocks with equal weights, which is the same function.
+times (`[ResBlock(d)] * n`), so its files hold the same block n times: read here as n blocks with equal weights, which
+is the same function. It would load different blocks into that one, so heads that have such are not written.
+
+The released config.json of Vicuna counts 2 heads beside a file of 5, so heads are counted in the file. Medusa-2 saves
+heads inside a whole model, as `medusa_head.…`: its other tensors are the backbone's.
 
 Source: FasterDecoding/Medusa medusa/model/medusa_model.py and medusa_model_legacy.py.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from heads.backbone.model import Backbone
 from heads.export.folder import (
+    SAFETENSORS,
     find_tensors,
     load_tensors,
     number_of,
@@ -26,11 +36,14 @@ from heads.export.folder import (
 )
 from heads.export.names import Names
 from heads.families import create
-from heads.interface.token_heads import TokenHeads
+from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
+
+logger = logging.getLogger(__name__)
 
 SUMMARY = "FasterDecoding/Medusa, versions 1 and 2 (read and written)"
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+WHOLE = (*SAFETENSORS, "pytorch_model.bin", "pytorch_model.bin.index.json")
 PREFIX = "medusa_head."
 """Before each name where heads were saved with their model (Medusa-2)."""
 
@@ -65,14 +78,38 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
             unembeddings, logits that the backbone's class scales or caps.
     """
     tensors = medusa_tensors(token_heads, "medusa")
+    refuse_different_blocks(token_heads, "Medusa's own code", "--to medusa-servers")
+    write_folder(folder, tensors, medusa_fields(token_heads), f"medusa_lm_head.{config.file}")
+
+
+def medusa_fields(token_heads: TokenHeads) -> dict[str, Any]:
+    """What config.json says of medusa heads in every program; version 2 has no unembeddings of its own."""
     fields = {
         "medusa_num_heads": token_heads.num_heads,
         "medusa_num_layers": token_heads.config.num_blocks,  # type: ignore[attr-defined]
         "base_model_name_or_path": token_heads.backbone.name,
     }
-    if not any(name.startswith("unembeddings") for name in token_heads.state_dict()):
-        fields["version"] = "2"
-    write_folder(folder, tensors, fields, f"medusa_lm_head.{config.file}")
+    return fields if has_own(token_heads) else {**fields, "version": "2"}
+
+
+def has_own(token_heads: TokenHeads) -> bool:
+    """Whether each head has an unembedding of its own."""
+    return any(name.startswith("unembeddings") for name in token_heads.state_dict())
+
+
+def refuse_different_blocks(token_heads: TokenHeads, program: str, instead: str) -> None:
+    """
+    Raises:
+        ValueError: heads whose blocks differ, for a program that runs one block for all of them.
+    """
+    for body in token_heads.bodies:  # type: ignore[union-attr]
+        first, *others = body
+        pairs = [pair for block in others for pair in zip(first.parameters(), block.parameters(), strict=True)]
+        if not all(torch.equal(one, other) for one, other in pairs):
+            raise ValueError(
+                f"{program} repeats one block, and these heads have {len(others) + 1} different ones; give heads with "
+                f"num_blocks=1, or {instead}."
+            )
 
 
 def medusa_tensors(token_heads: TokenHeads, format: str) -> dict[str, Any]:
@@ -99,7 +136,8 @@ def refuse_other_logits(backbone: Backbone, format: str) -> None:
 
 
 def recognises(folder: Path) -> bool:
-    return "medusa_num_heads" in try_config(folder) and "hydra_num_heads" not in try_config(folder)
+    config = try_config(folder)
+    return "medusa_num_heads" in config and config.get("model_type") != "medusa"
 
 
 def read(folder: Path, backbone: Backbone) -> TokenHeads:
@@ -108,13 +146,32 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         ValueError: a folder of another kind, tensors without a place, or of other sizes.
     """
     config = read_config(folder)
-    if not recognises(folder):
+    if "medusa_num_heads" not in config:
         raise refuse_kind(folder, "medusa", "config.json has no medusa_num_heads")
-    refuse_other_logits(backbone, "medusa")
-    num_heads = number_of(config, "medusa_num_heads", folder, most=32)
+    number_of(config, "medusa_num_heads", folder, most=MAX_HEADS)
     num_blocks = number_of(config, "medusa_num_layers", folder, most=8)
-    found = read_tensors(find_tensors(folder, FILES))
-    tensors = names(num_blocks).to_native({name.removeprefix(PREFIX): t for name, t in found.items()}, str(folder))
+    path = find_tensors(folder, (*FILES, *WHOLE))
+    found = {
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in read_tensors(path).items()
+        if path.name in FILES or name.startswith(PREFIX)
+    }
+    return from_original(found, num_blocks, backbone, folder, counted=config["medusa_num_heads"])
+
+
+def from_original(
+    found: Mapping[str, Tensor], num_blocks: int, backbone: Backbone, folder: Path, *, counted: int
+) -> TokenHeads:
+    """Heads from tensors by their original names.
+
+    Args:
+        counted: heads by config.json; a file that holds more is read whole, with a warning.
+    """
+    refuse_other_logits(backbone, "medusa")
+    tensors = names(num_blocks).to_native(found, str(folder))
+    num_heads = max([counted, *(int(name.split(".")[0]) + 1 for name in found)])
+    if num_heads > counted:
+        logger.warning("%s counts %d heads and its file holds %d: all of them are read.", folder, counted, num_heads)
     own = any(name.startswith("unembeddings") for name in tensors)
     unembedding = "own" if own else "shared"
     new = create("medusa", backbone, num_heads=num_heads, num_blocks=num_blocks, unembedding=unembedding)

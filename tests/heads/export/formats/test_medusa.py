@@ -96,6 +96,49 @@ def test_what_is_written_has_the_documented_names(unembedding, file, tmp_path):
     assert config.get("version") == ("2" if version == 2 else None)
 
 
+def test_a_config_that_counts_too_few_heads_is_read_whole_with_a_warning(tmp_path, caplog):
+    """As Vicuna's released folder: 2 in config.json, 5 in the file."""
+    model = shared_model("llama", "sdpa", torch.float64)
+    released(tmp_path, model, version=1)
+    config = {"medusa_num_heads": HEADS - 1, "medusa_num_layers": BLOCKS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert import_heads(tmp_path, model).num_heads == HEADS
+    assert "counts 2 heads and its file holds 3" in caplog.text
+    (tmp_path / "config.json").write_text(json.dumps(config | {"medusa_num_heads": HEADS + 1}))
+    with pytest.raises(ValueError, match=r"missing bodies\.3\.0\.linear\.bias"):
+        import_heads(tmp_path, model)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_heads_inside_a_whole_model_are_read(sharded, tmp_path):
+    """Medusa-2 saves `medusa_head.…` among the backbone's tensors."""
+    model = shared_model("llama", "sdpa", torch.float64)
+    tensors = released(tmp_path, model, version=1)
+    (tmp_path / "medusa_lm_head.pt").unlink()
+    whole = {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}
+    torch.save(whole | {"model.embed_tokens.weight": torch.ones(3, 2)}, tmp_path / "pytorch_model.bin")
+    if sharded:
+        names = dict.fromkeys(whole, "shard.bin")
+        (tmp_path / "pytorch_model.bin").rename(tmp_path / "shard.bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    token_heads = import_heads(tmp_path, model)
+    assert torch.equal(token_heads.bodies[2][1].linear.weight.float(), tensors["2.0.linear.weight"])
+    if sharded:
+        names["0.0.linear.weight"] = "../shard.bin"
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+        with pytest.raises(ValueError, match=r"refers to '\.\./shard\.bin'"):
+            import_heads(tmp_path, model)
+
+
+def test_different_blocks_are_not_written_for_code_that_repeats_one(tmp_path):
+    token_heads = heads.create("medusa", shared_model("llama", "sdpa", torch.float32), num_blocks=2)
+    torch.nn.init.ones_(token_heads.bodies[1][1].linear.bias)
+    with pytest.raises(ValueError, match="repeats one block"):
+        export_heads(token_heads, "medusa", tmp_path / "out")
+    for format in ("medusa-servers", "tensorrt-llm"):
+        export_heads(token_heads, format, tmp_path / format)
+
+
 class Runs:
     def __reduce__(self) -> Any:
         return (print, ("code ran",))

@@ -1,0 +1,46 @@
+"""Medusa heads for TensorRT-LLM up to 1.2: the folder that `convert_checkpoint.py --medusa_model_dir` reads.
+
+It reads `medusa_lm_head.pt` first and builds every block, so blocks may differ; each head has an unembedding of its
+own, so one that heads share is written for each of them. Its engine rounds to its own dtype and decodes greedily alone.
+Later versions have no Medusa any more.
+
+Source: tensorrt_llm/models/medusa/weight.py, examples/medusa/convert_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from heads.backbone.model import Backbone
+from heads.export.folder import write_folder
+from heads.export.formats import medusa
+from heads.interface.token_heads import TokenHeads
+from heads.validation import validated
+
+SUMMARY = "TensorRT-LLM up to 1.2 (convert_checkpoint.py --medusa_model_dir); written only"
+FORMAT, FILE = "tensorrt-llm", "medusa_lm_head.pt"
+
+
+@validated
+@dataclass(kw_only=True)
+class Config:
+    """The folder of --medusa_model_dir; it has no options."""
+
+
+def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
+    """
+    Raises:
+        ValueError: heads of another family, or with what the format cannot say.
+    """
+    tensors = medusa.medusa_tensors(token_heads, FORMAT)
+    fields = medusa.medusa_fields(token_heads)
+    fields.pop("version", None)
+    for k in range(token_heads.num_heads):
+        tensors.setdefault(f"{k}.{fields['medusa_num_layers']}.weight", token_heads.backbone.projection.weight)
+    write_folder(folder, tensors, fields, FILE)
+
+
+def read(folder: Path, backbone: Backbone) -> TokenHeads:
+    """As Medusa's own folder, to compare what was written; `headway import` reads it under that name."""
+    return medusa.read(folder, backbone)
