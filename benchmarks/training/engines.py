@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3MoeConfig
 
 from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wide_console, write_figures
 
@@ -56,12 +56,14 @@ class RunCase:
     Attributes:
         config: keys of its config beside those that all runs share.
         tied: the backbone's embeddings are tied.
+        experts: the backbone is a mixture of experts.
         tolerance: allowed difference between engines. In bfloat16, with 8 bits, another order of sums changes the third
             digit.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     tied: bool = False
+    experts: bool = False
     tolerance: float = TOLERANCE
 
 
@@ -105,8 +107,18 @@ CASES = {
     ),
     "grounded, frozen in bfloat16": RunCase(config=GROUNDED | {"backbone": {"dtype": "bfloat16"}}),
     "dynamo, bf16": RunCase(config=DYNAMO | {"trainer": {"bf16": True}}, tolerance=2e-2),
+    "grounded, frozen experts": RunCase(config=GROUNDED, experts=True),
+    "dynamo, three rates, experts": RunCase(config=DYNAMO, experts=True),
+    "grounded, experts with LoRA": RunCase(
+        config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}},
+        experts=True,
+    ),
     "backbone alone": RunCase(config={"family": None, "rates": {"base": 1e-3}}),
 }
+
+
+RESUMED = ("dynamo, three rates", "dynamo, three rates, experts")
+"""Cases whose runs another engine goes on with; experts are stored one by one and trained as one tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,30 +140,40 @@ SPLITS = {split.processes: split for split in (ONE, TWO, FOUR)}
 ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 
 
-def prepare(folder: Path, *, tied: bool) -> None:
+def prepare(folder: Path, *, tied: bool, experts: bool = False) -> None:
     """A tiny backbone, and texts of uneven length: blocks then hold different numbers of labels."""
-    base = folder / ("tied" if tied else "base")
+    base = base_of(folder, tied, experts)
     if base.is_dir():
         return
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "checkpoints/demo/base")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-        config = LlamaConfig(
-            vocab_size=len(tokenizer), num_key_value_heads=2, tie_word_embeddings=tied, eos_token_id=0, **sizes
-        )
-        LlamaForCausalLM(config).save_pretrained(base)
+        sizes: dict[str, Any] = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+        }
+        sizes |= {"vocab_size": len(tokenizer), "num_key_value_heads": 2, "eos_token_id": 0}
+        more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+        dense = LlamaConfig(**sizes, tie_word_embeddings=tied)
+        config = Qwen3MoeConfig(**sizes, **more) if experts else dense
+        AutoModelForCausalLM.from_config(config).save_pretrained(base)
     tokenizer.save_pretrained(base)
     draw = random.Random(0)
     texts = ["".join(draw.choices("abcdef ", k=draw.randrange(20, 400))) for _ in range(800)]
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
+def base_of(folder: Path, tied: bool, experts: bool) -> Path:
+    return folder / ("experts" if experts else "tied" if tied else "base")
+
+
 def write_config(
     folder: Path, name: str, case: RunCase, split: Split, *, gpu: bool = False, **more: Any
 ) -> tuple[Path, Path]:
     """The run's config and its output folder; `more` replaces top-level keys, `trainer` is added to."""
-    prepare(folder, tied=case.tied)
+    prepare(folder, tied=case.tied, experts=case.experts)
     trainer = {
         "max_steps": STEPS,
         "per_device_train_batch_size": split.batch,
@@ -167,7 +189,7 @@ def write_config(
         "evaluation": {"every_steps": 0, "num_prompts": 3, "prompt_tokens": 8, "new_tokens": 8},
         **case.config,
         "backbone": {
-            "name_or_path": str(folder / ("tied" if case.tied else "base")),
+            "name_or_path": str(base_of(folder, case.tied, case.experts)),
             **case.config.get("backbone", {}),
         },
         **more,
@@ -398,9 +420,11 @@ def main() -> None:
             moves = [("single", ONE, engine, first) for engine in options.engines]
             moves += [(engine, first, "single", ONE) for engine in options.engines]
             moved = {
-                f"{before} on {split.processes} -> {after} on {other.processes}": comparison.resume_under(
-                    "dynamo, three rates", before, split, after, other
+                f"{case}, {before} on {split.processes} -> {after} on {other.processes}": comparison.resume_under(
+                    case, before, split, after, other
                 )
+                for case in RESUMED
+                if case in options.cases
                 for before, split, after, other in moves
             }
     show(rows, console)

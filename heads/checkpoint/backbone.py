@@ -17,6 +17,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
 
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import has_adapter, read_adapter
@@ -166,9 +169,24 @@ def read_model(model: Any, folder: Path) -> None:
     }
     if not tensors:
         raise FileNotFoundError("no model*.safetensors")
+    if not set(tensors) <= set(model.state_dict()):
+        tensors = by_the_model_s_names(model, tensors)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     outcome: Any = model.load_state_dict(tensors, strict=False)
     wrong = [*outcome.unexpected_keys, *(set(outcome.missing_keys) - tied)]
     if wrong:
         raise RuntimeError(f"missing or unexpected tensors {', '.join(sorted(wrong)[:3])}")
     model.tie_weights()
+
+
+def by_the_model_s_names(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as the model holds them: experts are one file's tensors each, and stacked in a mixture-of-experts model.
+
+    transformers converts them when it loads a model. Here they are loaded so into one without memory, since what is
+    trained has to keep its own tensors.
+    """
+    with torch.device("meta"):
+        like = type(model)(model.config)
+    mapping = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(like))
+    convert_and_load_state_dict_in_model(like, dict(tensors), mapping)
+    return {name: tensor for name, tensor in like.state_dict().items() if not tensor.is_meta}

@@ -26,6 +26,7 @@ from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.acceptance import batched
 from heads.decoding.acceptance.probability import best_at_nodes
 from heads.decoding.acceptance.rules import Rule, VerifiedNodes
+from heads.decoding.images import read_with_images
 from heads.decoding.proposers.proposal import Drafter, Proposal
 from heads.decoding.request.entry import Call
 from heads.decoding.request.output import DecodingOutput, DecodingStats, finish, record
@@ -101,7 +102,12 @@ class VerifiedRun:
                 self.drafter.begin(output, plan, rows)
 
             with self.mode():
-                state, output = self.backbone.read(tokens_BT, valid_BT, self.drafter.taps, cached, commit=begin)
+                if self.call.images is None:
+                    state, output = self.backbone.read(tokens_BT, valid_BT, self.drafter.taps, cached, commit=begin)
+                else:
+                    state, output = read_with_images(
+                        self.backbone, tokens_BT, self.call.images, self.drafter.taps, begin
+                    )
                 last_logits_BV = self.backbone.logits(output.final_BND[:, -1])
             self.stats.prompt_tokens = int(valid_BT.sum())
             self.stats.drafted = [[] for _ in rows]
@@ -119,6 +125,11 @@ class VerifiedRun:
         """
         if self.reusable is None:
             return None, 0
+        if self.call.images is not None:
+            raise ValueError(
+                "keep_caches=True was given for a prompt with images, whose tokens do not tell images apart; leave "
+                "keep_caches out, or give texts alone."
+            )
         tokens_BT, unpadded = self.call.tokens_BT, bool(self.call.valid_BT.all())
         if len(tokens_BT) > 1 or not unpadded:
             raise ValueError(

@@ -89,6 +89,8 @@ class TreeDecoding(Decoding):
         )
         self._mode: Any = None
 
+    reads_images = True
+
     def check_model(self, model: Any) -> None:
         check_heads(self.token_heads, model)
 

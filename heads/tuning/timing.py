@@ -136,7 +136,8 @@ class PassTimer:
     def verify(self, nodes: int) -> Callable[[], float]:
         tree = Tree([[rank] for rank in range(nodes - 1)]) if nodes > 1 else Tree.root_only()
         device = self.tokens_BS.device
-        tokens_BN = self.tokens_BS[:, -1:].expand(-1, nodes).contiguous()
+        back_N = -1 - torch.arange(nodes, device=device) % self.tokens_BS.shape[1]
+        tokens_BN = self.tokens_BS[:, back_N]  # different ones: a mixture of experts reads those that they wake
         depth_N, sees_NN = tree.depth_tensor(device), tree.sees_NN(device)
 
         def run() -> None:

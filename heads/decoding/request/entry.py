@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from heads.backbone.support import unwrap
+from heads.decoding.request.images import take_images
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.request.request import Request, Row, read_request
 from heads.decoding.request.unsupported import check_inputs, check_positions, read_valid
@@ -30,12 +31,14 @@ class Call:
         tokens_BT: the prompts.
         valid_BT: False for padding, which is on the left.
         streamer: gets the tokens as they are emitted; None: nothing does.
+        images: what `generate` made of the prompt's images; None: it has none.
     """
 
     request: Request
     tokens_BT: Tensor
     valid_BT: Tensor
     streamer: Any
+    images: dict[str, Any] | None = None
 
     def rows(self) -> list[Row]:
         """The texts, which hold their prompts so far."""
@@ -50,9 +53,11 @@ class Decoding(ABC):
 
     Attributes:
         generator: source of randomness for sampling; None is torch's global one.
+        reads_images: prompts may have images.
     """
 
     generator: torch.Generator | None
+    reads_images: ClassVar[bool] = False
 
     def __call__(
         self,
@@ -68,10 +73,13 @@ class Decoding(ABC):
         request = read_request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
         )
-        check_inputs(model, model_kwargs)
         valid_BT = read_valid(input_ids, model_kwargs.get("attention_mask"))
-        check_positions(model_kwargs.get("position_ids"), valid_BT)
-        return self.decode(model, Call(request=request, tokens_BT=input_ids, valid_BT=valid_BT, streamer=streamer))
+        images = take_images(model_kwargs, valid_BT) if self.reads_images else None
+        others = {name: value for name, value in model_kwargs.items() if name not in (images or ())}
+        check_inputs(model, others)
+        check_positions(others.get("position_ids"), valid_BT)
+        call = Call(request=request, tokens_BT=input_ids, valid_BT=valid_BT, streamer=streamer, images=images)
+        return self.decode(model, call)
 
     @abstractmethod
     def check_model(self, model: Any) -> None:

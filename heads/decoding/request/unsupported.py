@@ -160,8 +160,10 @@ def warn_of_settings(config: GenerationConfig) -> None:
 
 def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise for inputs that plain generation would hand to the backbone and a tree pass would not."""
-    # For a text, generate gives image-text models an empty dict of encoded images.
+    # For a text, generate gives image-text models an empty dict of encoded images; `take_images` has those of others.
     unknown = {name for name, value in model_kwargs.items() if value is not None and value != {}} - KNOWN_INPUTS
+    if (image_types := model_kwargs.get("mm_token_type_ids")) is not None and not bool(image_types.any()):
+        unknown.discard("mm_token_type_ids")  # of a text, as processors of image-text models return them
     types = model_kwargs.get("token_type_ids")
     # GPT-2 and similar models add an embedding for type 0 too; others use types for images, and text has type 0.
     if types is not None and (

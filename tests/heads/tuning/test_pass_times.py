@@ -82,3 +82,17 @@ def test_a_step_is_timed_over_all_its_nodes(monkeypatch):
         seen.clear()
         run()
         assert seen == [(k, 2 * expanding)]
+
+
+def test_nodes_that_are_timed_are_different_tokens(monkeypatch):
+    """One token at every node would wake the same experts of a mixture, and a wide tree would look cheap."""
+    token_heads, tokens_BS = fitted_heads("grounded", "llama"), random_tokens(2, 9, seed=1)
+    timer = PassTimer(token_heads, tokens_BS, counting_clock(), {})
+    seen, verify = [], token_heads.backbone.verify
+    monkeypatch.setattr(
+        token_heads.backbone,
+        "verify",
+        lambda state, nodes_BN, *more: (seen.append(nodes_BN), verify(state, nodes_BN, *more))[1],
+    )
+    timer.verify(12)()
+    assert torch.equal(seen[0], torch.cat([tokens_BS.flip(1), tokens_BS.flip(1)[:, :3]], dim=1))
