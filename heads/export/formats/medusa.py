@@ -35,6 +35,7 @@ from heads.export.folder import (
     write_folder,
 )
 from heads.export.names import Names
+from heads.export.plain_logits import refuse_other_logits
 from heads.families import create
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
@@ -120,19 +121,6 @@ def medusa_tensors(token_heads: TokenHeads, format: str) -> dict[str, Any]:
     if token_heads.draft_tokens_S is not None:
         raise ValueError(f"Heads with a draft vocabulary were given; the format {format} scores every token.")
     return names(token_heads.config.num_blocks).to_foreign(token_heads.state_dict(), format)  # type: ignore[attr-defined]
-
-
-def refuse_other_logits(backbone: Backbone, format: str) -> None:
-    """
-    Raises:
-        ValueError: a model class that does more with its logits than a product.
-    """
-    record = backbone.projection
-    if record.scale != 1.0 or record.soft_cap is not None or record.bias is not None:
-        raise ValueError(
-            f"{type(backbone.model).__name__} scales, caps or shifts its logits, which the format {format} cannot say; "
-            f"allowed are models whose logits are a product with the unembedding."
-        )
 
 
 def recognises(folder: Path) -> bool:

@@ -1,0 +1,244 @@
+"""What the folders of EAGLE drafts have in common: one Llama layer as config and tensors, and a draft vocabulary.
+
+Our names are EAGLE-3's own (`midlayer.…`); released folders also say `layers.0.…`. A draft vocabulary is written as
+`d2t`, the target's id less the draft's, and `t2d`, which marks the target's ids.
+
+Source: SafeAILab/EAGLE eagle/model/cnets.py.
+"""
+# S scored token, V vocabulary, D model width
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads.backbone.model import Backbone
+from heads.backbone.projection import unpacked
+from heads.export.folder import find_tensors, load_tensors, number_of, read_tensors
+from heads.export.names import Names
+from heads.export.plain_logits import refuse_other_logits
+from heads.families import create
+from heads.interface.draft_layer import rope_parameters_of
+from heads.interface.token_heads import MAX_HEADS, TokenHeads
+
+FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+STEPS = "num_unrolled_steps"
+"""Our own key of config.json: K, which no server reads; without it K is `DEFAULT_STEPS`."""
+DEFAULT_STEPS = 4
+LAYER = (
+    "input_layernorm",
+    "hidden_norm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+
+
+def names(layer: str) -> Names:
+    """The table.
+
+    >>> names("layers.0").foreign("midlayer.mlp.up_proj.weight")
+    'layers.0.mlp.up_proj.weight'
+    """
+    return Names(
+        {
+            "fc.weight": "fc.weight",
+            "fc_norm.{i}.weight": "fc_norm.{i}.weight",
+            **{f"midlayer.{part}.weight": f"{layer}.{part}.weight" for part in LAYER},
+            "norm.weight": "norm.weight",
+            "lm_head.weight": "lm_head.weight",
+        }
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def check_eagle(token_heads: TokenHeads, format: str, version: int) -> None:
+    """
+    Raises:
+        ValueError: heads of another family or version, or logits that the backbone's class scales or caps.
+    """
+    found = f"{token_heads.family} heads"
+    if token_heads.family == "eagle":
+        found += f" with version={token_heads.config.version}"  # type: ignore[attr-defined]
+    if found != f"eagle heads with version={version}":
+        raise ValueError(f"{found} were given; the format {format} holds eagle heads with version={version}.")
+    refuse_other_logits(token_heads.backbone, format)
+
+
+def draft_tensors(token_heads: TokenHeads, format: str, layer: str) -> dict[str, Tensor]:
+    """Tensors by their foreign names; a version 3 has its unembedding among them, also where it is the backbone's."""
+    tensors = dict(token_heads.state_dict())
+    tokens_S = tensors.pop("draft_tokens_S", None)
+    found = names(layer).to_foreign(tensors, format)
+    if "norm.weight" in found:
+        found["lm_head.weight"] = unpacked(token_heads.projection(1).weight)
+    if tokens_S is not None:
+        found["d2t"] = tokens_S - torch.arange(len(tokens_S), device=tokens_S.device)
+        found["t2d"] = torch.zeros(token_heads.backbone.vocab_size, dtype=torch.bool).index_fill(
+            0, tokens_S.cpu(), True
+        )
+    return found
+
+
+def layer_config(token_heads: Any) -> dict[str, Any]:
+    """The layer as a Llama config; `rope_theta` stands beside `rope_parameters` for older programs."""
+    shape, backbone = token_heads.shape, token_heads.backbone
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": token_heads.rope_parameters.get("rope_theta", 10000.0),
+        "rope_parameters": token_heads.rope_parameters,
+        "max_position_embeddings": backbone.config.max_position_embeddings,
+        "vocab_size": backbone.vocab_size,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(next(token_heads.parameters()).dtype).removeprefix("torch."),
+    }
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_draft(
+    folder: Path, backbone: Backbone, config: Mapping[str, Any], *, vocab: int | None = None, **fields: Any
+) -> TokenHeads:
+    """Eagle heads from a folder.
+
+    Args:
+        config: of the layer, as a Llama config.
+        vocab: how many tokens the draft scores, where the folder says so.
+        fields: what the format says of the heads' Config.
+
+    Raises:
+        ValueError: another layer than one of Llama's of the backbone's width, tensors without a place, misshapen or
+            missing, an embedding of its own, or a RoPE that is neither of the default kind nor the backbone's.
+    """
+    refuse_other_logits(backbone, "EAGLE")
+    shape = read_shape(config, backbone, folder)
+    tensors = read_tensors(find_tensors(folder, FILES))
+    drop_embedding(tensors, backbone, folder)
+    drop_zero_bias(tensors, folder)
+    tokens_S = take_draft_tokens(tensors, vocab, backbone, folder)
+    layer = "layers.0" if any(name.startswith("layers.0.") for name in tensors) else "midlayer"
+    native = names(layer).to_native(tensors, str(folder))
+    fields["unembedding"] = "own" if "lm_head.weight" in native else "shared"
+    if tokens_S is not None:
+        native["draft_tokens_S"] = tokens_S
+    fields["rope_theta"] = read_rope_theta(config, backbone, folder)
+    return load_tensors(create("eagle", backbone, draft_tokens=tokens_S, **shape, **fields), native, folder)
+
+
+def read_shape(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> dict[str, Any]:
+    """Fields of the heads' Config; what they cannot be is refused."""
+    wanted = {"hidden_size": backbone.hidden_size, "vocab_size": backbone.vocab_size, "num_hidden_layers": 1}
+    wanted |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    for key, value in wanted.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{folder} has {key} {config[key]!r}; eagle heads on {backbone.name} have {value!r}.")
+    heads = number_of(config, "num_attention_heads", folder)
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not isinstance(eps, float):
+        raise ValueError(f"{folder} has rms_norm_eps {eps!r}; give a number such as 1e-6.")
+    defaults = {"num_key_value_heads": heads, "head_dim": backbone.hidden_size // heads}
+    given = {key: value for key, value in config.items() if value is not None}
+    return {
+        "intermediate_size": number_of(config, "intermediate_size", folder),
+        "num_attention_heads": heads,
+        **{key: number_of(defaults | given, key, folder) for key in defaults},
+        "rms_norm_eps": eps,
+    }
+
+
+def read_rope_theta(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> float | None:
+    """The base of a default RoPE; None where the RoPE is the backbone's own of another kind.
+
+    A config without one has Llama's 10000, whatever the backbone has.
+    """
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = {"rope_type" if key == "type" else key: value for key, value in given.items()}
+    given.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if given.get("rope_type", "default") == "default":
+        return float(given["rope_theta"])
+    if given == rope_parameters_of(backbone, None):
+        return None
+    raise ValueError(
+        f"{folder} has RoPE of the kind {given['rope_type']!r}, which is not that of {backbone.name}; allowed are the "
+        f"default kind and the backbone's own."
+    )
+
+
+def drop_embedding(tensors: dict[str, Tensor], backbone: Backbone, folder: Path) -> None:
+    """A copy of the backbone's embedding is left out.
+
+    Raises:
+        ValueError: it is no copy.
+    """
+    found_VD = tensors.pop("embed_tokens.weight", None)
+    if found_VD is None:
+        return
+    own_VD = backbone.model.get_input_embeddings().weight.detach().float().cpu()
+    # bfloat16 keeps 8 bits of a number.
+    if found_VD.shape != own_VD.shape or not torch.allclose(found_VD.float(), own_VD, rtol=2**-7, atol=1e-6):
+        raise ValueError(
+            f"{folder} has an embedding of its own, and eagle heads read that of the backbone {backbone.name}; give "
+            f"the model that the draft was made for."
+        )
+
+
+def drop_zero_bias(tensors: dict[str, Tensor], folder: Path) -> None:
+    """
+    Raises:
+        ValueError: a bias of fc that is not zero.
+    """
+    bias_D = tensors.pop("fc.bias", None)
+    if bias_D is not None and bool(bias_D.any()):
+        raise ValueError(f"{folder} has fc.bias, for which eagle heads have no place unless it is zero.")
+
+
+def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: Backbone, folder: Path) -> Tensor | None:
+    """(S,) the scored tokens, ascending, with the rows of the unembedding in their order; None: every token.
+
+    Raises:
+        ValueError: ids that are none, or a map that is missing, of another size or contradicts the other.
+    """
+    d2t_S, t2d_V = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    if vocab is None:
+        vocab = backbone.vocab_size if d2t_S is None else len(d2t_S)
+    if d2t_S is None:
+        if vocab != backbone.vocab_size:
+            raise ValueError(f"{folder} scores {vocab} of {backbone.vocab_size} tokens, and d2t is missing.")
+        return None
+    rows_SD = tensors.get("lm_head.weight")
+    if d2t_S.shape != (vocab,) or rows_SD is None or len(rows_SD) != vocab:
+        raise ValueError(f"{folder} has d2t of shape {tuple(d2t_S.shape)} and not one row of lm_head for each of it.")
+    tokens_S, order_S = (d2t_S.long() + torch.arange(vocab)).sort()
+    if bool((tokens_S.diff() == 0).any()) or int(tokens_S[0]) < 0 or int(tokens_S[-1]) >= backbone.vocab_size:
+        raise ValueError(f"{folder} has d2t with ids twice, or that {backbone.name} does not have; copy it again.")
+    if t2d_V is not None and not torch.equal(t2d_V.bool().nonzero()[:, 0], tokens_S):
+        raise ValueError(f"{folder} has t2d that marks other tokens than d2t; copy the folder again.")
+    tensors["lm_head.weight"] = rows_SD[order_S]
+    return None if vocab == backbone.vocab_size else tokens_S
+
+
+def read_steps(config: Mapping[str, Any], folder: Path) -> int:
+    """K."""
+    return number_of({STEPS: DEFAULT_STEPS, **config}, STEPS, folder, most=MAX_HEADS)
