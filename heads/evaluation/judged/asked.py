@@ -1,7 +1,8 @@
 """Whom a judge asks: an OpenAI-compatible server, or a local model.
 
-Answers of a server are kept in a file, so that a call that is repeated, or resumed, costs nothing. What is still to be
-asked is counted and priced before the first question.
+Answers of a server are kept in a file, so that a call that is repeated, or resumed, costs nothing; one without a
+verdict is not kept, so the next call asks again. What is still to be asked is counted and priced before the first
+question.
 """
 # T token of a question
 
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from heads.evaluation.judged.judge import AskedJudge
+from heads.evaluation.judged.prompts import verdict_in
 from heads.evaluation.runs.rows import Rows
 from heads.extras import needs_extra
 
@@ -83,18 +85,21 @@ class EndpointJudge(AskedJudge):
         Raises:
             ValueError: the server cannot be reached or refuses; answers that it gave are kept.
         """
-        new = [question for question in dict.fromkeys(questions) if self._rows.get(digest(question)) is None]
+        found = {question: kept["answer"] for question in questions if (kept := self._rows.get(digest(question)))}
+        new = [question for question in dict.fromkeys(questions) if question not in found]
         if new:
             self.console.print(self.estimate(new), highlight=False)
         with ThreadPoolExecutor(self.concurrency) as pool:
             asked = {pool.submit(self.ask, question): question for question in new}
             try:
                 for done in track(as_completed(asked), "judged", len(asked), console=self.console, transient=True):
-                    self._rows.put(digest(asked[done]), {"answer": done.result()})
+                    question, found[asked[done]] = asked[done], done.result()
+                    if verdict_in(found[question]) is not None:
+                        self._rows.put(digest(question), {"answer": found[question]})
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return [str((self._rows.get(digest(question)) or {})["answer"]) for question in questions]
+        return [str(found[question]) for question in questions]
 
     def estimate(self, questions: Sequence[str]) -> str:
         """What the questions cost at most, in a sentence.

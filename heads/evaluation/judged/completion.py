@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +15,38 @@ from heads.evaluation.judged.win_rates import sum_up
 from heads.evaluation.judged.writing import check_room, write_all
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tables import progress_bar
+from heads.validation import validated, within
+
+
+@validated
+@dataclass(kw_only=True)
+class JudgedConfig:
+    """Both judged suites have these fields as well.
+
+    Attributes:
+    judge: "endpoint" (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL, OPENAI_API_KEY), "local" model asked in words, or
+        "likelihood" of another model.
+    judge_model: folder or hub name of a judge that is not an endpoint.
+    prices: dollars for a million tokens asked, and answered, of an endpoint.
+    step: of ε_b from 0 to 1.
+    draws: texts of each prompt at each ε_b.
+    new_tokens: most tokens of a text.
+    seed: of texts and of the places in pairs.
+    cooccurrence: table that masks; by default none.
+    adaptive: Otsu's threshold beside the static one.
+    blur: of the adaptive threshold, odd.
+    """
+
+    judge: Literal["endpoint", "local", "likelihood"] = "likelihood"
+    judge_model: str | None = None
+    prices: list[float] = field(default_factory=list)
+    step: float = within(above=0, high=1, default=0.02)
+    draws: int = within(1, default=10)
+    new_tokens: int = within(1, default=32)
+    seed: int = within(0, default=0)
+    cooccurrence: str | None = None
+    adaptive: Literal["none", "otsu_first", "static_first"] = "otsu_first"
+    blur: int = within(1, default=1)
 
 
 def thresholds_by(step: float) -> list[float]:
@@ -27,11 +60,12 @@ def thresholds_by(step: float) -> list[float]:
     return [round(i / steps, 6) for i in range(steps + 1)]
 
 
-def run_judged(task: SuiteTask, prompts: Sequence[Prompt], thresholds: Sequence[float], config: Any) -> dict[str, Any]:
+def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig) -> dict[str, Any]:
     """
     Raises:
         ValueError: a judge that cannot be asked, or a prompt longer than the backbone reads.
     """
+    thresholds = thresholds_by(config.step)
     answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
     judge = choose_judge(config.judge, config.judge_model, task.model, answers, config.prices, task.dtype)
     check_room(task, prompts, config.new_tokens)

@@ -24,6 +24,9 @@ def judged_sections(results: dict[str, Any]) -> list[Section]:
         f"{results['unreadable']} of {results['asked']} verdicts could not be read and count nowhere. Repeated 4-grams "
         f"of the baseline: {results['base_repeated']:.1%}."
     )
+    without = [f"{e:g}" for e, r in zip(results["thresholds"], overall["rates"], strict=True) if r is None]
+    if without:
+        text += f" No text lost at ε_b {', '.join(without)}, so these have no rate and the line leaves them out."
     mean = np.mean(results["base_scores"]) if results["base_scores"] else np.nan
     columns = ["ε_b", "tokens per pass", "wins", "ties", "losses", "wins / losses", "score", "repeated 4-grams"]
     rows = [

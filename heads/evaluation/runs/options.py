@@ -88,8 +88,8 @@ def option(field: str) -> str:
 
 
 def about(config: type[Any]) -> str:
-    """A Config's docstring."""
-    return inspect.getdoc(config) or ""
+    """A Config's docstring, and those of the Configs that it extends."""
+    return "\n".join(inspect.cleandoc(vars(one)["__doc__"]) for one in config.__mro__ if dataclasses.is_dataclass(one))
 
 
 def fields_of(config: type[Any]) -> Iterable[dataclasses.Field[Any]]:

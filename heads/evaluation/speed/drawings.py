@@ -16,7 +16,7 @@ Row = dict[str, Any]
 WIDTH = 5.2  # inches; text of 9 points stays readable on a phone of 360 px
 PHASE_COLORS = {
     "prefill": PALETTE[4], "draft": PALETTE[1], "verify": PALETTE[0], "accept": PALETTE[3], "commit": PALETTE[2],
-    "whole": PALETTE[0], "other": GREY,
+    "whole": PALETTE[5], "other": GREY,
 }  # fmt: skip
 LONG_NAME = 18
 LEAST_SHARE = 0.001
@@ -49,7 +49,8 @@ def draw_bars(
         there = [(g, bars[name]) for g, bars in enumerate(groups.values()) if name in bars]
         at = [g + (i - (len(names) - 1) / 2) * height for g, _ in there]
         values = [value for _, (value, _, _) in there]
-        errors = [[max(0.0, v - low) for _, (v, low, _) in there], [max(0.0, high - v) for _, (v, _, high) in there]]
+        errors = [[to_end(v, low, low < high) for _, (v, low, high) in there]]
+        errors += [[to_end(high, v, low < high) for _, (v, low, high) in there]]
         bar_style = {"ecolor": DARK, "elinewidth": 0.9, "capsize": 2}
         axes.barh(at, values, height=0.9 * height, color=colors[name], label=name, xerr=errors, error_kw=bar_style)
     axes.set_yticks(range(len(groups)), list(groups))
@@ -60,6 +61,15 @@ def draw_bars(
     axes.grid(visible=False, axis="y")
     show_names(axes, names)
     return as_picture(figure, shows)
+
+
+def to_end(upper: float, lower: float, measured: bool) -> float:
+    """The length of one side of an interval; none is drawn where one question gives none.
+
+    >>> to_end(2.0, 1.5, True), to_end(2.0, 2.0, False)
+    (0.5, nan)
+    """
+    return max(0.0, upper - lower) if measured else float("nan")
 
 
 def show_names(axes: Axes, names: Sequence[str]) -> None:

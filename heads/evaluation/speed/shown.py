@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from heads.evaluation.speed.figures import OVERALL
 from heads.evaluation.speed.speakers import PLAIN
 
 Row = dict[str, Any]
+FEW_PASSES = 0.25
+"""A point of the curve over positions with a smaller share of the median point's passes is not drawn."""
 INTERVAL = "In brackets: 95 % interval, a paired bootstrap over questions. "
 
 
@@ -133,12 +136,17 @@ def depth_section(results: Row) -> Section:
 
 def position_section(results: Row) -> Section:
     found = results["position"]
-    points = [((one["from"] + one["to"]) / 2, one["tokens_per_pass"]) for one in found["curve"]]
+    curve = found["curve"]
+    enough = FEW_PASSES * statistics.median(one["passes"] for one in curve)
+    kept = [one for one in curve if one["passes"] >= enough]
+    points = [((one["from"] + one["to"]) / 2, one["tokens_per_pass"]) for one in kept]
     texts = f"{found['texts']} text{'s' * (found['texts'] != 1)}"
     text = (
         f"{texts} of up to {found['tokens']} tokens by {found['method']}; the "
         f"backbone has {found['longest'] or 'no limit of'} positions. An end-of-text token does not end these texts."
     )
+    if left_out := len(curve) - len(kept):
+        text += f" {left_out} of {len(curve)} points rest on few passes (the texts' ends) and are left out."
     shows = "Tokens per pass against the position in the output where the pass begins."
     picture = draw_lines({found["method"]: points}, shows, "position in the output", "tokens per pass")
     return Section(title="Acceptance by position", text=text, pictures=[picture])

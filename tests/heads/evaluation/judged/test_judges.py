@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 import torch
 from byte_tokenizer import byte_tokenizer
+from served import RefusedError, served
 from tiny import tiny_model
 
 from heads.evaluation.judged.asked import EndpointJudge, LocalJudge
@@ -32,35 +31,20 @@ def prefers_good(question):
 def server():
     """A server that answers with `server.answer`, refuses the first `server.refuse` requests, and counts all."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            found.requests += 1
-            refused = found.requests <= found.refuse
-            content = {"error": {"message": "busy"}}
-            if not refused:
-                answer = found.answer(asked["messages"][0]["content"])
-                content = {"choices": [{"index": 0, "message": {"role": "assistant", "content": answer}}]}
-            body = json.dumps(content).encode()
-            self.send_response(503 if refused else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    found = SimpleNamespace(answer=prefers_good, refuse=0, requests=0)
 
-        def log_message(self, *_):
-            pass
+    def answer(asked):
+        found.requests += 1
+        if found.requests <= found.refuse:
+            raise RefusedError(503, "busy")
+        return {"message": {"role": "assistant", "content": found.answer(asked["messages"][0]["content"])}}
 
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.answer, found.refuse, found.requests = prefers_good, 0, 0
-    threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    with served(answer) as found.url:
+        yield found
 
 
 def judge_at(server, **given):
-    return EndpointJudge(name="local", url=f"http://127.0.0.1:{server.server_port}/v1", model="m", **given)
+    return EndpointJudge(name="local", url=server.url, model="m", **given)
 
 
 def test_winners_do_not_depend_on_places(server):
@@ -88,6 +72,17 @@ def test_answers_are_kept_so_that_a_repeated_call_asks_nothing(server, tmp_path,
     assert "asked 5 questions of about" in capsys.readouterr().err
     assert judge_at(server, cache=cache).scores([("p", f"good {i}") for i in range(6)]) == [9] * 6
     assert server.requests == 6
+
+
+def test_an_answer_without_a_verdict_is_asked_again_by_the_next_call(server, tmp_path):
+    cache = tmp_path / "answers.jsonl"
+    first = judge_at(server, cache=cache)
+    assert first.scores([("p", "good"), ("p", "bad")]) == [9, None]
+    assert first.unreadable == 1
+    server.answer = lambda question: "Now I know. [[2]]"
+    second = judge_at(server, cache=cache)
+    assert second.scores([("p", "good"), ("p", "bad")]) == [9, 2]
+    assert (second.unreadable, server.requests) == (0, 3)
 
 
 def test_a_busy_server_is_asked_again(server):
