@@ -1,9 +1,9 @@
-# make setup | demo | test | verify | gpu | gpu-wheels | wheel-check | lint | format
+# make setup | demo | test | verify | verify-vllm | gpu | gpu-wheels | wheel-check | lint | format
 VENV := .venv
 PYTHON ?= python3
 RUN := . $(VENV)/bin/activate &&
 
-.PHONY: setup demo test verify gpu gpu-wheels wheel-check lint format
+.PHONY: setup demo test verify verify-vllm gpu gpu-wheels wheel-check lint format
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,10 @@ test: lint
 
 verify: setup
 	$(RUN) python -m benchmarks.verify
+
+# Exports in a real engine, in an environment of its own under build/, which is made at first: minutes.
+verify-vllm: setup
+	$(RUN) python -m benchmarks.verify vllm
 
 # On a machine with a GPU, with its own Python and PyTorch: about 25 minutes, or COMMAND=tests, costs or learn alone.
 gpu:

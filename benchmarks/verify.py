@@ -287,6 +287,13 @@ CHECKS = {
         measures=("heads/decoding", "checkpoints/demo/grounded"),
         needs="HEADWAY_HARNESSES",
     ),
+    "vllm": Check(
+        command="python -m benchmarks.outside.vllm",
+        quick="--prompts 4 --new-tokens 32",
+        shows="exported heads in vLLM on a CPU: the same text with and without them, and the ids drafted at every pass "
+        "and the accepted counts equal to our own chain decoder's (make verify-vllm; installs vLLM under build/)",
+        measures=("checkpoints/demo", "heads/export", "serving"),
+    ),
     "base_recipe": Check(
         command="accelerate launch train.py --config configs/demo/base.yaml --overwrite true",
         shows="the demo backbone's recipe learns from random weights: eval_backbone_loss falls",

@@ -1,6 +1,8 @@
-"""Foreign drafts score by one product with an unembedding: model classes that do more with their logits are refused."""
+"""Foreign drafts read stored embeddings and score by one product: models that do more with either are refused."""
 
 from __future__ import annotations
+
+import torch
 
 from heads.backbone.model import Backbone
 
@@ -15,4 +17,19 @@ def refuse_other_logits(backbone: Backbone, format: str) -> None:
         raise ValueError(
             f"{type(backbone.model).__name__} scales, caps or shifts its logits, which the format {format} cannot say; "
             f"allowed are models whose logits are a product with the unembedding."
+        )
+
+
+@torch.no_grad()
+def refuse_scaled_embedding(backbone: Backbone, format: str) -> None:
+    """
+    Raises:
+        ValueError: a model class that scales its embeddings, which a server's draft reads as they are stored.
+    """
+    embedding = backbone.model.get_input_embeddings()
+    tokens_N = torch.arange(min(4, backbone.vocab_size), device=embedding.weight.device)
+    if not torch.equal(backbone.embed(tokens_N), embedding.weight[tokens_N]):
+        raise ValueError(
+            f"{type(backbone.model).__name__} scales its embeddings, which the format {format} cannot say; allowed are "
+            f"models that read them as they are stored."
         )

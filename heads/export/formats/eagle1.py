@@ -21,6 +21,7 @@ import torch
 from heads.backbone.model import Backbone
 from heads.export.eagle_draft import STEPS, check_eagle, draft_tensors, layer_config, read_draft, read_steps
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
+from heads.export.plain_logits import refuse_scaled_embedding
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated
 
@@ -46,6 +47,7 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
         ValueError: other heads than eagle heads of version 1, or with a draft vocabulary.
     """
     check_eagle(token_heads, "eagle1", version=1)
+    refuse_scaled_embedding(token_heads.backbone, "eagle1")
     if token_heads.draft_tokens_S is not None:
         raise ValueError("Heads with a draft vocabulary were given; the format eagle1 scores every token.")
     tensors = draft_tensors(token_heads, "eagle1", "layers.0")

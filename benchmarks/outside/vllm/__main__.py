@@ -1,0 +1,163 @@
+"""Our exports in a real engine: vLLM on a CPU, in float32, beside our own chain decoder.
+
+    make verify-vllm        or        python -m benchmarks.outside.vllm
+
+Exports heads, lets vLLM 0.32.0 serve the demo backbone with and without them, and compares texts, the ids drafted at
+every pass and accepted counts. Whatever differs ends in an error.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import heads
+from benchmarks.outside.vllm.chain import Chain, generated, run_chain
+from benchmarks.outside.vllm.comparing import check_equal
+from benchmarks.outside.vllm.environment import PACKAGES, python, variables
+from benchmarks.shared import ROOT, figures_table, held_out, parser_of, run_benchmark, say, wide_console
+from heads.checkpoint.opening import open_backbone
+from heads.export.exporting import export_heads
+from heads.interface.token_heads import TokenHeads
+
+BASE = "checkpoints/demo/base"
+ENGINE = Path(__file__).with_name("engine.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One export in the engine.
+
+    Attributes:
+        source: folder of heads; None, or a folder that is not there yet: eagle heads of random weights, which the table
+            says. Their drafts are hardly ever accepted and are compared alike.
+        method: vLLM's name for it.
+    """
+
+    source: str | None
+    format: str
+    method: str
+
+    @property
+    def trained(self) -> bool:
+        return self.source is not None and (ROOT / self.source).is_dir()
+
+
+SERVED = (
+    Served(source="checkpoints/demo/medusa", format="medusa-servers", method="medusa"),
+    Served(source="checkpoints/demo/gru", format="vllm-gru", method="eagle"),
+    Served(source="checkpoints/demo/eagle", format="eagle3", method="eagle3"),
+    Served(source="checkpoints/demo/eagle", format="speculators", method="eagle3"),
+    Served(source=None, format="eagle1", method="eagle"),
+)
+
+
+def main() -> None:
+    parser = parser_of("benchmarks.outside.vllm", __doc__)
+    parser.add_argument("--prompts", type=int, default=6, help="held-out prompts")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each prompt")
+    options = parser.parse_args()
+    opened = open_backbone(str(ROOT / BASE), dtype="float32")
+    opened.model.to("cpu")
+    prompts = held_out(opened, options.prompts, options.prompt_tokens)
+    interpreter = python()
+    console = wide_console()
+    with tempfile.TemporaryDirectory() as place:
+        job = {"model": str(ROOT / BASE), "prompts": [p[0].tolist() for p in prompts], "new_tokens": options.new_tokens}
+        plain = serve(interpreter, Path(place), "plain", job | {"speculative_config": None})
+        say(
+            console,
+            f"vLLM {plain['version']} of {PACKAGES[0]}, CPU, float32, greedy; {len(prompts)} held-out prompts of "
+            f"{options.prompt_tokens} tokens, {options.new_tokens} new tokens each\n",
+        )
+        table = figures_table(
+            None, "export", "method", "who counted", "passes", "drafted", "accepted", "by depth", left=3
+        )
+        for served in SERVED:
+            token_heads = heads_of(served, opened.model)
+            depth = token_heads.num_heads
+            folder = Path(place) / served.format
+            export_heads(token_heads, served.format, folder)
+            asked = {"method": served.method, "model": str(folder), "num_speculative_tokens": depth}
+            engine = serve(interpreter, Path(place), served.format, job | {"speculative_config": asked})
+            ours = [run_chain(token_heads, prompt_1T, options.new_tokens, depth) for prompt_1T in prompts]
+            check_equal(served.format, engine, plain, ours, depth)
+            counted = check_generated(served.format, token_heads, prompts, ours, options.new_tokens)
+            add_rows(table, served, engine["counts"], counted)
+    console.print(table)
+    say(
+        console,
+        "Every text is vLLM's own without heads, one after another and in a batch, and each drafted id is our chain's. "
+        "vLLM's counts are its own metrics; generate leaves out drafts that lie behind the last token asked for, which "
+        "vLLM counts, and nothing else differs.",
+    )
+
+
+def serve(interpreter: Path, place: Path, name: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What engine.py wrote.
+
+    Raises:
+        ValueError: vLLM failed; the last lines of what it said.
+    """
+    print(f"vLLM: {name}", flush=True)
+    out = place / f"{name}.out.json"
+    (place / f"{name}.json").write_text(json.dumps(job | {"out": str(out)}), encoding="utf-8")
+    command = [str(interpreter), "-P", str(ENGINE), str(place / f"{name}.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables())
+    if done.returncode or not out.is_file():
+        raise ValueError(f"vLLM failed on {name}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return dict(json.loads(out.read_text(encoding="utf-8")))
+
+
+def heads_of(served: Served, model: Any) -> TokenHeads:
+    """Heads in float32, as they are exported."""
+    if served.source is not None and served.trained:
+        return heads.load(ROOT / served.source, model)
+    fields: dict[str, Any] = {"version": 1, "unembedding": "shared"} if served.format == "eagle1" else {}
+    token_heads = heads.create("eagle", model, num_heads=4, **fields).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in token_heads.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return token_heads
+
+
+def check_generated(
+    name: str, token_heads: TokenHeads, prompts: list[Any], ours: list[Chain], new_tokens: int
+) -> dict[str, Any]:
+    """The counts of `generate` on the same chain.
+
+    Raises:
+        ValueError: a text or a count differs from our chain's, cut where `generate` ends.
+    """
+    depth = token_heads.num_heads
+    totals = [0] * depth
+    for i, (prompt_1T, chain) in enumerate(zip(prompts, ours, strict=True)):
+        text, per_depth = generated(token_heads, prompt_1T, new_tokens, depth)
+        wanted = chain.text[:new_tokens], chain.accepted_per_depth(depth, within=new_tokens)
+        if (text, per_depth) != wanted:
+            raise ValueError(
+                f"{name}, prompt {i + 1}: generate has {per_depth} and the chain {wanted[1]}, or its text."
+            )
+        totals = [a + b for a, b in zip(totals, per_depth, strict=True)]
+    passes = sum(len(chain.drafts) for chain in ours)
+    return {"passes": passes, "drafted": passes * depth, "accepted": sum(totals), "accepted_per_depth": totals}
+
+
+def add_rows(table: Any, served: Served, theirs: dict[str, Any], generated: dict[str, Any]) -> None:
+    what = served.format if served.trained else f"{served.format}, random weights"
+    for who, counts in (("vLLM, and our chain", theirs), ("our generate", generated)):
+        per_depth = " / ".join(map(str, counts["accepted_per_depth"]))
+        figures = [str(counts[key]) for key in ("passes", "drafted", "accepted")]
+        table.add_row(what, served.method, who, *figures, per_depth)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
