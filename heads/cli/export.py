@@ -1,4 +1,4 @@
-"""`headway export` writes heads as other programs' folders, `headway import` reads those as heads."""
+"""`headway export` writes heads as other programs' folders, `headway import` reads those, `headway push` uploads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from heads.cli.options import BackboneOption
 from heads.evaluation.runs.options import about, describe_options, read_options
 from heads.export.exporting import export_heads, import_heads
 from heads.export.formats import format_module, formats, reads, recognise, writes
+from heads.export.hub.push import push_to_hub
 
 ListOption = Annotated[bool, typer.Option("--list", help="List the formats, and who loads them.")]
 
@@ -84,6 +85,34 @@ def import_command(
     token_heads = import_heads(folder, open_backbone(backbone).model, source)
     save(token_heads, out, recipe={"imported": {"format": source, "folder": str(folder)}})
     typer.echo(f"{out}: {token_heads.num_heads} {token_heads.family} heads, read from {folder} as {source}")
+
+
+def push_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of heads, or what headway export --to hub wrote.")
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub: organisation/name.")],
+    revision: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="Branch, which is made if there is none; by default main.")
+    ] = None,
+    private: Annotated[
+        bool | None,
+        typer.Option("--private/--public", help="Of a repository that is made; by default as the organisation's are."),
+    ] = None,
+    message: Annotated[str, typer.Option(metavar="TEXT", help="Message of the commit.")] = "Upload heads",
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="What headway benchmark --json wrote, for the card; may be repeated."),
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(metavar="ID", help="Licence for the card, such as apache-2.0; by default the base's.")
+    ] = None,
+) -> None:
+    """Upload heads to the hub with a model card; heads.load("organisation/name", model) loads them from there."""
+    address = push_to_hub(
+        folder, name, revision=revision, private=private, message=message, measured=measured or (), license=license
+    )
+    typer.echo(address)
 
 
 def formats_table() -> Table:

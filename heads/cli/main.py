@@ -25,7 +25,7 @@ except MissingExtraError as error:
     sys.exit(f"error: {error}")
 
 from heads.cli.evaluate import evaluate_command
-from heads.cli.export import export_command, import_command
+from heads.cli.export import export_command, import_command, push_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
 from heads.cli.measure import benchmark_command, tune_tree_command
 from heads.cli.quantize import quantize_command
@@ -49,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "info": info_command,
     "export": export_command,
     "import": import_command,
+    "push": push_command,
     "merge": merge_command,
     "prune-vocabulary": prune_vocabulary_command,
     "count-ngrams": count_ngrams_command,

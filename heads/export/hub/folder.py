@@ -12,6 +12,7 @@ trust_remote_code, it is the plain model. The folder appears whole or not at all
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from heads.export.hub import template
 from heads.export.hub.card import CARD, write_card
 from heads.inside import find_inside, remove
 from heads.quantization.quantizer import METHOD
+
+logger = logging.getLogger(__name__)
 
 COPIED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*")
 """Files of a backbone that are copied: weights, configs, tokenizer and licence, no code and no pickles."""
@@ -79,6 +82,13 @@ def export_to_hub_folder(
     config = recorded_backbone(heads, "auto")
     if backbone is not None:
         config = replace(config, name_or_path=backbone, revision=None, tokenizer=None)
+    if config.quantization:
+        logger.warning(
+            "The heads were trained on %s with %s weights, and this folder has them as they are on the disk: quantise "
+            "where it is opened, or drafts may be accepted less often.",
+            config.name_or_path,
+            config.quantization.get("quant_method", "quantised"),
+        )
     source = find_files(heads, description, config)
     refuse_code(source, config)
     with whole(out) as begun:

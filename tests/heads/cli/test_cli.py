@@ -307,6 +307,7 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
         "export.open_heads",
         "export.open_backbone",
         "export.recognise",
+        "export.push_to_hub",
         "quantize.open_backbone",
         "folders.open_heads",
         "folders.describe",
@@ -318,6 +319,7 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
     files["prune-vocabulary"] = ["--ngrams", tmp_path, "--tokens", 5, "--out", tmp_path]
     files["export"] = ["--to", "medusa", "--out", tmp_path / "out"]
     files["import"] = ["--backbone", "a", "--out", tmp_path / "out"]
+    files["push"] = ["organisation/name"]
     files["count-ngrams"] = ["--tokenizer", "a", "--data", "b", "--out", tmp_path]
     heads = [] if command == "count-ngrams" else [folder / "medusa"]
     result = run(command, *heads, *files.get(command, []))

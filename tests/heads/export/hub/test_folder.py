@@ -243,6 +243,17 @@ def test_an_adapter_is_merged(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_weights_that_were_quantised_on_loading_are_told(tmp_path, caplog):
+    found = tiny_heads(tmp_path)
+    content = json.loads((found / "heads.json").read_text(encoding="utf-8"))
+    content["recipe"] = {
+        "config": {"backbone": {"quantization": {"quant_method": "bitsandbytes", "load_in_4bit": True}}}
+    }
+    (found / "heads.json").write_text(json.dumps(content), encoding="utf-8")
+    export_to_hub_folder(found, tmp_path / "out")
+    assert "with bitsandbytes weights, and this folder has them as they are on the disk" in caplog.text
+
+
 def change_config(base, **more):
     content = json.loads((base / "config.json").read_text(encoding="utf-8")) | more
     (base / "config.json").write_text(json.dumps(content), encoding="utf-8")

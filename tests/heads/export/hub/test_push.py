@@ -11,10 +11,12 @@ from fake_hub import running_hub
 from huggingface_hub import constants
 from repository import ROOT
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 import heads
 from heads.checkpoint import remote
 from heads.checkpoint.remote import find_heads
+from heads.cli.main import app
 from heads.export.hub.folder import export_to_hub_folder
 
 DEMO = ROOT / "checkpoints" / "demo"
@@ -124,6 +126,27 @@ def test_a_card_of_one_s_own_is_uploaded_as_it_is(hub, tmp_path):
     assert hub.branches["org/mine"]["main"]["README.md"] == b"# Mine\n"
     with pytest.raises(ValueError, match="is uploaded as it is; leave them out"):
         heads.push_to_hub(mine, "org/mine", license="mit")
+
+
+def test_the_command_prints_the_commit(hub, tmp_path):
+    asked = [
+        "push",
+        str(DEMO / "gru"),
+        "org/heads",
+        "--revision",
+        "small",
+        "--license",
+        "mit",
+        "--message",
+        "two heads",
+    ]
+    ran = CliRunner().invoke(app, asked)
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.startswith(f"{hub.address}/org/heads/commit/")
+    assert hub.messages == ["two heads"]
+    assert b"license: mit" in hub.branches["org/heads"]["small"]["README.md"]
+    ran = CliRunner().invoke(app, ["push", str(tmp_path), "org/heads"])
+    assert (ran.exit_code, ran.stderr.startswith(f"error: {tmp_path} holds no heads.json")) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["heads", "a/b/c", "../heads", "org/", "", "/etc"])
