@@ -218,7 +218,7 @@ def test_a_backbone_that_was_trained_with_heads_is_the_folder_s(tmp_path):
     assert heads.load_with_backbone(out)[1].backbone_was_trained
 
 
-def tiny_heads(where, adapter=False):
+def tiny_heads(where, adapter=False, family="medusa"):
     tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS).save_pretrained(where / "base")
     byte_tokenizer().save_pretrained(where / "base")
     (where / "base" / "README.md").write_text("---\nlicense: mit\n---\n# A backbone\n", encoding="utf-8")
@@ -228,8 +228,18 @@ def tiny_heads(where, adapter=False):
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.add_(0.1 * float("lora_" in name))
-    heads.save(heads.create("medusa", model, num_heads=2), where / "heads")
+    heads.save(heads.create(family, model, num_heads=2), where / "heads")
     return where / "heads"
+
+
+@pytest.mark.parametrize("family", heads.families())
+def test_every_family_is_served(tmp_path, family):
+    out = export_to_hub_folder(tiny_heads(tmp_path, family=family), tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float64)
+    tokens = torch.arange(5, 15)[None]
+    found = model.generate(tokens, **GREEDY, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, plain(model, inputs=tokens, **GREEDY))
+    assert found.stats.passes > 0
 
 
 def test_an_adapter_is_merged(tmp_path):
