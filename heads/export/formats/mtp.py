@@ -1,0 +1,223 @@
+"""The multi-token-prediction modules in the files of released models: read as `mtp` heads, and written back.
+
+transformers drops these tensors where it loads a model, or looks for literal layer numbers; here they are read from the
+safetensors themselves. Below is the table of names. The rest of a module is a decoder layer with the names that the
+model's other layers have; experts may lie one by one, as released, or fused, as transformers holds them.
+
+    headway import MODEL --backbone MODEL --out HEADS                       decode, fine-tune
+    headway export HEADS --to mtp --model MODEL --out NEW_MODEL             a copy of MODEL with the heads' modules
+
+Sources: transformers `conversion_mapping.py` ("MtpModel") for DeepSeek-V3, GLM-4.5 and Mellum; vLLM `qwen3_next_mtp.py`
+for the names and the state that Qwen3-Next reads; XiaomiMiMo `modeling_mimo.py` and vLLM `mimo_mtp.py` for MiMo.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from heads.backbone.model import Backbone
+from heads.export.folder import refuse_kind
+from heads.export.modules import Layout, Modules, find_modules, place_of
+from heads.export.names import refuse_homeless
+from heads.export.shards import find_shards, open_shard, read_named
+from heads.families import create
+from heads.interface.token_heads import TokenHeads
+from heads.validation import validated
+
+SUMMARY = "modules of GLM-4.5, DeepSeek-V3, MiMo, Qwen3-Next, Qwen3.5, Mellum, in the model's own folder"
+STEPS = 3
+"""Heads of a model with one module: how often it is run again; trees may be deeper."""
+
+
+@validated
+@dataclass(kw_only=True)
+class Config:
+    """A copy of the model's folder with the heads' modules in the place of its own; all other tensors stay.
+
+    Attributes:
+        model: the model's folder; by default the one that the heads' backbone was loaded from.
+    """
+
+    model: str | None = None
+
+
+DEEPSEEK = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "post_norm.weight": "shared_head.norm.weight",
+}
+QWEN = {
+    "enorm.weight": "pre_fc_norm_embedding.weight",
+    "hnorm.weight": "pre_fc_norm_hidden.weight",
+    "eh_proj.weight": "fc.weight",
+    "post_norm.weight": "norm.weight",
+}
+MIMO = {
+    "enorm.weight": "token_layernorm.weight",
+    "hnorm.weight": "hidden_layernorm.weight",
+    "eh_proj.weight": "input_proj.weight",
+    "post_norm.weight": "final_layernorm.weight",
+}
+COPIES = {"embed_tokens.weight": "embedding", "shared_head.head.weight": "unembedding"}
+STATE_FIRST = {"first": "state", "reads": "last", "blank_first": True}
+LAYOUTS = (
+    *(
+        Layout(module=f"{root}.{{n}}.", block=f"{root}.{{n}}.", names=DEEPSEEK, copies=COPIES, after_layers=True)
+        for root in ("model.layers", "model.language_model.layers")
+    ),
+    Layout(module="mtp.", block="mtp.layers.{n}.", names=QWEN),
+    Layout(module="model.mtp_layers.{n}.", block="model.mtp_layers.{n}.", names=MIMO, options=STATE_FIRST),
+)
+
+
+def recognises(folder: Path) -> bool:
+    try:
+        return find_modules(folder, LAYOUTS) is not None
+    except (ValueError, TypeError):
+        return False
+
+
+@torch.no_grad()
+def read(folder: Path, backbone: Backbone) -> TokenHeads:
+    """
+    Raises:
+        ValueError: a folder without modules, tensors without a place, missing or of other sizes, or a copy of the
+            embedding or unembedding that is none.
+    """
+    modules = find_modules(folder, LAYOUTS)
+    if modules is None:
+        raise refuse_kind(folder, "mtp", "its files name no multi-token-prediction module")
+    many = modules.count > 1
+    token_heads = create(
+        "mtp",
+        backbone,
+        num_heads=modules.count if many else STEPS,
+        modules="per_head" if many else "one",
+        **modules.layout.options,
+    )
+    state = token_heads.state_dict()
+    places = check_places(modules, state, folder)
+    for name, tensor in read_named(modules.files):
+        if name in places:
+            if places[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{folder} has {name} of shape {tuple(tensor.shape)} in place of {tuple(places[name].shape)}; "
+                    f"give the backbone that these modules belong to."
+                )
+            places[name].copy_(tensor)
+        else:
+            check_copy(name, tensor, modules.copied[name], backbone)
+    return token_heads
+
+
+def check_places(modules: Modules, state: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The place of each foreign tensor.
+
+    Raises:
+        ValueError: one without a place, or places that no tensor fills.
+    """
+    found = {name: place_of(state, native) for name, native in modules.native.items()}
+    refuse_homeless([name for name, place in found.items() if place is None], f"in mtp heads read from {folder}")
+    places = {name: place for name, place in found.items() if place is not None}
+    wanted, filled = (sum(x.numel() for x in tensors) for tensors in (state.values(), places.values()))
+    if wanted != filled:
+        whole = set(modules.native.values())
+        missing = [name for name in state if name not in whole and not name.endswith(("gate_up_proj", "down_proj"))]
+        raise ValueError(
+            f"The modules in {folder} fill {filled:,} of {wanted:,} numbers of mtp heads on this backbone; missing are "
+            f"{', '.join(missing[:6]) or 'experts'}."
+        )
+    return places
+
+
+def check_copy(name: str, tensor: Tensor, kind: str, backbone: Backbone) -> None:
+    """
+    Raises:
+        ValueError: a module with an embedding or unembedding of its own, which the heads share with the backbone.
+    """
+    shared = backbone.projection.weight if kind == "unembedding" else backbone.model.get_input_embeddings().weight
+    if tensor.shape != shared.shape or not torch.equal(tensor.to(shared), shared):
+        raise ValueError(
+            f"{name} is not the backbone's {kind}, which mtp heads share; give the backbone of the same folder."
+        )
+
+
+def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
+    """
+    Raises:
+        ValueError: other heads, a model without modules, or of another layout or number of them.
+    """
+    source, modules, places = open_target(token_heads, config)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    buffers = {name for name, _ in token_heads.named_buffers()}  # never trained; a model keeps some in float32
+    own = {name for name, native in modules.native.items() if native not in buffers}
+    for path in sorted({modules.files[name] for name in own}):
+        target = folder / path.relative_to(source)
+        with open_shard(path) as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name in own & set(tensors):
+            tensors[name] = places[name].detach().to(tensors[name].dtype).cpu().contiguous().clone()
+        target.unlink()  # a link in the source stays what it is
+        save_file(tensors, target, metadata=metadata)
+
+
+def open_target(token_heads: TokenHeads, config: Config) -> tuple[Path, Modules, dict[str, Tensor]]:
+    source = Path(config.model or token_heads.backbone.name)
+    if token_heads.family != "mtp":
+        raise ValueError(f"{token_heads.family} heads were given; the format mtp holds mtp heads.")
+    if token_heads.draft_tokens_S is not None:
+        raise ValueError("Heads with a draft vocabulary were given; the format mtp scores every token.")
+    if not source.is_dir():
+        raise ValueError(f"The heads' backbone is {source}, which is no folder; give --model with the model's folder.")
+    modules = find_modules(source, LAYOUTS)
+    if modules is None:
+        raise ValueError(f"{source} holds no modules that could be replaced; give the model that they were read from.")
+    given: Any = token_heads.config
+    wanted = {"first": "embedding", "reads": "final", "blank_first": False} | dict(modules.layout.options)
+    other = {key: getattr(given, key) for key, value in wanted.items() if getattr(given, key) != value}
+    if other:
+        raise ValueError(f"Heads with {other} were given; the modules of {source} have {wanted}.")
+    return source, modules, check_places(modules, token_heads.state_dict(), source)
+
+
+def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
+    """What was written holds the heads' numbers, in the dtypes of the model's files, and every other tensor as it was.
+
+    Raises:
+        ValueError: it does not.
+    """
+    source, modules, places = open_target(token_heads, config)
+    before, after = find_shards(source), find_shards(folder)
+    buffers = {name for name, _ in token_heads.named_buffers()}
+    own = {name for name, native in modules.native.items() if native not in buffers}
+    rewritten = {path for name, path in before.items() if name in own}
+    checked = {name: path for name, path in before.items() if path in rewritten}
+    again = dict(read_named({name: after[name] for name in checked if name in after}))
+    wrong = []
+    for name, old in read_named(checked):
+        wanted = places[name].detach().cpu().to(old.dtype) if name in own else old
+        if name not in again or not same(again[name], wanted):
+            wrong.append(name)
+    if wrong or set(before) != set(after):
+        raise ValueError(
+            f"What was read back differs in {', '.join(wrong[:6]) or 'its names'}; nothing was written. This is a "
+            f"defect of the format's file, please report it."
+        )
+    return (
+        f"read back: {len(own)} tensors of {modules.count} module(s) are the heads', {len(before) - len(own)} as before"
+    )
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit; NaN is NaN."""
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -1,0 +1,117 @@
+"""Where multi-token-prediction modules lie in a model's files, and which part of our heads each tensor fills.
+
+One function answers for both directions: `place_of` gives the part of the heads' tensors that a foreign tensor is read
+into, and that it is written from. Experts lie one by one in released files, and fused in transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from heads.export.folder import read_config
+from heads.export.shards import find_shards
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where modules lie in a checkpoint.
+
+    Attributes:
+        module: where a module's norms and projection lie; {n} is its number.
+        block: where its decoder layer lies.
+        after_layers: {n} counts on from the backbone's own layers.
+        names: our name of each part, and theirs.
+        copies: tensors that repeat the backbone's embedding or unembedding.
+        options: fields of the heads' Config.
+    """
+
+    module: str
+    block: str
+    names: Mapping[str, str]
+    after_layers: bool = False
+    copies: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modules:
+    """What a folder's files hold of modules.
+
+    Attributes:
+        files: the file of each of the modules' tensors, by its foreign name.
+        native: our name of each, as if no expert were fused.
+        copied: what each copy of the backbone's repeats.
+    """
+
+    layout: Layout
+    files: dict[str, Path]
+    native: dict[str, str]
+    copied: dict[str, str]
+
+    @property
+    def count(self) -> int:
+        return 1 + max(int(name.split(".")[1]) for name in self.native.values())
+
+
+def find_modules(folder: Path, layouts: Iterable[Layout]) -> Modules | None:
+    """The modules of a model's folder; None where its files name none."""
+    config = read_config(folder)
+    num_layers = int((config.get("text_config") or config).get("num_hidden_layers", 0))
+    shards = find_shards(folder)
+    for layout in layouts:
+        named = {name: native_name(layout, name, num_layers) for name in shards}
+        native = {name: ours for name, ours in named.items() if ours is not None}
+        if any(ours.endswith(".eh_proj.weight") for ours in native.values()):
+            copied = {name: native.pop(name).partition(":")[2] for name in list(native) if ":" in native[name]}
+            files = {name: shards[name] for name in (*native, *copied)}
+            return Modules(layout=layout, files=files, native=native, copied=copied)
+    return None
+
+
+def native_name(layout: Layout, name: str, num_layers: int) -> str | None:
+    """Our name of a foreign tensor, `copy:` and what of where it repeats one of the backbone's; None: of no module.
+
+    >>> layout = Layout(module="mtp.", block="mtp.layers.{n}.", names={"eh_proj.weight": "fc.weight"})
+    >>> native_name(layout, "mtp.fc.weight", 48), native_name(layout, "mtp.layers.0.mlp.gate.weight", 48)
+    ('layers.0.eh_proj.weight', 'layers.0.mtp_block.mlp.gate.weight')
+    >>> native_name(layout, "model.layers.0.mlp.gate.weight", 48) is None
+    True
+    """
+    parts = {theirs: ours for ours, theirs in layout.names.items()}
+    for place, in_block in ((layout.block, True), (layout.module, False)):
+        pattern = re.escape(place).replace(r"\{n\}", r"(?P<n>\d+)")
+        if (found := re.match(pattern, name)) is None:
+            continue
+        index = int(found.groupdict().get("n") or 0) - (num_layers if layout.after_layers else 0)
+        rest = name[found.end() :]
+        if index < 0:
+            return None
+        if rest in layout.copies:
+            return f"copy:{layout.copies[rest]}"
+        if rest in parts and (not in_block or layout.block == layout.module):
+            return f"layers.{index}.{parts[rest]}"
+        return f"layers.{index}.mtp_block.{rest}" if in_block else f"layers.{index}.{rest}"
+    return None
+
+
+def place_of(state: Mapping[str, Tensor], native: str) -> Tensor | None:
+    """The part of the heads' tensors that one foreign tensor fills: all of one, or an expert's share of a fused one."""
+    if native in state:
+        return state[native]
+    found = EXPERT.fullmatch(native)
+    fused = None if found is None else state.get(f"{found[1]}.{'down_proj' if found[3] == 'down' else 'gate_up_proj'}")
+    if found is None or fused is None or int(found[2]) >= len(fused):
+        return None
+    expert = fused[int(found[2])]
+    if found[3] == "down":
+        return expert
+    half = len(expert) // 2
+    return expert[:half] if found[3] == "gate" else expert[half:]
