@@ -137,7 +137,7 @@ def test_head_weights_stand_in_place_of_decay():
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-@pytest.mark.parametrize("family", ["grounded", "eagle", "dynamo"])
+@pytest.mark.parametrize("family", ["grounded", "eagle", "mtp", "dynamo"])
 def test_teachers_and_targets_lie_k_places_ahead(family, architecture):
     """Each document alone through the model's own forward, each head's loss position by position."""
     settings = LossConfig(hard=0.5, soft=2.0, divergence="kl", temperature=1.5, regression=0.7)

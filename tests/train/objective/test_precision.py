@@ -27,7 +27,8 @@ def folder(tmp_path):
 def heads_on(model, family="grounded"):
     backbone = Backbone(model)
     torch.manual_seed(1)
-    token_heads = create(family, backbone, num_heads=2, unembedding="own").float()
+    options = {} if family == "mtp" else {"unembedding": "own"}  # mtp heads share the backbone's
+    token_heads = create(family, backbone, num_heads=2, **options).float()
     for p in token_heads.parameters():
         torch.nn.init.normal_(p, std=0.1)
     return TrainedModel(backbone, token_heads).train()
@@ -42,7 +43,7 @@ def step(model):
     return loss.detach(), [p.grad for p in model.token_heads.parameters()]
 
 
-@pytest.mark.parametrize("family", ["medusa", "grounded", "eagle", "dynamo"])
+@pytest.mark.parametrize("family", ["medusa", "grounded", "eagle", "mtp", "dynamo"])
 def test_float32_heads_learn_the_same_from_a_bfloat16_backbone(folder, family):
     found = []
     for dtype in ("float32", "bfloat16"):
