@@ -113,6 +113,14 @@ CASES = {
         config=GROUNDED | {"rates": THREE_RATES, "lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}},
         experts=True,
     ),
+    "eagle, three rates, soft labels": RunCase(
+        config={
+            "family": "eagle",
+            "heads": {"num_heads": 2, "fc_norm": True, "norm_output": True},
+            "rates": THREE_RATES,
+            "loss": {"hard": 0.5, "soft": 1.0},
+        }
+    ),
     "backbone alone": RunCase(config={"family": None, "rates": {"base": 1e-3}}),
 }
 
