@@ -1,7 +1,7 @@
 """The shipped heads on the same questions: `python -m benchmarks.speed.compare`.
 
-Runs `headway evaluate --suite speed` for medusa, grounded, gru and dynamo, and `headway compare` of the four runs. Rows
-that an earlier call finished are kept in the folder --out.
+Runs `headway evaluate --suite speed` for medusa, grounded, gru, eagle and dynamo, and `headway compare` of the runs.
+Rows that an earlier call finished are kept in the folder --out.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from heads.cli.main import app
 
-HEADS = ("medusa", "grounded", "gru", "dynamo")
+HEADS = ("medusa", "grounded", "gru", "eagle", "dynamo")
 DEMO = Path("checkpoints/demo")
 COLUMNS = "180"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("evaluations/compare"), help="folder of the four runs")
+    parser.add_argument("--out", type=Path, default=Path("evaluations/compare"), help="folder of the runs")
     parser.add_argument("--quick", action="store_true", help="one question of each category, one repeat")
     options = parser.parse_args()
     out = options.out / "quick" if options.quick else options.out

@@ -187,7 +187,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--heads",
         nargs="+",
-        default=["checkpoints/demo/medusa", "checkpoints/demo/grounded", "checkpoints/demo/gru"],
+        default=[f"checkpoints/demo/{family}" for family in ("medusa", "grounded", "gru", "eagle")],
         help="folders of heads on one backbone",
     )
     parser.add_argument(

@@ -25,7 +25,7 @@ SMALL = [
     Shape(name="deeper", hidden=384, layers=10, intermediate=768, key_value_heads=12),
     Shape(name="grouped", hidden=512, layers=8, intermediate=512, key_value_heads=8),
 ]
-FAMILIES = ["medusa", "grounded", "gru", "dynamo"]
+FAMILIES = ["medusa", "grounded", "gru", "eagle", "dynamo"]
 
 
 @functools.cache
