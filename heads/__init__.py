@@ -14,6 +14,7 @@ from heads.decoding.superposed.decoding import SuperposedDecoding
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
+from heads.export.exporting import export_heads, import_heads
 from heads.export.hub.push import push_to_hub
 from heads.families import create, families
 from heads.interface.draft_vocabulary import most_frequent_tokens
@@ -37,8 +38,10 @@ __all__ = [
     "TypicalRule",
     "accept_greedy",
     "create",
+    "export_heads",
     "families",
     "generate",
+    "import_heads",
     "load",
     "load_backbone",
     "load_tokenizer",

@@ -147,6 +147,17 @@ THROWAWAY = {"kv": KvHeads, "own_output": OwnOutputHeads}
 FAMILIES = (*heads.families(), *THROWAWAY)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grounded, prefix": ("grounded", {"prefix_layers": 1}),
+    "grounded, as Hydra's code": (
+        "grounded",
+        {
+            "prefix_layers": 1,
+            "prefix_norm": True,
+            "biases": True,
+            "num_hidden_layers": 3,
+            "normalize_embeddings": False,
+        },
+    ),
+    "mlp_speculator, tied": ("mlp_speculator", {"inner_width": 20, "tie_weights": True, "scale_input": True}),
     "gru, prefix": ("gru", {"prefix_layers": 1, "hidden_offset": 1, "unembedding": "shared"}),
 }
 """Families with options that change how they run over the context."""

@@ -7,13 +7,16 @@ import torch
 from heads.backbone.model import Backbone
 
 
-def refuse_other_logits(backbone: Backbone, format: str) -> None:
+def refuse_other_logits(backbone: Backbone, format: str, *, with_bias: bool = False) -> None:
     """
+    Args:
+        with_bias: the format has biases of its own, so the backbone's may have one.
+
     Raises:
         ValueError: a model class that does more with its logits than a product.
     """
     record = backbone.projection
-    if record.scale != 1.0 or record.soft_cap is not None or record.bias is not None:
+    if record.scale != 1.0 or record.soft_cap is not None or (record.bias is not None and not with_bias):
         raise ValueError(
             f"{type(backbone.model).__name__} scales, caps or shifts its logits, which the format {format} cannot say; "
             f"allowed are models whose logits are a product with the unembedding."

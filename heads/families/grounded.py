@@ -33,12 +33,14 @@ class Config(RepresentationConfig):
             smaller than final hidden states, and heads then learn to read them only slowly; false is the paper's
             literal input.
         unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's).
+        biases: the first layer's skip and own unembeddings have biases too, as in Hydra's code; the paper has none.
     """
 
     num_hidden_layers: int = within(1, 4, default=1)
     hidden_width: int | None = within(1, 1 << 17, default=None, advice="the widest backbones have 16384")
     normalize_embeddings: bool = True
     unembedding: Unembedding = "own"
+    biases: bool = False
 
 
 class GroundedMLP(nn.Module):
@@ -47,13 +49,15 @@ class GroundedMLP(nn.Module):
     The first layer's skip is a learned matrix from (k + 1)·D to W, [I 0 … 0] at the start; further layers are residual.
     """
 
-    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int) -> None:
+    def __init__(self, k: int, width: int, hidden_width: int, num_hidden_layers: int, *, skip_bias: bool) -> None:
         super().__init__()
-        self.skip = nn.Linear((k + 1) * width, hidden_width, bias=False)
+        self.skip = nn.Linear((k + 1) * width, hidden_width, bias=skip_bias)
         self.first = nn.Linear((k + 1) * width, hidden_width)
         self.rest = nn.Sequential(*(ResidualBlock(hidden_width) for _ in range(num_hidden_layers - 1)))
         self.down = nn.Identity() if hidden_width == width else nn.Linear(hidden_width, width, bias=False)
         nn.init.eye_(self.skip.weight)
+        if skip_bias:
+            nn.init.zeros_(self.skip.bias)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
         if isinstance(self.down, nn.Linear):
@@ -78,9 +82,12 @@ class Heads(RepresentationHeads):
         width = backbone.hidden_size
         hidden_width = config.hidden_width or width
         self.bodies = nn.ModuleList(
-            GroundedMLP(k, width, hidden_width, config.num_hidden_layers) for k in range(1, config.num_heads + 1)
+            GroundedMLP(k, width, hidden_width, config.num_hidden_layers, skip_bias=config.biases)
+            for k in range(1, config.num_heads + 1)
         )
-        self.unembeddings = Unembeddings(config.unembedding, config.num_heads, backbone, config.draft_vocabulary)
+        self.unembeddings = Unembeddings(
+            config.unembedding, config.num_heads, backbone, config.draft_vocabulary, biases=config.biases
+        )
 
     def projection(self, k: int) -> Projection:
         return self.scored(self.unembeddings.projection(k, self.backbone))

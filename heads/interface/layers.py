@@ -55,10 +55,17 @@ class Unembeddings(StartedRows):
 
     Args:
         draft_vocabulary: rows of each; they are zeros until `start_from` says which tokens they are. None: all.
+        biases: own ones have a bias even where the backbone's has none; it starts at zero.
     """
 
     def __init__(
-        self, kind: Unembedding, num_heads: int, backbone: Backbone, draft_vocabulary: int | None = None
+        self,
+        kind: Unembedding,
+        num_heads: int,
+        backbone: Backbone,
+        draft_vocabulary: int | None = None,
+        *,
+        biases: bool = False,
     ) -> None:
         super().__init__()
         self.weights = nn.ParameterList()
@@ -68,15 +75,19 @@ class Unembeddings(StartedRows):
             self.weights.extend(_copy(start.weight, draft_vocabulary) for _ in range(num_heads))
             if start.bias is not None:
                 self.biases.extend(_copy(start.bias, draft_vocabulary) for _ in range(num_heads))
+            elif biases:
+                rows = draft_vocabulary or len(start.weight)
+                zeros = torch.zeros(rows, device=start.weight.device)
+                self.biases.extend(nn.Parameter(zeros.clone()) for _ in range(num_heads))
 
     @torch.no_grad()
     def start_from(self, tokens_S: Tensor, backbone: Backbone) -> None:
         start = backbone.projection
         for weight_SD in self.weights:
             weight_SD.copy_(unpacked(start.weight)[tokens_S.to(start.weight.device)])
-        for bias_S in self.biases:
-            assert start.bias is not None
-            bias_S.copy_(start.bias[tokens_S.to(start.bias.device)])
+        if start.bias is not None:
+            for bias_S in self.biases:
+                bias_S.copy_(start.bias[tokens_S.to(start.bias.device)])
 
     def projection(self, k: int, backbone: Backbone) -> Projection:
         """Head k's record, for hidden states like the backbone's after its final norm."""

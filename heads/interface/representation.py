@@ -14,12 +14,14 @@ without it they have another scale than what heads and unembeddings start from.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 
 from heads.backbone.cache import TreeCache
@@ -43,11 +45,18 @@ class RepresentationConfig(HeadsConfig):
             At offset 0 both are the same: transformers' last hidden state has passed the norm.
         prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
             (Hydra++). It runs over the context, inside each pass, and starts as the identity.
+        prefix_norm: the prefix layer's output passes a final norm of the heads' own, started as the backbone's, as in
+            Hydra's code. What it gives is then normed twice, so heads do not start as the backbone.
     """
 
     hidden_offset: int = within(0, advice="at most the backbone's number of layers", default=0)
     raw_hidden_states: bool = False
     prefix_layers: Literal[0, 1] = 0
+    prefix_norm: bool = False
+
+    def validate_prefix_norm(self) -> None:
+        if self.prefix_norm and not self.prefix_layers:
+            raise ValueError("prefix_norm=True was given without a prefix layer; allowed is prefix_layers=1 with it.")
 
 
 class PositionWiseHeads(TokenHeads):
@@ -108,6 +117,7 @@ class RepresentationHeads(PositionWiseHeads):
         if config.prefix_layers:
             check_last_layer(backbone, "a prefix layer is one")
         self.prefix = nn.ModuleList(identity_layer(backbone, slot) for slot in range(config.prefix_layers))
+        self.prefix_norm = own_norm(backbone) if config.prefix_norm else nn.Identity()
 
     @property
     def tap(self) -> HiddenTap:  # type: ignore[override]
@@ -131,7 +141,8 @@ class RepresentationHeads(PositionWiseHeads):
         f_BND = self.normed(hidden_BND)
         for layer in self.prefix:
             f_BND = self.backbone.run_layer(layer, f_BND, positions_BN, mask, cache)
-        return f_BND
+        normed_BND: Tensor = self.prefix_norm(f_BND)
+        return normed_BND
 
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
         yield from self.heads_on(self.run_stack(0, batch.taps[self.tap], batch.positions_BT, batch.mask, None), batch)
@@ -143,6 +154,13 @@ class RepresentationHeads(PositionWiseHeads):
     def normed(self, tap_D: Tensor) -> Tensor:
         """(…, D): the tap after the final norm; the norm is the backbone's, so its gradient passes the gate."""
         return tap_D if self.reads_plain else through_final_norm(self.backbone, tap_D)
+
+
+def own_norm(backbone: Backbone) -> nn.Module:
+    """A final norm of the heads' own, equal to the backbone's."""
+    norm = remove_hook_from_module(copy.deepcopy(backbone.norm), recurse=True)
+    own: nn.Module = norm.requires_grad_(True)
+    return own
 
 
 def through_final_norm(backbone: Backbone, hidden_D: Tensor) -> Tensor:

@@ -62,7 +62,15 @@ def smooth_l1(hidden_RD: Tensor, target_RD: Tensor) -> Tensor:
 
     >>> smooth_l1(torch.tensor([[0.0, 3.0]]), torch.tensor([[1.0, 0.0]]))     # (0.5 + 2.5) / 2
     tensor(1.5000)
+
+    Raises:
+        ValueError: heads whose hidden states have another width than the backbone's.
     """
+    if hidden_RD.shape != target_RD.shape:
+        raise ValueError(
+            f"loss.regression was given for heads whose hidden states have width {hidden_RD.shape[-1]}, and the "
+            f"backbone's have {target_RD.shape[-1]}; leave loss.regression out, or inner_width."
+        )
     return F.smooth_l1_loss(widen(hidden_RD), widen(target_RD).detach(), reduction="sum") / max(1, hidden_RD.shape[1])
 
 

@@ -10,6 +10,8 @@ A format's file holds
                                   instead of `write`, where a format is made of the folder of the heads
     read(folder, backbone)        token heads on the backbone; absent where a format cannot be read back as heads
     recognises(folder)            whether a folder is of this format, for `headway import` without --from
+    ROUNDINGS                     how many units of rounding of the largest logit heads that are read back may differ
+                                  by; absent: by no bit
     compare(token_heads, folder, config)
                                   instead of `read`, where what was written is checked in another way; the sentence that
                                   it returns says how

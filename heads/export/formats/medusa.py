@@ -79,7 +79,7 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
             unembeddings, logits that the backbone's class scales or caps.
     """
     tensors = medusa_tensors(token_heads, "medusa")
-    refuse_different_blocks(token_heads, "Medusa's own code", "--to medusa-servers")
+    refuse_different_blocks(token_heads.bodies, "Medusa's own code", "--to medusa-servers")
     write_folder(folder, tensors, medusa_fields(token_heads), f"medusa_lm_head.{config.file}")
 
 
@@ -98,18 +98,20 @@ def has_own(token_heads: TokenHeads) -> bool:
     return any(name.startswith("unembeddings") for name in token_heads.state_dict())
 
 
-def refuse_different_blocks(token_heads: TokenHeads, program: str, instead: str) -> None:
+def refuse_different_blocks(bodies: Any, program: str, instead: str) -> None:
     """
+    Args:
+        bodies: the repeated blocks of each head.
+
     Raises:
         ValueError: heads whose blocks differ, for a program that runs one block for all of them.
     """
-    for body in token_heads.bodies:  # type: ignore[union-attr]
-        first, *others = body
-        pairs = [pair for block in others for pair in zip(first.parameters(), block.parameters(), strict=True)]
+    for body in bodies:
+        pairs = [pair for block in body for pair in zip(body[0].parameters(), block.parameters(), strict=True)]
         if not all(torch.equal(one, other) for one, other in pairs):
             raise ValueError(
-                f"{program} repeats one block, and these heads have {len(others) + 1} different ones; give heads with "
-                f"num_blocks=1, or {instead}."
+                f"{program} repeats one block, and these heads have {len(body)} different ones; give heads with one "
+                f"block, or {instead}."
             )
 
 

@@ -1,6 +1,6 @@
 """A prefix layer (Hydra++) below grounded and recurrent heads: its start, its cache, its gradients, greedy text.
 
-That training and drafting agree with one is in tests/heads/families/test_families.py, under the names of `VARIANTS`.
+That training and drafting agree with one is in tests/heads/families/test_families.py, under the names of `PREFIXED`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from heads.families import build_config
 from heads.interface import layers
 from train.objective.model import TrainedModel
 
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
+PREFIXED = [name for name, (_, options) in VARIANTS.items() if "prefix_layers" in options]
+every_variant = pytest.mark.parametrize("variant", PREFIXED)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
