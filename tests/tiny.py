@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     BioGptConfig,
     CodeGenConfig,
     CohereConfig,
     CTRLConfig,
     DeepseekV2Config,
     FalconConfig,
+    FalconH1Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -29,11 +31,18 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    NemotronHConfig,
+    OlmoHybridConfig,
     OPTConfig,
     Phi3Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3NextConfig,
     XGLMConfig,
 )
 
@@ -157,6 +166,71 @@ CONFIGS: dict[str, Any] = {
     ),
     "gemma4_with_images": lambda: Gemma4Config(text_config=gemma4_text().to_dict(), vision_config=None),
 }
+
+HYBRID = {**LLAMA_LIKE, "num_hidden_layers": 4}
+DELTA_RULE = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
+CONFIGS |= {
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **HYBRID,
+        **DELTA_RULE,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    "qwen3_5": lambda: Qwen3_5TextConfig(**HYBRID, **DELTA_RULE, head_dim=16),
+    "nemotron_h": lambda: NemotronHConfig(
+        **HYBRID,
+        head_dim=8,
+        layers_block_type=["mamba", "attention", "mamba", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=8,
+    ),
+    "granitemoehybrid": lambda: GraniteMoeHybridConfig(
+        **HYBRID,
+        **MAMBA,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        mamba_expand=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+    ),
+    "falcon_h1": lambda: FalconH1Config(
+        **{**HYBRID, "num_hidden_layers": 3},
+        **{**MAMBA, "mamba_n_heads": 4},
+        mamba_d_ssm=32,
+        head_dim=8,
+        ssm_in_multiplier=0.7,
+        lm_head_multiplier=0.5,
+    ),
+    "olmo_hybrid": lambda: OlmoHybridConfig(**{**HYBRID, "num_key_value_heads": 4}),
+    "lfm2": lambda: Lfm2Config(
+        **HYBRID, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
+    ),
+    "bamba": lambda: BambaConfig(**HYBRID, **MAMBA, attn_layer_indices=[1], mamba_expand=2),
+    "jamba": lambda: JambaConfig(
+        **HYBRID,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
+    ),
+}
+HYBRIDS = ("qwen3_next", "qwen3_5", "nemotron_h", "granitemoehybrid", "falcon_h1", "olmo_hybrid", "lfm2")
 
 
 def tiny_model(

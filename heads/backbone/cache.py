@@ -110,6 +110,10 @@ class TreeCache(Cache):
         for layer in self.layers:
             layer.keep_rows(rows_R, slots_S)
 
+    def nearest(self, num_slots: int) -> int:
+        """The most slots, but no more than these, that `keep_slots` can roll back to."""
+        return num_slots
+
     def keep_slots(self, num_slots: int) -> None:
         for layer in self.layers:
             layer.keep_slots(num_slots)

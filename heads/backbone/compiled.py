@@ -268,6 +268,8 @@ def fill_up_square(sees_BNN: Tensor, nodes: int) -> Tensor:
 
 def what_stops_compiling(backbone: Backbone) -> str:
     """Why passes of this backbone cannot be compiled here; empty where they can."""
+    if backbone.recurrence is not None:
+        return "the backbone's recurrent layers run level by level over a tree, which is no graph of a fixed shape"
     if len(set((getattr(backbone.model, "hf_device_map", None) or {}).values())) > 1:
         return "the backbone is spread over several devices"
     if getattr(backbone.model, "is_quantized", False):

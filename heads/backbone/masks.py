@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+WITHOUT_MASK = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+"""Layer types that take no mask of their own: recurrent ones (in "hybrid" layers beside full attention), and layers
+that look at one position alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +105,16 @@ def read_mask_style(config: Any) -> MaskStyle:
             f"load the backbone with attn_implementation='sdpa' or 'eager'."
         )
     layer_types = set(getattr(config, "layer_types", None) or [])
-    if unknown := layer_types - {FULL, SLIDING}:
+    if unknown := layer_types - {FULL, SLIDING} - WITHOUT_MASK:
         raise ValueError(
-            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, whose state cannot be rolled back "
-            f"when drafted tokens are rejected; heads can be decoded on backbones with full or sliding attention only."
+            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}, which cannot take the mask of a "
+            f"token tree; choose a backbone with full or sliding attention, or a hybrid of full attention and others."
+        )
+    if SLIDING in layer_types and layer_types & WITHOUT_MASK:
+        raise ValueError(
+            f"{config.model_type} mixes sliding attention with layers of type "
+            f"{', '.join(sorted(layer_types & WITHOUT_MASK))}, for which no masks are made here; choose a backbone "
+            f"whose attention layers are full ones."
         )
     window = getattr(config, "sliding_window", None)
     if layer_types and SLIDING not in layer_types:

@@ -10,6 +10,7 @@ architecture.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heads.backbone.cache import TreeCache
 from heads.backbone.gradient_gate import gate
 from heads.backbone.masks import FULL, causal, read_mask_style
 from heads.backbone.projection import Projection, read_projection
+from heads.backbone.recurrent.cache import RecurrentCache
+from heads.backbone.recurrent.probe import check_recurrence
+from heads.backbone.recurrent.recurrence import Recurrence, find_recurrence
 from heads.backbone.rope import find_rope_border
 from heads.backbone.state import (
     BackboneState,
@@ -74,6 +79,8 @@ class Backbone:
         self._output_path = read_output_path(self.model)
         if check_projection and self.device.type != "meta":
             check_logits(self.model, self._project)
+            if self.recurrence is not None:
+                check_recurrence(self)
 
     def _read_model(self) -> None:
         """What passes need of the model, found once; `refresh` finds it again where parts were replaced."""
@@ -86,11 +93,17 @@ class Backbone:
         self._embeddings = model.get_input_embeddings()  # read at every pass, and transformers searches for them
         self._unembedding = model.get_output_embeddings()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
-        self._layer_takes = frozenset(inspect.signature(self.layers[-1].forward).parameters)
         rotary = getattr(self.decoder, "rotary_emb", None)
         self._rotary_by_type = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
         self.rope_border = find_rope_border(self.decoder)
         self.norm = find_final_norm(self.decoder)
+        self.recurrence: Recurrence | None = find_recurrence(model, self.config, self.layers)
+        """How recurrent layers follow a tree; None where there are none."""
+        last = self.num_layers - 1 if self.recurrence is None else self.recurrence.attention
+        self.attention_layer = self.layers[last]
+        """The last layer that attends over the text, without a recurrent state where there is one: heads copy it."""
+        self.attention_tap = self.num_layers - 1 - last
+        self._layer_takes = frozenset(inspect.signature(self.attention_layer.forward).parameters)
 
     hidden_size = property(lambda self: int(self.config.hidden_size))
     vocab_size = property(lambda self: int(self._embeddings.weight.shape[0]))
@@ -201,17 +214,20 @@ class Backbone:
         self.refresh()
         tokens_BT, valid_BT = tokens_BT.to(self.heads_device), valid_BT.to(self.heads_device)
         batch, length = tokens_BT.shape
-        state = state or BackboneState.empty(batch, tokens_BT.device, length)
+        state = state or BackboneState.empty(batch, tokens_BT.device, self.new_cache(length))
         plain = self.mask_style.window is None and bool(valid_BT.all())
         crosses = self.rope_border is not None and length > self.rope_border.tokens
-        chunk = chunk or (length if crosses else PREFILL_TOKENS)
+        continues = self.recurrence is None or self.recurrence.continues
+        chunk = chunk or (length if crosses or not continues else PREFILL_TOKENS)
         for start in range(0, length, chunk):
             tokens_BN, valid_BN = (x[:, start : start + chunk] for x in (tokens_BT, valid_BT))
             depth_BN = (valid_BN.long().cumsum(dim=1) - 1).clamp(min=0)
-            if plain and not state.positions_BS.shape[1]:  # causal and nothing else: the model needs no mask of ours
-                output = self._pass(state, tokens_BN, depth_BN, None, taps)
-            else:  # not `self.verify`: a compiled backbone would compile a graph for each length of a prompt
-                output = Backbone.verify(self, state, tokens_BN, depth_BN, causal(valid_BN), taps)
+            first, positions_BN = not state.positions_BS.shape[1], state.next_position_B[:, None] + depth_BN
+            # Causal and nothing else: the model needs no mask of ours.
+            sees_BNN = None if plain and first else causal(valid_BN)
+            mask = None if sees_BNN is None else self._mask(state, positions_BN, sees_BNN)
+            with self._recurring(state.cache, taps, None if first or continues else sees_BNN, valid_BN):
+                output = self._pass(state, tokens_BN, positions_BN, mask, taps)
             plan = CommitPlan.whole(valid_BN)
             if commit is not None:
                 commit(output, plan)
@@ -247,7 +263,9 @@ class Backbone:
         """
         tokens_BN, depth_N, sees_NN = (x.to(self.heads_device) for x in (tokens_BN, depth_N, sees_NN))
         positions_BN = state.next_position_B[:, None] + depth_N
-        return self._pass(state, tokens_BN, positions_BN, self._mask(state, positions_BN, sees_NN), taps)
+        mask = self._mask(state, positions_BN, sees_NN)
+        with self._recurring(state.cache, taps, sees_NN, tokens_BN):
+            return self._pass(state, tokens_BN, positions_BN, mask, taps)
 
     def read_embeddings(self, state: BackboneState, embeddings_BD: Tensor, taps: Sequence[Tap] = ()) -> Pass:
         """One pass over one new slot of each row, whose input is an embedding in place of a token's.
@@ -255,9 +273,30 @@ class Backbone:
         `check_embeddings` says whether a model reads embeddings as it reads tokens. The pass's token ids are 0.
         """
         positions_B1 = state.next_position_B[:, None]
-        mask = self._mask(state, positions_B1, torch.ones(1, 1, dtype=torch.bool, device=positions_B1.device))
-        embeddings_B1D = embeddings_BD[:, None].to(self.device)
-        return self._pass(state, torch.zeros_like(positions_B1), positions_B1, mask, taps, inputs_embeds=embeddings_B1D)
+        itself_11 = torch.ones(1, 1, dtype=torch.bool, device=positions_B1.device)
+        mask = self._mask(state, positions_B1, itself_11)
+        tokens_B1, embeddings_B1D = torch.zeros_like(positions_B1), embeddings_BD[:, None].to(self.device)
+        with self._recurring(state.cache, taps, itself_11, tokens_B1):
+            return self._pass(state, tokens_B1, positions_B1, mask, taps, inputs_embeds=embeddings_B1D)
+
+    def new_cache(self, num_slots: int) -> TreeCache:
+        """An empty cache that allocates so many slots in advance."""
+        return TreeCache(room=num_slots) if self.recurrence is None else self.recurrence.new_cache(num_slots)
+
+    def _recurring(
+        self, cache: Any, taps: Sequence[Tap], sees_NN: Tensor | None, like_BN: Tensor
+    ) -> contextlib.AbstractContextManager[None]:
+        """How recurrent layers run within it: over nodes that see one another, or (None) over whole rows.
+
+        Args:
+            like_BN: of whole rows, False for padding; else any tensor over the slots.
+        """
+        if self.recurrence is None:
+            return contextlib.nullcontext()
+        owners = [tap.heads for tap in taps if isinstance(tap, StackTap)]
+        if sees_NN is None:
+            return self.recurrence.over_whole_rows(cache, owners, like_BN)
+        return self.recurrence.over_nodes(cache, owners, sees_NN, len(like_BN))
 
     def _mask(self, state: BackboneState, positions_BN: Tensor, sees_NN: Tensor) -> Any:
         """What new slots attend to: all that is committed, and those of the pass that they see."""
@@ -306,6 +345,8 @@ class Backbone:
     def commit(self, state: BackboneState, output: Pass, plan: CommitPlan) -> BackboneState:
         """Commit the planned slots of the last pass; the other slots are dropped."""
         state.cache.commit(None if plan.in_place else plan.slots_BA, plan.slots_BA.shape[1])
+        if isinstance(state.cache, RecurrentCache):
+            state.cache.commit_states(plan.paths())
         positions_BA = plan.select(output.positions_BN)
         return BackboneState(
             cache=state.cache,
@@ -341,7 +382,7 @@ class Backbone:
             "use_cache": cache is not None,
             "alibi": None,  # a backbone with it is refused
         }
-        if "position_embeddings" in self._layer_takes:
+        if "position_embeddings" in self._layer_takes and self.decoder.rotary_emb is not None:
             given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
         taken = {name: value for name, value in given.items() if name in self._layer_takes}
         output = (

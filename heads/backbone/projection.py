@@ -104,6 +104,7 @@ def read_projection(model: nn.Module, norm: nn.Module) -> Projection:
         )
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     scale = float(getattr(config, "logit_scale", None) or 1.0)
+    scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)
     if divisor := getattr(config, "logits_scaling", None):
         scale /= float(divisor)
     return Projection(

@@ -147,6 +147,11 @@ class CommitPlan:
         newest_B = torch.full((batch,), length - 1, device=valid_BT.device)
         return cls(slots_BA=slots_BT, valid_BA=valid_BT, newest_B=newest_B, all_keep=False, in_place=True)
 
+    def paths(self) -> list[list[int]]:
+        """Each row's committed slots, on the host."""
+        slots, valid = self.slots_BA.tolist(), self.valid_BA.tolist()
+        return [[slot for slot, keep in zip(*row, strict=True) if keep] for row in zip(slots, valid, strict=True)]
+
     def select(self, x_BN: Tensor) -> Tensor:
         """The committed slots of a tensor over the pass's slots: (B, N, …) to (B, A, …)."""
         if self.in_place:
@@ -184,11 +189,11 @@ class BackboneState:
     next_position_B: Tensor
 
     @classmethod
-    def empty(cls, batch: int, device: torch.device, num_slots: int) -> BackboneState:
-        """A state without tokens, whose cache allocates `num_slots` slots in advance."""
+    def empty(cls, batch: int, device: torch.device, cache: TreeCache) -> BackboneState:
+        """A state without tokens, which an empty cache goes with."""
         nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
         return cls(
-            cache=TreeCache(room=num_slots),
+            cache=cache,
             valid_BS=nothing_B0.bool(),
             positions_BS=nothing_B0,
             next_position_B=torch.zeros(batch, dtype=torch.long, device=device),
@@ -207,7 +212,11 @@ class BackboneState:
         )
 
     def keep_slots(self, num_slots: int) -> BackboneState:
-        """The state as it was when the first `num_slots` slots were committed."""
+        """The state as it was when the first `num_slots` slots were committed.
+
+        Raises:
+            ValueError: the cache keeps a recurrent state, and none of that time; `cache.nearest` says which it keeps.
+        """
         self.cache.keep_slots(num_slots)
         valid_BS = self.valid_BS[:, :num_slots]
         return BackboneState(

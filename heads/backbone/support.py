@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.masks import FULL, SLIDING
+from heads.backbone.recurrent.cache import keeps_known_states
 from heads.extras import needs_extra
 
 
 def refuse_what_cannot_roll_back(model: Any) -> None:
-    """Recurrent and hybrid caches keep a running state, which rejected tokens have already changed."""
+    """A running state, which rejected tokens have already changed, where heads/backbone/recurrent does not keep it."""
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not keeps_known_states(model.config.get_text_config()):
         raise ValueError(
             f"{name} keeps a recurrent state that cannot be rolled back when drafted tokens are rejected; "
-            f"choose a backbone whose layers are all attention layers."
+            f"choose a backbone of attention layers, or a hybrid one of those in docs/backbones.md."
         )
     accepted = inspect.signature(model.get_decoder().forward).parameters
     if model.config.is_encoder_decoder or not {"past_key_values", "position_ids", "attention_mask"} <= set(accepted):
@@ -124,7 +125,16 @@ def find_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
     raise ValueError(f"{type(decoder).__name__} has no list of {num_layers} decoder layers that heads could tap.")
 
 
-FINAL_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f", "layer_norm", "layernorm")
+FINAL_NORMS = (
+    "norm",
+    "final_layer_norm",
+    "final_layernorm",
+    "ln_f",
+    "norm_f",
+    "layer_norm",
+    "layernorm",
+    "embedding_norm",
+)
 """What decoders call it. Where one of these is another norm, logits through it are wrong, and refused."""
 
 

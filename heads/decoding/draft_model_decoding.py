@@ -28,7 +28,7 @@ from heads.decoding.proposers.shared_vocabulary import check_same_tokens
 from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.request.request import Request
-from heads.decoding.reuse import ReusableCaches
+from heads.decoding.reuse import ReusableCaches, check_keeps
 from heads.decoding.trees.dynamic import check_integer
 
 
@@ -90,6 +90,11 @@ class DraftModelDecoding(Decoding):
         self.lookup = check_lookup(check_integer(lookup, f"lookup={lookup!r}"))
         self.rule = read_rule(rule, generator)
         keeps = check_flag(keep_caches, "keep_caches")
+        if keeps and isinstance(self.draft, Backbone) and self.draft.recurrence is not None:
+            raise ValueError(
+                f"keep_caches=True was given with {type(draft_model).__name__} as the draft model, whose recurrent "
+                f"state cannot be rolled back to an earlier text; leave keep_caches out, or give another draft model."
+            )
         self.reusable: ReusableCaches[ModelDrafter] | None = ReusableCaches(self.draft.model) if keeps else None
         self._backbone: Backbone | None = None
 
@@ -124,6 +129,8 @@ class DraftModelDecoding(Decoding):
         if self._backbone is None or self._backbone.model is not model:
             backbone = Backbone(model)
             check_same_tokens(backbone, self.draft)
+            if self.reusable is not None:
+                check_keeps(backbone)
             self._backbone = backbone
             self.forget()  # the caches of another model
         return self._backbone

@@ -2,7 +2,8 @@
 
 The last call's caches are rolled back to the longest prefix that its text shares with the new prompt. The prompt's last
 token is always read anew, since its pass gives the first logits and the state that heads draft from. The text is the
-same as that of a call without caches.
+same as that of a call without caches. A recurrent state can be rolled back into the last pass and no further: a prompt
+that leaves the text before that is read from its beginning.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import nn
 
-from heads.backbone.model import BackboneState
+from heads.backbone.model import Backbone, BackboneState
 from heads.backbone.support import adapted_layers, read_hooks
 from heads.decoding.proposers.prompt_lookup import count_shared
 
@@ -56,7 +57,7 @@ class ReusableCaches(Generic[D]):
     def take(self, tokens: Sequence[int]) -> CachedText[D] | None:
         """The cached text, rolled back to the prefix that it shares with these tokens; None where it shares none."""
         cached, self._cached = self._cached, None
-        shared = 0 if cached is None else count_shared(cached.tokens, tokens[:-1])
+        shared = 0 if cached is None else cached.state.cache.nearest(count_shared(cached.tokens, tokens[:-1]))
         if cached is None or not shared:
             return None
         cached.drafter.keep_slots(shared)
@@ -75,6 +76,21 @@ class ReusableCaches(Generic[D]):
         if weights != self._weights:
             self._weights = weights
             self.forget()
+
+
+def check_keeps(*backbones: Backbone) -> None:
+    """Before caches are kept of these.
+
+    Raises:
+        ValueError: a recurrent state after generated tokens is not what the same tokens give when they are read.
+    """
+    for backbone in backbones:
+        if backbone.recurrence is not None and (error := backbone.recurrence.step_error):
+            raise ValueError(
+                f"keep_caches=True was given, but the one-token steps of {type(backbone.model).__name__} give logits "
+                f"that differ by {error:.1e} of the largest one from those of the same text read anew, so kept states "
+                f"would change the text; leave keep_caches out."
+            )
 
 
 def mark_weights(model: nn.Module) -> list[Any]:

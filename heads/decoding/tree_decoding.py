@@ -21,7 +21,7 @@ from heads.decoding.proposers.heads import HeadsDrafter
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
 from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput
-from heads.decoding.reuse import ReusableCaches
+from heads.decoding.reuse import ReusableCaches, check_keeps
 from heads.interface.token_heads import TokenHeads
 
 
@@ -84,9 +84,10 @@ class TreeDecoding(Decoding):
         compiles = any(one.compile for one in (of_one_row, *self.settings.by_batch.values()))
         self.backbone = compiled(token_heads.backbone) if compiles else token_heads.backbone
         self.drafting = compiled_drafting(token_heads) if compiles else None
-        self.reusable: ReusableCaches[HeadsDrafter] | None = (
-            ReusableCaches() if check_flag(keep_caches, "keep_caches") else None
-        )
+        self.reusable: ReusableCaches[HeadsDrafter] | None = None
+        if check_flag(keep_caches, "keep_caches"):
+            check_keeps(token_heads.backbone)
+            self.reusable = ReusableCaches()
         self._mode: Any = None
 
     reads_images = True

@@ -108,7 +108,7 @@ class Heads(TokenHeads):
 
     @property
     def borrowed(self) -> Sequence[nn.Module]:
-        return () if self.config.lora_rank is None else (self.backbone.layers[-1],)
+        return () if self.config.lora_rank is None else (self.backbone.attention_layer,)
 
     def projection(self, k: int) -> Projection:
         """The backbone's norm and unembedding, or the norm and the head's own."""
@@ -165,7 +165,7 @@ class SharedLayer(nn.Module):
             from peft import LoraConfig, inject_adapter_in_model
         refuse_unknown_targets(backbone, targets or [])
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=targets or lora_targets(backbone))
-        template = in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot)
+        template = in_slot(backbone, copy.deepcopy(backbone.attention_layer), slot)
         try:
             inject_adapter_in_model(config, template)
         except ValueError as error:
@@ -180,7 +180,7 @@ class SharedLayer(nn.Module):
         self._template = (template.to("meta").eval(),)
 
     def run(self, backbone: Backbone, hidden_BTD: Tensor, positions_BT: Tensor, mask: Any, cache: Any) -> Tensor:
-        layer, scale = backbone.layers[-1], backbone.gradient_scale
+        layer, scale = backbone.attention_layer, backbone.gradient_scale
         shared = {name: gate(p, scale).to(hidden_BTD) for name, p in layer.named_parameters()}
         shared |= {name: buffer.to(hidden_BTD.device) for name, buffer in layer.named_buffers()}
         own = {name.replace("/", "."): p for name, p in self.lora.items()}
@@ -192,7 +192,7 @@ class SharedLayer(nn.Module):
 
 def refuse_unknown_targets(backbone: Backbone, targets: list[str]) -> None:
     """Raise ValueError on a name that fits no module of the last layer; peft ignores it where another name fits."""
-    names = [name for name, _ in backbone.layers[-1].named_modules() if name]
+    names = [name for name, _ in backbone.attention_layer.named_modules() if name]
     unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
     if unknown:
         allowed = sorted({name.rpartition(".")[2] for name in names})
@@ -210,7 +210,7 @@ def check_layers(config: Config, backbone: Backbone) -> None:
             f"penultimate one: choose a deeper backbone, or set tap to 'last'."
         )
     check_last_layer(backbone, "dynamo heads are layers")
-    if config.lora_rank is not None and adapted_layers(backbone.layers[-1]):
+    if config.lora_rank is not None and adapted_layers(backbone.attention_layer):
         raise ValueError(
             f"lora_rank={config.lora_rank} was given on a backbone with a LoRA adapter; such heads add their own to "
             "its last layer as it is: train the whole backbone or none of it, or leave lora_rank out."

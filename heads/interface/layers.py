@@ -121,12 +121,12 @@ def _copy(parameter: Tensor, rows: int | None) -> nn.Parameter:
 
 
 def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
-    """A decoder layer like the backbone's last, random or copied, that caches after the backbone's layers.
+    """A decoder layer like the backbone's last with attention, random or copied, that caches after the backbone's.
 
     Args:
         slot: which of the heads' layers it is, from 0.
     """
-    layer = without_adapter(in_slot(backbone, copy.deepcopy(backbone.layers[-1]), slot))
+    layer = without_adapter(in_slot(backbone, copy.deepcopy(backbone.attention_layer), slot))
     put_plain_layers(layer, backbone.dtype)  # of a packed backbone: heads train plain weights
     layer.requires_grad_(True)
     if start == "random":
@@ -183,7 +183,7 @@ def in_slot(backbone: Backbone, layer: nn.Module, slot: int) -> nn.Module:
 @torch.no_grad()
 def check_last_layer(backbone: Backbone, what: str) -> None:
     """Raise ValueError where no copy of the last layer can be trained, or be run on a hidden state alone."""
-    others = [p for m in backbone.layers[-1].modules() if not isinstance(m, MXLinear) for p in m.parameters(False)]
+    others = [p for m in backbone.attention_layer.modules() if not isinstance(m, MXLinear) for p in m.parameters(False)]
     if not all(p.is_floating_point() and not is_packed(p) for p in others):
         raise ValueError(
             f"The last layer of {backbone.name} is quantised, and {what} of its kind; load the backbone without "
@@ -191,8 +191,8 @@ def check_last_layer(backbone: Backbone, what: str) -> None:
         )
     if backbone.device.type != "meta" and not runs_alone(backbone):
         raise ValueError(
-            f"A {type(backbone.layers[-1]).__name__} needs more than a hidden state, positions and a mask (it may read "
-            f"tokens or other layers), and {what} of its kind; give heads without layers, such as medusa or grounded."
+            f"A {type(backbone.attention_layer).__name__} needs more than a hidden state, positions and a mask (it may "
+            f"read tokens or other layers), and {what} of its kind; give heads without layers, as medusa has none."
         )
 
 
@@ -202,13 +202,13 @@ def runs_alone(backbone: Backbone) -> bool:
     positions_BT = torch.arange(4, device=backbone.heads_device)[None]
     may_attend_BTT = causal(torch.ones_like(positions_BT, dtype=torch.bool))
     mask = backbone.mask_style.finish(may_attend_BTT, positions_BT, positions_BT, backbone.dtype)
-    was_training = backbone.model.training
+    was_training, tap = backbone.model.training, backbone.attention_tap
     backbone.model.eval()
     try:
         _, taps = backbone.forward(
-            tokens_BT, taps=[0, 1], attention_mask=mask, position_ids=positions_BT, use_cache=False
+            tokens_BT, taps=[tap, tap + 1], attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
-        return same_numbers(backbone.run_layer(backbone.layers[-1], taps[1], positions_BT, mask), taps[0])
+        return same_numbers(backbone.run_layer(backbone.attention_layer, taps[tap + 1], positions_BT, mask), taps[tap])
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):  # what it needs is not given
         return False
     finally:

@@ -9,6 +9,7 @@ by the same `CommitPlan` that every cache follows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from heads.backbone.loading import max_positions
 from heads.backbone.masks import causal
 from heads.backbone.model import Backbone, CommitPlan, Pass
+from heads.backbone.recurrent.cache import RecurrentCache
 
 
 class DraftReader:
@@ -32,8 +34,8 @@ class DraftReader:
         self.num_positions = max_positions(backbone.model)
         self.unembed = backbone.projection.without_norm()
         self.committed, _ = backbone.read(tokens_BT, valid_BT)
-        unpadded = bool(valid_BT.all())
-        self.dense = unpadded and backbone.mask_style.window is None  # no slot has to be masked
+        unpadded, recurrent = bool(valid_BT.all()), backbone.recurrence is not None
+        self.dense = unpadded and backbone.mask_style.window is None and not recurrent  # no slot has to be masked
         self.begin_chain()
 
     def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
@@ -44,6 +46,7 @@ class DraftReader:
 
     def begin_chain(self) -> None:
         self.passes: list[Pass] = []
+        self.states: list[Any] = []  # recurrent ones after each pass
         self.chain_is_dense = self.dense
         self.next_position_B1 = self.committed.next_position_B[:, None]  # of a dense chain
         self.chain_state = self.committed  # of another chain, whose slots are committed one by one until `keep`
@@ -80,6 +83,8 @@ class DraftReader:
         depth_BU = self.within_positions((slots_U - first_B1).clamp(min=0))
         output = self.backbone.verify(self.chain_state, tokens_BU, depth_BU, causal(valid_BU))
         self.chain_state = self.backbone.commit(self.chain_state, output, CommitPlan.whole(valid_BU))
+        if isinstance(cache := self.chain_state.cache, RecurrentCache):
+            self.states.append(cache.states())
         return output
 
     def within_positions(self, depth_BU: Tensor) -> Tensor:
@@ -101,6 +106,9 @@ class DraftReader:
         paths = [list(range(start, start + length)) for start, length in zip(first, count, strict=True)]
         self.committed.cache.reopen(read.tokens_BN.shape[1])
         self.committed = self.backbone.commit(self.committed, read, CommitPlan.from_paths(paths, read.tokens_BN.device))
+        if isinstance(cache := self.committed.cache, RecurrentCache):  # the first pass, of several slots, is kept whole
+            unread = self.passes[0].tokens_BN.shape[1]
+            cache.set_states([self.states[max(0, path[-1] + 1 - unread)] for path in paths])
         self.dense &= len(set(count)) == 1
         self.begin_chain()
 

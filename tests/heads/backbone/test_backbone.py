@@ -14,16 +14,10 @@ from tiny import ARCHITECTURES, EAGER_ONLY, FLOAT32_ONLY, VOCAB, left_padded, ra
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    BambaConfig,
     BloomConfig,
     FalconConfig,
     GPTNeoConfig,
-    JambaConfig,
-    Lfm2Config,
-    MambaConfig,
     MptConfig,
-    Qwen3NextConfig,
-    RwkvConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -356,70 +350,6 @@ def test_run_layer_uses_the_positions_given():
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def qwen3_next():
-    return Qwen3NextConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-    )
-
-
-def lfm2():
-    return Lfm2Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        layer_types=["conv", "full_attention"],
-    )
-
-
-RECURRENT = {
-    "mamba": lambda: MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4),
-    "rwkv": lambda: RwkvConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16),
-    "jamba": lambda: JambaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_experts=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        use_mamba_kernels=False,
-    ),
-    "bamba": lambda: BambaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        attn_layer_indices=[1],
-        mamba_n_heads=4,
-        mamba_d_head=8,
-        mamba_d_state=4,
-    ),
-    "qwen3_next": qwen3_next,
-    "lfm2": lfm2,
-}
-
-
 def refusal(model) -> str:
     with pytest.raises(ValueError, match=r"\.$") as caught:
         Backbone(model)
@@ -427,12 +357,6 @@ def refusal(model) -> str:
     assert "\n" not in message
     assert ". " not in message, f"one sentence: {message}"
     return message
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_and_hybrid_models_are_refused(name):
-    model = AutoModelForCausalLM.from_config(RECURRENT[name]())
-    assert "rolled back" in refusal(model)
 
 
 @pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])

@@ -1,0 +1,101 @@
+"""Whether a backbone's recurrent layers do what plain generation does: tried when a model is wrapped, on eight tokens.
+
+A list of names would be out of date with the next release, and would not know which kernels are installed. A tree pass
+and the pass after it have to give what the model's own one-token steps give, or the model is refused. Two more things
+are found out. Whether several tokens can be read from a state at once: Jamba's layers forget it (logits off by 5e-4 of
+the largest). And by how much the own steps differ from the own forward over the whole text: Nemotron-H's forward holds
+time steps above a limit, and its steps do not. Plain generation takes those steps, so decoding is exact there too, but
+a text that is read anew has other states than one that was generated, so its caches are not kept between calls.
+"""
+# B row, T position, N node, V vocabulary
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from heads.backbone.state import CommitPlan
+
+READ = 4
+"""Tokens of the prompt; four more follow it."""
+
+RELATIVE_ERROR = 1e-4
+"""Of the largest logit: 7e-7 is seen in float32 where all is well, 5e-4 and more where a state is not continued."""
+
+
+@torch.no_grad()
+def check_recurrence(backbone: Any) -> None:
+    """Compare, and find out whether several tokens can be read from a state at once.
+
+    Raises:
+        ValueError: the model's own steps are off, or a tree pass does not give what they give.
+    """
+    model = backbone.model
+    was_training = model.training
+    model.eval()
+    try:
+        tokens_1T = torch.arange(2 * READ, device=backbone.heads_device)[None] % backbone.vocab_size
+        whole_TV = model(input_ids=tokens_1T.to(backbone.device), use_cache=False).logits[0].float()
+        steps_TV = one_by_one(model, tokens_1T.to(backbone.device))
+        recurrence = backbone.recurrence
+        recurrence.step_error = above(relative_error(steps_TV, whole_TV[READ:]), model.dtype)
+        if error := above(relative_error(by_tree(backbone, tokens_1T), steps_TV), model.dtype):
+            raise ValueError(
+                f"{type(model).__name__} keeps a recurrent state, and a pass over drafted tokens gave logits that "
+                f"differ from its own one-token steps by {error:.1e} of the largest one, so decoding would not be "
+                f"exact; choose another backbone."
+            )
+        recurrence.continues = not above(
+            relative_error(continued(backbone, tokens_1T), whole_TV[READ - 1]), model.dtype
+        )
+    finally:
+        model.train(was_training)
+
+
+def one_by_one(model: Any, tokens_1T: Tensor) -> Tensor:
+    """(T - READ, V): logits after the tokens that follow the prompt, as plain generation gets them."""
+    cache = DynamicCache(config=model.config)
+    logits: list[Tensor] = []
+    for tokens_1U in torch.split(tokens_1T, [READ, *[1] * (tokens_1T.shape[1] - READ)], dim=1):
+        past = sum(len(piece_UV) for piece_UV in logits)
+        position_ids = torch.arange(past, past + tokens_1U.shape[1], device=tokens_1T.device)[None]  # as `generate`
+        given = {"position_ids": position_ids, "past_key_values": cache, "use_cache": True}
+        logits.append(model(input_ids=tokens_1U, **given).logits[0])
+    return torch.cat(logits[1:]).float()
+
+
+def by_tree(backbone: Any, tokens_1T: Tensor) -> Tensor:
+    """The same by a pass over a chain of three with a wrong token beside its second, and the pass after it."""
+    state, _ = backbone.read(tokens_1T[:, :READ], torch.ones_like(tokens_1T[:, :READ], dtype=torch.bool))
+    root, second, third, last = tokens_1T[0, READ:]
+    tree_1N = torch.stack([root, third, second, third])[None]
+    depth_N = torch.tensor([0, 1, 1, 2], device=root.device)
+    sees_NN = torch.eye(4, dtype=torch.bool, device=root.device)
+    sees_NN[1:, 0] = sees_NN[3, 2] = True
+    output = backbone.verify(state, tree_1N, depth_N, sees_NN)
+    path = [0, 2, 3]
+    logits = [backbone.logits(output.final_BND[0, path])]
+    state = backbone.commit(state, output, CommitPlan.from_paths([path], root.device))
+    output = backbone.verify(state, last[None, None], depth_N[:1], sees_NN[:1, :1])
+    return torch.cat([*logits, backbone.logits(output.final_BND[0])]).float()
+
+
+def continued(backbone: Any, tokens_1T: Tensor) -> Tensor:
+    """(V,): logits after the prompt where it is read in two passes of several tokens."""
+    prompt_1T = tokens_1T[:, :READ]
+    valid_1T = torch.ones_like(prompt_1T, dtype=torch.bool)
+    _, output = backbone.read(prompt_1T, valid_1T, chunk=READ // 2)
+    logits_V: Tensor = backbone.logits(output.final_BND[0, -1]).float()
+    return logits_V
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.to(wanted.device) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+
+
+def above(error: float, dtype: torch.dtype) -> float:
+    """The error where it is more than rounding, else 0; what is not a number is more."""
+    return 0.0 if error <= max(RELATIVE_ERROR, 16 * torch.finfo(dtype).eps) else error
