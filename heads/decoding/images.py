@@ -48,7 +48,7 @@ def read_with_images(
     """
     backbone.refresh()
     tokens_BT = tokens_BT.to(backbone.heads_device)
-    state = BackboneState.empty(1, tokens_BT.device, tokens_BT.shape[1])
+    state = BackboneState.empty(1, tokens_BT.device, backbone.new_cache(tokens_BT.shape[1]))
     given = {"past_key_values": state.cache, "use_cache": True, "is_first_iteration": True, **images}
     prepared = backbone.model.prepare_inputs_for_generation(tokens_BT.to(backbone.device), **given)
     with recording(backbone.layers, hidden_taps(taps), backbone.heads_device) as recorded, watched(backbone) as seen:
