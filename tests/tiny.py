@@ -175,7 +175,7 @@ DELTA_RULE = {
     "linear_value_head_dim": 8,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
-CONFIGS |= {
+HYBRID_CONFIGS: dict[str, Any] = {
     "qwen3_next": lambda: Qwen3NextConfig(
         **HYBRID,
         **DELTA_RULE,
@@ -243,7 +243,7 @@ def tiny_model(
     **overrides: Any,
 ) -> Any:
     """A tiny random model in eval mode; `overrides` change fields of its config."""
-    config = CONFIGS[name]()
+    config = (CONFIGS | HYBRID_CONFIGS)[name]()
     for field, value in overrides.items():
         setattr(config, field, value)
     torch.manual_seed(seed)
