@@ -162,9 +162,8 @@ def predict(token_heads: TokenHeads, tokens_BT: Tensor, rows: Sequence[Tensor]) 
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
     may_attend = causal(torch.ones_like(tokens_BT, dtype=torch.bool))  # every row that is read precedes the padding
     mask = backbone.mask_style.finish(may_attend, positions_BT, positions_BT, backbone.dtype)
-    final_BTD, taps = backbone.forward(
-        tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
-    )
+    given = {"attention_mask": None if backbone.recurrence is not None else mask, "position_ids": positions_BT}
+    final_BTD, taps = backbone.forward(tokens_BT, taps=token_heads.hidden_taps, use_cache=False, **given)
     own = backbone.projection.without_norm()
     yield Prediction(rows_R=rows[0], hidden_RD=final_BTD.flatten(0, 1)[rows[0]], projection=own)
     forcing = TeacherForcing(tokens_BT=tokens_BT, taps=taps, positions_BT=positions_BT, mask=mask, rows=rows[1:])

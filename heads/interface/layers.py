@@ -32,7 +32,19 @@ MAX_RANK = 4096
 RANK_ADVICE = "beyond, a LoRA has as many weights as the matrix it is added to"
 
 RESIDUAL_WRITERS = frozenset(
-    ("o_proj", "out_proj", "c_proj", "dense", "wo", "down_proj", "dense_4h_to_h", "fc_out", "fc2", "w2")
+    (
+        "o_proj",
+        "out_proj",
+        "c_proj",
+        "dense",
+        "wo",
+        "down_proj",
+        "dense_4h_to_h",
+        "fc_out",
+        "fc2",
+        "w2",
+        "output_linear",
+    )
 )
 """What the last linear layer of an attention or MLP block is called in Hugging Face's models."""
 

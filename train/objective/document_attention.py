@@ -85,6 +85,9 @@ def document_attention(model: Any, compiled: bool) -> Iterator[str]:
     Args:
         compiled: decoder layers are compiled; a graph would be compiled again for all lengths of documents.
     """
+    if model.backbone.recurrence is not None:
+        yield "each document as a row of its own, since a recurrent state would go on into the next"
+        return
     with understood():
         obstacle = "decoder layers are compiled" if compiled else what_stops(model.backbone)
         model.attends_by_document = not obstacle

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +22,10 @@ from heads.backbone.gradient_gate import gate
 from heads.backbone.masks import positions_within_documents, within_documents
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
-from heads.backbone.state import HiddenTap
+from heads.backbone.state import HiddenTap, HiddenTaps
 from heads.interface.token_heads import TeacherForcing, TokenHeads
 from train.objective.document_attention import by_layer_type, mask_by_documents
+from train.objective.documents_as_rows import forward_by_rows, forward_whole_rows, refuse_states_of_heads
 from train.objective.lookahead import first_layer_sees_ahead
 from train.objective.losses import weighted_loss
 from train.objective.soft_targets import Distillation
@@ -89,6 +90,13 @@ class TrainedModel(nn.Module):
         self_distillation: SelfDistillationConfig | None = None,
     ) -> None:
         super().__init__()
+        if lookahead and backbone.recurrence is not None:
+            raise ValueError(
+                f"lookahead={lookahead} was given, and the first layer of {backbone.name} is recurrent: it has no mask "
+                f"that could let it see ahead; leave lookahead out."
+            )
+        if token_heads is not None and not attend_across_documents:
+            refuse_states_of_heads(token_heads)
         self.model = backbone.model
         self.token_heads = token_heads
         self.backbone = backbone
@@ -315,9 +323,7 @@ class TrainedModel(nn.Module):
             final_BTD = recorded.get("final")
         else:
             with self._autograd(), self._lookahead(attended, positions_BT, lookahead):
-                final_BTD, recorded = self.backbone.forward(
-                    tokens_BT, taps=self._taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
-                )
+                final_BTD, recorded = self.run(self.backbone, tokens_BT, positions_BT, mask, self._taps)
         gated = {tap: gate(recorded[tap], self.backbone.gradient_scale) for tap in self._taps}
         if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
             dtype = next(self.token_heads.parameters()).dtype
@@ -331,14 +337,25 @@ class TrainedModel(nn.Module):
         if self.teacher is None:
             return None
         _, positions_BT, mask = self._attention(document_ids_BT)
-        return self.teacher.final_states(tokens_BT, mask, positions_BT)
+        with self.teacher.running():
+            return self.run(self.teacher.backbone, tokens_BT, positions_BT, mask)[0]
+
+    def run(
+        self, backbone: Backbone, tokens_BT: Tensor, positions_BT: Tensor, mask: Any, taps: Sequence[HiddenTap] = ()
+    ) -> tuple[Tensor, HiddenTaps]:
+        """Backbone or teacher over packed blocks: the states after the final norm, and the taps."""
+        if backbone.recurrence is None:
+            return backbone.forward(
+                tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
+            )
+        if self.attend_across_documents:
+            return forward_whole_rows(backbone, tokens_BT, taps=taps)
+        return forward_by_rows(backbone, tokens_BT, positions_BT, taps=taps)
 
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, taps, T, D): the backbone's states that heads and their loss read, in the order of `stored_taps`."""
         _, positions_BT, mask = self._attention(document_ids_BT)
-        _, recorded = self.backbone.forward(
-            tokens_BT, taps=self.stored_taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
-        )
+        _, recorded = self.run(self.backbone, tokens_BT, positions_BT, mask, self.stored_taps)
         return torch.stack([recorded[tap] for tap in self.stored_taps], dim=1)
 
     @property

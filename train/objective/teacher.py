@@ -4,7 +4,6 @@ With a LoRA adapter the teacher is the same weights with the adapter switched of
 copy. Where all weights are trained it is a frozen copy, of as many bytes as the trained weights. Either way it runs
 without autograd and in eval mode, so that it has no dropout and is never recomputed in backward.
 """
-# B batch, T position, D model width
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
@@ -38,17 +37,14 @@ class Teacher(nn.Module):
 
     @property
     def projection(self) -> Projection:
-        """From `final_states` to the teacher's logits."""
+        """From the teacher's states after the final norm to its logits."""
         return self.backbone.projection.without_norm()
 
-    @torch.no_grad()
-    def final_states(self, tokens_BT: Tensor, mask: Any, positions_BT: Tensor) -> Tensor:
-        """(B, T, D): the teacher's states after the final norm, with the trained backbone's mask and positions."""
-        with adapter_off(self.backbone.model), evaluating(self.backbone.model):
-            final_BTD, _ = self.backbone.forward(
-                tokens_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False
-            )
-        return final_BTD
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the context `backbone` is the teacher: no adapter, no dropout, no gradient."""
+        with torch.no_grad(), adapter_off(self.backbone.model), evaluating(self.backbone.model):
+            yield
 
 
 def frozen_copy(model: Any) -> Any:

@@ -61,6 +61,7 @@ def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cud
     """Trace a micro-batch and an evaluation batch of a model on the meta device, whose tensors become fake ones."""
     mode, batch = FakeTensorMode(), trainer_field(config, "per_device_train_batch_size")
     make_fake(model, mode)
+    model.attend_across_documents = True  # a block is one document here, and fake document ids cannot be read
     model.chunk_elements = chunk_elements_on(device_type)
     with mode, cuda_attention() if device_type == "cuda" else contextlib.nullcontext():
         storing = trace_storing(model, config, batch) if config.cache_hidden_states else LiveTensors()
