@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := . $(VENV)/bin/activate &&
 
-.PHONY: setup demo test verify verify-vllm gpu gpu-wheels wheel-check lint format
+.PHONY: setup demo test verify verify-vllm verify-llamacpp gpu gpu-wheels wheel-check lint format
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,9 @@ verify: setup
 # Exports in a real engine, in an environment of its own under build/, which is made at first: minutes.
 verify-vllm: setup
 	$(RUN) python -m benchmarks.verify vllm
+
+verify-llamacpp: setup
+	$(RUN) python -m benchmarks.verify llamacpp
 
 # On a machine with a GPU, with its own Python and PyTorch: about 25 minutes, or COMMAND=tests, costs or learn alone.
 gpu:

@@ -294,6 +294,14 @@ CHECKS = {
         "and the accepted counts equal to our own chain decoder's (make verify-vllm; installs vLLM under build/)",
         measures=("checkpoints/demo", "heads/export", "serving"),
     ),
+    "llamacpp": Check(
+        command="python -m benchmarks.outside.llamacpp",
+        quick="--prompts 2 --new-tokens 32",
+        shows="backbone and eagle heads as GGUF in llama.cpp on a CPU: the same text with and without the draft and as "
+        "ours, the same drafted and accepted counts, texts split into the same tokens (make verify-llamacpp; installs "
+        "xllamacpp under build/)",
+        measures=("checkpoints/demo/base", "checkpoints/demo/eagle", "heads/export", "heads/families/eagle.py"),
+    ),
     "base_recipe": Check(
         command="accelerate launch train.py --config configs/demo/base.yaml --overwrite true",
         shows="the demo backbone's recipe learns from random weights: eval_backbone_loss falls",
