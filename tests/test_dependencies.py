@@ -22,7 +22,7 @@ from requirements import PROJECT, declared
 from heads.extras import MissingExtraError, needs_extra
 
 EXTRAS = {
-    "heads": ("cli", "lora", "plots", "eval", "train"),
+    "heads": ("cli", "lora", "plots", "eval", "gguf", "train"),
     "train": ("train",),
     "benchmarks": ("train", "eval"),
     "tests": ("train", "eval", "dev"),

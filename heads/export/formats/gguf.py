@@ -1,0 +1,145 @@
+"""GGUF for llama.cpp: `backbone.gguf`, and `draft.gguf` with eagle heads as an EAGLE-3 draft beside it.
+
+    llama-server -m FOLDER/backbone.gguf -md FOLDER/draft.gguf --spec-type draft-eagle3
+
+Both carry the tokenizer. Backbones are those of heads/export/gguf/tables.py.
+
+Source: heads/export/gguf/.
+"""
+# S scored token
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from heads.backbone.loading import BackboneConfig, load_tokenizer
+from heads.backbone.projection import unpacked
+from heads.export.eagle_draft import check_eagle
+from heads.export.formats.eagle3 import SWITCHES
+from heads.export.gguf.files import DTYPES, read_gguf, write_gguf
+from heads.export.gguf.tables import (
+    ARCHITECTURES,
+    BACKBONE,
+    DRAFT,
+    PAIRED,
+    layer_numbers,
+    rope_base,
+    rotated,
+)
+from heads.export.gguf.vocabulary import vocabulary
+from heads.interface.token_heads import TokenHeads
+from heads.validation import validated
+
+SUMMARY = "llama.cpp: backbone and eagle heads as an EAGLE-3 draft (written)"
+FILES = ("backbone.gguf", "draft.gguf")
+Contents = tuple[str, dict[str, Any], dict[str, Tensor]]
+"""Architecture, metadata, tensors."""
+
+
+@validated
+@dataclass(kw_only=True)
+class Config:
+    """Two GGUF files.
+
+    Attributes:
+        dtype: of matrices: f32, f16 or bf16.
+        tokenizer: folder or hub name; none is the backbone's.
+    """
+
+    dtype: Literal["f32", "f16", "bf16"] = "bf16"
+    tokenizer: str | None = None
+
+
+def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
+    """
+    Raises:
+        ValueError: heads, a backbone or a tokenizer that llama.cpp cannot hold.
+    """
+    for name, (architecture, metadata, tensors) in contents(token_heads, config).items():
+        write_gguf(folder / name, architecture, metadata, tensors, config.dtype)
+
+
+def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
+    """Read both files back: every value and every number as it was given."""
+    for name, (architecture, metadata, tensors) in contents(token_heads, config).items():
+        said, found = read_gguf(folder / name)
+        said.pop("general.architecture")
+        wrong = [key for key in {**metadata, **said} if not same(metadata.get(key), said.get(key))]
+        wrong += [key for key in {**tensors, **found} if not equal(tensors.get(key), found.get(key), config.dtype)]
+        if wrong:
+            raise ValueError(f"{name} ({architecture}) reads back otherwise: {', '.join(wrong[:6])}; please report it.")
+    return f"read back: every tensor bit for bit as {config.dtype}; make verify-llamacpp runs such files"
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return torch.tensor(one).item() == torch.tensor(other).item()  # stored in float32
+    return bool(one == other)
+
+
+def equal(one: Tensor | None, other: Tensor | None, dtype: str) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    wanted = one.to(DTYPES[dtype] if one.ndim > 1 else torch.float32) if one.is_floating_point() else one
+    return torch.equal(wanted.cpu(), other)
+
+
+def contents(token_heads: Any, config: Config) -> dict[str, Contents]:
+    check_eagle(token_heads, "gguf", version=3)
+    backbone, model = token_heads.backbone, token_heads.backbone.model
+    kind = model.config.model_type
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"{type(model).__name__} was given; the format gguf is written for {', '.join(ARCHITECTURES)}. llama.cpp's "
+            f"own convert_hf_to_gguf.py writes other backbones."
+        )
+    used = [name for name in SWITCHES if name != "norm_before_residual" and getattr(token_heads.config, name)]
+    if used or len(token_heads.tap_layers) != 3:
+        raise ValueError(
+            f"Heads with {', '.join(used) or f'{len(token_heads.tap_layers)} hidden states'} were given; llama.cpp's "
+            f"EAGLE-3 reads three hidden states without EAGLE-3.1's switches."
+        )
+    name = config.tokenizer or backbone.name
+    words = {
+        f"tokenizer.ggml.{key}": value
+        for key, value in vocabulary(load_tokenizer(BackboneConfig(name_or_path=name)), backbone.vocab_size).items()
+    }
+    return {
+        FILES[0]: backbone_contents(model, words, backbone.num_layers),
+        FILES[1]: draft_contents(token_heads, words),
+    }
+
+
+def backbone_contents(model: Any, words: dict[str, Any], layers: int) -> Contents:
+    config, architecture = model.config, ARCHITECTURES[model.config.model_type]
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in tied}
+    found = BACKBONE.to_foreign(tensors, "gguf")
+    if architecture in PAIRED:
+        found = rotated(found, config.num_attention_heads, config.num_key_value_heads)
+    numbers = layer_numbers(config, layers, config.max_position_embeddings)
+    numbers["rope.freq_base"] = rope_base(config.rope_parameters, type(model).__name__)
+    numbers["vocab_size"] = config.vocab_size
+    return architecture, {f"{architecture}.{key}": value for key, value in numbers.items()} | words, found
+
+
+def draft_contents(token_heads: Any, words: dict[str, Any]) -> Contents:
+    shape, backbone = token_heads.shape, token_heads.backbone
+    tensors = dict(token_heads.state_dict())
+    tokens_S = tensors.pop("draft_tokens_S", None)
+    tensors["lm_head.weight"] = unpacked(token_heads.projection(1).weight)
+    found = rotated(DRAFT.to_foreign(tensors, "gguf"), shape.num_attention_heads, shape.num_key_value_heads)
+    if tokens_S is not None:
+        found["d2t"] = tokens_S  # the ids themselves, where EAGLE-3's files have offsets
+    numbers = layer_numbers(shape, 1, backbone.config.max_position_embeddings)
+    numbers["rope.freq_base"] = rope_base(token_heads.rope_parameters, "The draft")
+    numbers["vocab_size"] = backbone.vocab_size
+    numbers["target_layers"] = list(token_heads.tap_layers)
+    numbers["target_hidden_size"] = backbone.hidden_size
+    numbers["norm_before_residual"] = token_heads.config.norm_before_residual
+    return "eagle3", {f"eagle3.{key}": value for key, value in numbers.items()} | words, found
