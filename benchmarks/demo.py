@@ -27,6 +27,7 @@ from benchmarks.shared import (
     held_out,
     parse_with_defaults_of,
     parser_of,
+    ratio_cell,
     run_benchmark,
     say,
     write_block,
@@ -206,19 +207,12 @@ def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
     head = "".join(f" {name}: tokens per pass | × plain |" for name in blocks)
     lines = [f"| |{head} same text |", "|---" * (2 * len(blocks) + 2) + "|"]
     for rows in zip(*blocks.values(), strict=True):
-        figures = "|".join(f"{r.tokens_per_pass:.2f}|{ratio_cell(r)}" for r in rows)
+        figures = "|".join(f"{r.tokens_per_pass:.2f}|{ratio_cell(r, r.name)}" for r in rows)
         verdicts = dict.fromkeys(row.same_text for row in rows)
         lines.append(f"|{rows[0].name}|{figures}|{'; '.join(verdicts)}|")
     shares = "".join(f"{rows[0].repeated_4grams:.0%}| |" for rows in blocks.values())
     lines.append(f"|*4-grams that were in the text before*|{shares} |")
     return "\n".join(lines) + "\n"
-
-
-def ratio_cell(row: MethodResult) -> str:
-    """Plain generation's speed, or a method's ratio to it with its interval."""
-    if row.name == "plain":
-        return f"{row.tokens_per_second:.0f}&nbsp;tokens/s"
-    return f"{row.ratio:.2f}&nbsp;({row.interval[0]:.2f}–{row.interval[1]:.2f})"
 
 
 if __name__ == "__main__":

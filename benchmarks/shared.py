@@ -96,6 +96,17 @@ def with_spread(values: Sequence[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean}±{form.format(statistics.stdev(values))}"
 
 
+def ratio_cell(measured: Any, method: str, *, digits: int = 0) -> str:
+    """Plain generation's speed, or another method's ratio to it with its interval, for a page.
+
+    Args:
+        measured: has `tokens_per_second`, `ratio` and `interval`.
+    """
+    if method == "plain":
+        return f"{measured.tokens_per_second:.{digits}f}&nbsp;tokens/s"
+    return f"{measured.ratio:.2f}&nbsp;({measured.interval[0]:.2f}–{measured.interval[1]:.2f})"
+
+
 def write_figures(path: str | Path | None, content: Any) -> None:
     """Write figures as JSON where a path was given."""
     if path:

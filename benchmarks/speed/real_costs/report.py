@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.shared import figures_table, say
+from benchmarks.shared import figures_table, ratio_cell, say
 from benchmarks.speed.real_costs.cells import NODES, Line, Passes, Speeds
 
 TARGET = 0.9
@@ -93,15 +93,9 @@ def markdown(found: Sequence[Speeds]) -> str:
     for name in names:
         lines = [next((line for line in cell.lines if line.method == name), None) for cell in cells]
         figures = "|".join(
-            "–|–" if line is None else f"{line.tokens_per_pass:.2f}|{ratio_cell(line)}" for line in lines
+            "–|–" if line is None else f"{line.tokens_per_pass:.2f}|{ratio_cell(line, line.method, digits=1)}"
+            for line in lines
         )
         verdicts = dict.fromkeys(line.same_text for line in lines if line is not None)
         rows.append(f"|{name}|{figures}|{'; '.join(verdicts)}|")
     return "\n".join(rows) + "\n"
-
-
-def ratio_cell(line: Line) -> str:
-    """Plain generation's speed, or a method's ratio to it with its interval."""
-    if line.method == "plain":
-        return f"{line.tokens_per_second:.1f}&nbsp;tokens/s"
-    return f"{line.ratio:.2f}&nbsp;({line.interval[0]:.2f}–{line.interval[1]:.2f})"
