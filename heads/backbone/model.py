@@ -115,7 +115,8 @@ class Backbone:
 
     @property
     def name(self) -> str:
-        return str(getattr(self.config, "_name_or_path", "") or type(self.model).__name__)
+        named = (getattr(config, "_name_or_path", "") for config in (self.config, self.model.config))
+        return next(filter(None, map(str, named)), type(self.model).__name__)  # image-text models name the whole alone
 
     @property
     def projection(self) -> Projection:

@@ -68,10 +68,11 @@ def generate_with_heads(model: Any, *positional: Any, **named: Any) -> Any:
     custom = asked.pop("custom_generate", None)
     if isinstance(custom, str):
         return type(model).generate(model, custom_generate=custom, **asked)
+    decoding = decoding_of(model) if custom is None else custom
     try:
         if custom is None:
             refuse(asked)
-        return generate(model, custom or decoding_of(model), **asked)
+        return generate(model, decoding, **asked)
     except ValueError as error:
         raise to_answer(error) from error
 

@@ -22,8 +22,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
+from huggingface_hub.utils import tqdm
+from transformers import AutoConfig
 
-from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
+from heads.backbone.loading import BackboneConfig, explained, load_tokenizer
 from heads.checkpoint.backbone import sync
 from heads.checkpoint.convert import merge
 from heads.checkpoint.opening import find_trained, recorded_backbone
@@ -142,6 +145,12 @@ def refuse_code(source: Path, config: BackboneConfig) -> None:
             f"The backbone {name} needs code that lies beside its weights, which transformers serve does not open; "
             f"decode with it in Python, as docs/decode.md says."
         )
+    named = settings.get("architectures")
+    if not (isinstance(named, list) and named and hasattr(transformers, str(named[0]))):
+        raise ValueError(
+            f"The backbone {name} has architectures {named!r} in config.json, which names no class of transformers; "
+            f"a server opens it by that name: save the backbone again with model.save_pretrained(folder)."
+        )
     if (settings.get("quantization_config") or {}).get("quant_method") == METHOD:
         raise ValueError(
             f"The backbone {name} is packed in microscaling weights, which open only after `import heads`, and a "
@@ -161,9 +170,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def copy_backbone(source: Path, config: BackboneConfig, out: Path) -> None:
     """Weights and configs byte for byte; the tokenizer too, or the one that the heads were trained with."""
-    for path in sorted({path for pattern in COPIED for path in source.glob(pattern)}):
-        if path.is_file() and not any(path.match(pattern) for pattern in NOT_COPIED):
-            shutil.copyfile(find_inside(source, path.name), out / path.name)
+    found = sorted({path for pattern in COPIED for path in source.glob(pattern) if path.is_file()})
+    wanted = [path for path in found if not any(path.match(pattern) for pattern in NOT_COPIED)]
+    bar = tqdm(wanted, desc="copying the backbone", unit="file", disable=None)  # type: ignore[no-untyped-call]
+    for path in bar:  # shown on a terminal
+        shutil.copyfile(find_inside(source, path.name), out / path.name)
     elsewhere = config.tokenizer is not None and Path(config.tokenizer).resolve() != source.resolve()
     if elsewhere or not (out / "tokenizer_config.json").is_file():
         load_tokenizer(config).save_pretrained(out)
@@ -189,7 +200,9 @@ def check(folder: Path) -> None:
     Raises:
         ValueError: the copied backbone is not the heads' own.
     """
-    model = load_backbone(BackboneConfig(name_or_path=str(folder)))
+    with explained(str(folder)):
+        kind = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])  # as transformers serve does
+        model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     token_heads = load(folder, model)
     prompt_1T = torch.tensor([[model.config.get_text_config().vocab_size // 2]])
     model.generate(prompt_1T, max_new_tokens=CHECKED_TOKENS, do_sample=False, custom_generate=TreeDecoding(token_heads))

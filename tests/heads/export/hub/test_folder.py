@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from image_models import image_model, image_prompt
 from repository import ROOT
 from streamers import Puts
 from tiny import tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
 import heads
@@ -242,6 +243,20 @@ def test_every_family_is_served(tmp_path, family):
     assert found.stats.passes > 0
 
 
+@pytest.mark.parametrize("name", ["gemma3", "llava"])
+def test_text_after_an_image_is_decoded_with_heads(tmp_path, name):
+    for made in (image_model(name), byte_tokenizer()):
+        made.save_pretrained(tmp_path / "base")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float64)
+    heads.save(heads.create("grounded", model, num_heads=2), tmp_path / "heads")
+    out = export_to_hub_folder(tmp_path / "heads", tmp_path / "out")
+    model = AutoModelForImageTextToText.from_pretrained(out, trust_remote_code=True, dtype=torch.float64)
+    asked = image_prompt(name) | GREEDY
+    found = model.generate(**asked, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, plain(model, **asked))
+    assert found.stats.passes > 0
+
+
 def test_an_adapter_is_merged(tmp_path):
     out = export_to_hub_folder(tiny_heads(tmp_path, adapter=True), tmp_path / "out")
     adapted, _ = heads.load_with_backbone(tmp_path / "heads")
@@ -273,11 +288,12 @@ def change_config(base, **more):
     ("spoil", "reason"),
     [
         (lambda base: change_config(base, auto_map={"AutoModel": "code.Model"}), "needs code that lies beside"),
+        (lambda base: change_config(base, architectures=None), "names no class of transformers"),
         (lambda base: change_config(base, quantization_config={"quant_method": METHOD}), "the unpacked backbone"),
         (lambda base: (base / "model.safetensors").rename(base / "pytorch_model.bin"), r"no pickle is copied"),
         (shutil.rmtree, "is no folder here, and could not be fetched"),
     ],
-    ids=["code", "packed", "pickle", "gone"],
+    ids=["code", "class", "packed", "pickle", "gone"],
 )
 def test_a_backbone_that_cannot_be_served_is_refused(tmp_path, spoil, reason):
     found = tiny_heads(tmp_path)

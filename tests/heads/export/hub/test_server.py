@@ -37,7 +37,7 @@ TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"
 )
 COUNTED = re.compile(r"(\d+) tokens in (\d+) passes, [\d.]+ tokens per pass, with grounded heads")
-START_SECONDS, SECONDS = 90, 60
+START_SECONDS, SECONDS = 150, 60
 
 
 class Server:
