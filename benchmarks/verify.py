@@ -68,6 +68,13 @@ CHECKS = {
         shows="a pass of 1 to 64 nodes after 512 to 8k tokens in plain steps, and what tokens per pass are worth",
         measures=(),
     ),
+    "hybrids": Check(
+        command="python -m benchmarks.speed.hybrids",
+        quick="--quick",
+        shows="hybrid backbones: text beside plain generation's for nine architectures and every family of heads, and "
+        "a pass level by level beside replay and beside a tree's paths as rows",
+        measures=("heads/backbone",),
+    ),
     "real_costs": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32",
         quick="--quick",
