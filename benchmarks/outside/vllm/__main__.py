@@ -38,15 +38,22 @@ class Served:
         source: folder of heads; None, or a folder that is not there yet: eagle heads of random weights, which the table
             says. Their drafts are hardly ever accepted and are compared alike.
         method: vLLM's name for it.
+        scored: how many tokens heads of random weights score; None: all.
     """
 
     source: str | None
     format: str
     method: str
+    scored: int | None = None
 
     @property
     def trained(self) -> bool:
         return self.source is not None and (ROOT / self.source).is_dir()
+
+    @property
+    def name(self) -> str:
+        name = self.format if self.scored is None else f"{self.format}, {self.scored} tokens"
+        return name if self.trained else f"{name}, random weights"
 
 
 SERVED = (
@@ -54,6 +61,7 @@ SERVED = (
     Served(source="checkpoints/demo/gru", format="vllm-gru", method="eagle"),
     Served(source="checkpoints/demo/eagle", format="eagle3", method="eagle3"),
     Served(source="checkpoints/demo/eagle", format="speculators", method="eagle3"),
+    Served(source=None, format="eagle3", method="eagle3", scored=512),
     Served(source=None, format="eagle1", method="eagle"),
 )
 
@@ -83,13 +91,13 @@ def main() -> None:
         for served in SERVED:
             token_heads = heads_of(served, opened.model)
             depth = token_heads.num_heads
-            folder = Path(place) / served.format
+            folder = Path(place) / served.name.replace(" ", "-")
             export_heads(token_heads, served.format, folder)
             asked = {"method": served.method, "model": str(folder), "num_speculative_tokens": depth}
-            engine = serve(interpreter, Path(place), served.format, job | {"speculative_config": asked})
+            engine = serve(interpreter, Path(place), served.name, job | {"speculative_config": asked})
             ours = [run_chain(token_heads, prompt_1T, options.new_tokens, depth) for prompt_1T in prompts]
-            check_equal(served.format, engine, plain, ours, depth)
-            counted = check_generated(served.format, token_heads, prompts, ours, options.new_tokens)
+            check_equal(served.name, engine, plain, ours, depth)
+            counted = check_generated(served.name, token_heads, prompts, ours, options.new_tokens)
             add_rows(table, served, engine["counts"], counted)
     console.print(table)
     say(
@@ -120,9 +128,11 @@ def heads_of(served: Served, model: Any) -> TokenHeads:
     """Heads in float32, as they are exported."""
     if served.source is not None and served.trained:
         return heads.load(ROOT / served.source, model)
-    fields: dict[str, Any] = {"version": 1, "unembedding": "shared"} if served.format == "eagle1" else {}
-    token_heads = heads.create("eagle", model, num_heads=4, **fields).eval()
     generator = torch.Generator().manual_seed(0)
+    fields: dict[str, Any] = {"version": 1, "unembedding": "shared"} if served.format == "eagle1" else {}
+    if served.scored is not None:
+        fields["draft_tokens"] = torch.randperm(model.config.vocab_size, generator=generator)[: served.scored]
+    token_heads = heads.create("eagle", model, num_heads=4, **fields).eval()
     with torch.no_grad():
         for parameter in token_heads.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
@@ -152,11 +162,10 @@ def check_generated(
 
 
 def add_rows(table: Any, served: Served, theirs: dict[str, Any], generated: dict[str, Any]) -> None:
-    what = served.format if served.trained else f"{served.format}, random weights"
     for who, counts in (("vLLM, and our chain", theirs), ("our generate", generated)):
         per_depth = " / ".join(map(str, counts["accepted_per_depth"]))
         figures = [str(counts[key]) for key in ("passes", "drafted", "accepted")]
-        table.add_row(what, served.method, who, *figures, per_depth)
+        table.add_row(served.name, served.method, who, *figures, per_depth)
 
 
 if __name__ == "__main__":
