@@ -133,6 +133,8 @@ def read_draft(
             missing, an embedding of its own, or a RoPE that is neither of the default kind nor the backbone's.
     """
     refuse_other_logits(backbone, "EAGLE")
+    if vocab is not None:
+        number_of({"draft_vocab_size": vocab}, "draft_vocab_size", folder)
     shape = read_shape(config, backbone, folder)
     tensors = read_tensors(find_tensors(folder, FILES))
     drop_embedding(tensors, backbone, folder)
@@ -152,7 +154,7 @@ def read_shape(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> d
     wanted = {"hidden_size": backbone.hidden_size, "vocab_size": backbone.vocab_size, "num_hidden_layers": 1}
     wanted |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, value in wanted.items():
-        if config.get(key, value) != value:
+        if config.get(key) not in (None, value):
             raise ValueError(f"{folder} has {key} {config[key]!r}; eagle heads on {backbone.name} have {value!r}.")
     heads = number_of(config, "num_attention_heads", folder)
     eps = config.get("rms_norm_eps", 1e-6)
@@ -174,10 +176,13 @@ def read_rope_theta(config: Mapping[str, Any], backbone: Backbone, folder: Path)
     A config without one has Llama's 10000, whatever the backbone has.
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    base = given.get("rope_theta", config.get("rope_theta", 10000.0)) if isinstance(given, dict) else None
+    if isinstance(base, bool) or not isinstance(base, int | float):
+        raise ValueError(f"{folder} has RoPE {given!r:.80} with base {base!r}; give rope_theta as a number.")
     given = {"rope_type" if key == "type" else key: value for key, value in given.items()}
-    given.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    given["rope_theta"] = base
     if given.get("rope_type", "default") == "default":
-        return float(given["rope_theta"])
+        return float(base)
     if given == rope_parameters_of(backbone, None):
         return None
     raise ValueError(
@@ -237,6 +242,26 @@ def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: B
         raise ValueError(f"{folder} has t2d that marks other tokens than d2t; copy the folder again.")
     tensors["lm_head.weight"] = rows_SD[order_S]
     return None if vocab == backbone.vocab_size else tokens_S
+
+
+def classes_named(config: Mapping[str, Any]) -> list[str]:
+    """The names in `architectures`.
+
+    >>> classes_named({"architectures": ["LlamaForCausalLM"]}), classes_named({"architectures": 5})
+    (['LlamaForCausalLM'], [])
+    """
+    found = config.get("architectures")
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def listed(taps: Any, folder: Path) -> list[Any]:
+    """
+    Raises:
+        ValueError: hidden states that are no list; what is in it is checked where heads are made.
+    """
+    if not isinstance(taps, list):
+        raise ValueError(f"{folder} has hidden states {taps!r:.80}; allowed is a list of their numbers.")
+    return taps
 
 
 def read_steps(config: Mapping[str, Any], folder: Path) -> int:

@@ -19,7 +19,15 @@ from typing import Literal
 import torch
 
 from heads.backbone.model import Backbone
-from heads.export.eagle_draft import STEPS, check_eagle, draft_tensors, layer_config, read_draft, read_steps
+from heads.export.eagle_draft import (
+    STEPS,
+    check_eagle,
+    classes_named,
+    draft_tensors,
+    layer_config,
+    read_draft,
+    read_steps,
+)
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.export.plain_logits import refuse_scaled_embedding
 from heads.interface.token_heads import TokenHeads
@@ -63,7 +71,7 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
 
 def recognises(folder: Path) -> bool:
     config = try_config(folder)
-    known = set(config.get("architectures") or []) & {*ARCHITECTURES.values(), "EagleLlamaForCausalLM"}
+    known = set(classes_named(config)) & {*ARCHITECTURES.values(), "EagleLlamaForCausalLM"}
     return bool(known) and config.get("num_hidden_layers") == 1 and "draft_vocab_size" not in config
 
 

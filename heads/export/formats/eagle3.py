@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from heads.backbone.model import Backbone
-from heads.export.eagle_draft import STEPS, check_eagle, draft_tensors, layer_config, read_draft, read_steps
+from heads.export.eagle_draft import (
+    STEPS,
+    check_eagle,
+    classes_named,
+    draft_tensors,
+    layer_config,
+    listed,
+    read_draft,
+    read_steps,
+)
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated
@@ -74,7 +83,7 @@ def default_taps(layers: int) -> list[int]:
 
 def recognises(folder: Path) -> bool:
     config = try_config(folder)
-    named = any("Eagle3" in str(name) for name in config.get("architectures") or [])
+    named = any("Eagle3" in name for name in classes_named(config))
     return "speculators_model_type" not in config and (named or "draft_vocab_size" in config)
 
 
@@ -86,8 +95,8 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     if not recognises(folder):
         raise refuse_kind(folder, "eagle3", "config.json has no draft_vocab_size and names no Eagle3 class")
     config = read_config(folder)
-    inner = config.get("eagle_config") or {}
-    said = {**config, **inner}
+    inner = config.get("eagle_config")
+    said = {**config, **(inner if isinstance(inner, dict) else {})}
     if said.get("use_aux_hidden_state") is False or said.get("norm_before_fc"):
         raise ValueError(f"{folder} has norm_before_fc or no auxiliary hidden states; eagle heads have neither.")
     taps = said.get(TAPS)
@@ -96,7 +105,5 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
             raise ValueError(f"{folder} names no hidden states, and {backbone.name} has fewer than 7 layers.")
         taps = default_taps(backbone.num_layers)
     switches = {name: bool(config.get(name, False)) for name in SWITCHES}
-    vocab = config.get("draft_vocab_size")
-    return read_draft(
-        folder, backbone, config, vocab=vocab, num_heads=read_steps(config, folder), taps=taps, **switches
-    )
+    fields = {"num_heads": read_steps(config, folder), "taps": listed(taps, folder), **switches}
+    return read_draft(folder, backbone, config, vocab=config.get("draft_vocab_size"), **fields)

@@ -20,6 +20,7 @@ from heads.export.eagle_draft import (
     check_eagle,
     draft_tensors,
     layer_config,
+    listed,
     read_draft,
     read_steps,
 )
@@ -106,7 +107,7 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         layer,
         vocab=config.get("draft_vocab_size"),
         num_heads=read_steps({STEPS: proposed(config)}, folder),
-        taps=list(taps),
+        taps=listed(taps, folder),
         **{name: bool(config.get(name, False)) for name in SWITCHES},
     )
 

@@ -304,6 +304,11 @@ BAD = {
     "a missing map": (changed(draft_vocab_size=5), "d2t is missing"),
     "a bad map": (stored("d2t", torch.full((VOCAB,), 3)), "that .* does not have"),
     "a missing tensor": (lambda tensors, found: tensors.pop("fc.weight"), r"missing fc\.weight"),
+    "a vocabulary of words": (changed(draft_vocab_size="all"), "draft_vocab_size 'all'"),
+    "a rope of words": (changed(rope_scaling="linear"), "give rope_theta as a number"),
+    "a base of words": (changed(rope_theta="10k"), "base '10k'"),
+    "hidden states of words": (changed(eagle_aux_hidden_state_layer_ids="low"), "hidden states 'low'"),
+    "hidden states beyond the last": (changed(eagle_aux_hidden_state_layer_ids=[2, 3, 70]), "taps="),
     "steps": (changed(num_unrolled_steps=99), "allowed are integers from 1 to 32"),
 }
 
@@ -316,6 +321,13 @@ def test_bad_folders_are_refused_with_the_reason(what, tmp_path):
     written_by_hand(tmp_path, tensors, config)
     with pytest.raises(ValueError, match=said):
         import_heads(tmp_path, seven_layers(), "eagle3")
+
+
+@pytest.mark.parametrize("found", [5, [{}], None, "LlamaForCausalLM"])
+def test_a_folder_without_class_names_is_of_no_known_format(found, tmp_path):
+    written_by_hand(tmp_path, random_draft(), LAYER_KEYS | {"architectures": found})
+    with pytest.raises(ValueError, match="of no known format"):
+        import_heads(tmp_path, seven_layers())
 
 
 def test_maps_that_contradict_each_other_are_refused(tmp_path):
