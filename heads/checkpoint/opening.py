@@ -12,7 +12,7 @@ import torch
 from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import put_on_adapter
-from heads.checkpoint.remote import backbone_around, find_heads
+from heads.checkpoint.remote import backbone_around, find_heads, with_heads_inside
 from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import DESCRIPTION, look_up, read_description
 from heads.inside import find_inside
@@ -43,6 +43,7 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
     Raises:
         ValueError: a folder holds no heads, the backbone is not found, or heads belong to another one.
     """
+    names, folders = name_folders(folders), [with_heads_inside(Path(folder)) for folder in folders]
     for folder in folders:
         read_description(folder)  # raises on a wrong folder before minutes are spent on the backbone
     if backbone is None:
@@ -52,7 +53,7 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
         config = BackboneConfig(name_or_path=backbone, dtype=dtype)
         model = load_backbone(config, default_device())
     wrapped = Backbone(model)
-    token_heads = {name: load(folder, wrapped) for name, folder in zip(name_folders(folders), folders, strict=True)}
+    token_heads = {name: load(folder, wrapped) for name, folder in zip(names, folders, strict=True)}
     return Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
 
 

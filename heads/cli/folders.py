@@ -22,6 +22,7 @@ from rich.text import Text
 from heads.backbone.loading import BackboneConfig, Dtype, load_tokenizer
 from heads.checkpoint.convert import merge, prune_vocabulary
 from heads.checkpoint.opening import open_heads
+from heads.checkpoint.remote import with_heads_inside
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import DESCRIPTION, read_description
 from heads.checkpoint.summary import describe, describe_run, list_facts, list_run
@@ -50,6 +51,7 @@ def info_command(
 
     For a run's folder, show the heads that the run saved.
     """
+    folder = with_heads_inside(folder)
     of_run = describe_run(folder)
     description: dict[str, Any] = of_run or describe(folder)
     if as_json:

@@ -9,18 +9,19 @@ Source: SafeAILab/EAGLE eagle/model/cnets.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import unpacked
 from heads.export.folder import find_tensors, load_tensors, number_of, read_tensors
 from heads.export.names import Names
-from heads.export.plain_logits import refuse_other_logits
+from heads.export.plain_logits import refuse_other_logits, refuse_scaled_embedding
 from heads.families import create
 from heads.interface.draft_layer import rope_parameters_of
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
@@ -29,6 +30,7 @@ FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin
 STEPS = "num_unrolled_steps"
 """Our own key of config.json: K, which no server reads; without it K is `DEFAULT_STEPS`."""
 DEFAULT_STEPS = 4
+MAX_BASE = 1e30  # of rotary embeddings
 LAYER = (
     "input_layernorm",
     "hidden_norm",
@@ -74,6 +76,7 @@ def check_eagle(token_heads: TokenHeads, format: str, version: int) -> None:
     if found != f"eagle heads with version={version}":
         raise ValueError(f"{found} were given; the format {format} holds eagle heads with version={version}.")
     refuse_other_logits(token_heads.backbone, format)
+    refuse_scaled_embedding(token_heads.backbone, format)
 
 
 def draft_tensors(token_heads: TokenHeads, format: str, layer: str) -> dict[str, Tensor]:
@@ -133,6 +136,7 @@ def read_draft(
             missing, an embedding of its own, or a RoPE that is neither of the default kind nor the backbone's.
     """
     refuse_other_logits(backbone, "EAGLE")
+    refuse_scaled_embedding(backbone, "EAGLE")
     if vocab is not None:
         number_of({"draft_vocab_size": vocab}, "draft_vocab_size", folder)
     shape = read_shape(config, backbone, folder)
@@ -146,7 +150,11 @@ def read_draft(
     if tokens_S is not None:
         native["draft_tokens_S"] = tokens_S
     fields["rope_theta"] = read_rope_theta(config, backbone, folder)
-    return load_tensors(create("eagle", backbone, draft_tokens=tokens_S, **shape, **fields), native, folder)
+    try:
+        new = create("eagle", backbone, draft_tokens=tokens_S, **shape, **fields)
+    except StrictDataclassError as error:  # of transformers' configs, no ValueError
+        raise ValueError(f"{folder} has a layer that cannot be: {' '.join(str(error).split())[:200]}") from None
+    return load_tensors(new, native, folder)
 
 
 def read_shape(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> dict[str, Any]:
@@ -177,7 +185,7 @@ def read_rope_theta(config: Mapping[str, Any], backbone: Backbone, folder: Path)
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = given.get("rope_theta", config.get("rope_theta", 10000.0)) if isinstance(given, dict) else None
-    if isinstance(base, bool) or not isinstance(base, int | float):
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < MAX_BASE:
         raise ValueError(f"{folder} has RoPE {given!r:.80} with base {base!r}; give rope_theta as a number.")
     given = {"rope_type" if key == "type" else key: value for key, value in given.items()}
     given["rope_theta"] = base
@@ -226,6 +234,8 @@ def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: B
         ValueError: ids that are none, or a map that is missing, of another size or contradicts the other.
     """
     d2t_S, t2d_V = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    if d2t_S is not None and d2t_S.ndim != 1:
+        raise ValueError(f"{folder} has d2t of shape {tuple(d2t_S.shape)}; allowed is one offset a scored token.")
     if vocab is None:
         vocab = backbone.vocab_size if d2t_S is None else len(d2t_S)
     if d2t_S is None:
@@ -262,6 +272,18 @@ def listed(taps: Any, folder: Path) -> list[Any]:
     if not isinstance(taps, list):
         raise ValueError(f"{folder} has hidden states {taps!r:.80}; allowed is a list of their numbers.")
     return taps
+
+
+def read_switches(config: Mapping[str, Any], names: Sequence[str], folder: Path) -> dict[str, bool]:
+    """Flags of config.json, False where they are missing.
+
+    Raises:
+        ValueError: one that is neither true nor false.
+    """
+    found = {name: config.get(name, False) for name in names}
+    if wrong := {name: value for name, value in found.items() if not isinstance(value, bool)}:
+        raise ValueError(f"{folder} has {wrong}; allowed are true and false.")
+    return found
 
 
 def read_steps(config: Mapping[str, Any], folder: Path) -> int:

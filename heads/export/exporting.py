@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heads.backbone.model import Backbone, CommitPlan
 from heads.export.formats import format_module, reads, recognise, writes
+from heads.export.replacing import check_place
 from heads.interface.token_heads import TokenHeads
 from heads.validation import build
 
@@ -28,7 +29,7 @@ def export_heads(
     Args:
         format: one of `heads.export.formats.formats()`.
         folder: a new folder.
-        overwrite: an earlier folder of that name is replaced once the new one is whole.
+        overwrite: an earlier export of that name is replaced once the new one is whole.
         options: fields of the format's Config.
 
     Returns:
@@ -41,8 +42,7 @@ def export_heads(
     module, folder = format_module(format), Path(folder)
     if not writes(format):
         raise ValueError(f"The format {format} is only read; headway export --list shows the others.")
-    if folder.exists() and not overwrite:
-        raise ValueError(f"{folder} exists; give another folder, or --overwrite to replace it.")
+    check_place(folder, [token_heads.backbone.name, options.get("model")], overwrite=overwrite)
     if hasattr(module, "convert"):
         raise ValueError(f"The format {format} is made of a folder: save the heads, then headway export --to {format}.")
     config = build(module.Config, options, of=f"format {format}")

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from heads.inside import find_inside
@@ -98,10 +99,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except pickle.UnpicklingError:
+        with path.open("rb") as file:
+            if not file.read(2).startswith((b"PK", b"\x80")):
+                raise ValueError(
+                    f"{path} is no file of tensors (a pointer of Git LFS, a web page?); get it again."
+                ) from None
         raise ValueError(
             f"{path} holds more than tensors, so reading it could run code; convert it to safetensors where it is from."
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, KeyError, TypeError, AttributeError) as error:
+    except (
+        SafetensorError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+    ) as error:
         raise ValueError(f"{path} is damaged or no file of tensors ({type(error).__name__}); copy it again.") from None
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ValueError(f"{path} holds something else than tensors by name; give a state dict.")
@@ -143,6 +158,12 @@ def load_tensors(token_heads: TokenHeads, tensors: Mapping[str, Tensor], folder:
             f"The tensors in {folder} do not fit {token_heads.family} heads on {token_heads.backbone.name}: "
             f"{'; '.join(problems[:SHOWN])}{more}."
         )
+    numbers = {name: tensor for name, tensor in tensors.items() if wanted[name].is_floating_point()}
+    bad = [name for name, x in numbers.items() if not x.is_floating_point() or not bool(x.float().isfinite().all())]
+    if bad:
+        raise ValueError(
+            f"{folder} has {', '.join(bad[:SHOWN])} with entries that are no finite floats; copy it again."
+        )
     token_heads.load_state_dict(dict(tensors))
     return token_heads
 
@@ -152,7 +173,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[st
     folder.mkdir(parents=True, exist_ok=True)
     whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
     if name.endswith(".safetensors"):
-        save_file(whole, folder / name, metadata={"format": "pt"})
+        (folder / name).write_bytes(to_bytes(whole, metadata={"format": "pt"}))  # save_file's is its owner's alone
     else:
         torch.save(whole, folder / name)
     (folder / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")

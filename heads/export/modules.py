@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from heads.export.folder import read_config
+from heads.export.folder import number_of, read_config
 from heads.export.shards import find_shards
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -64,7 +64,10 @@ class Modules:
 def find_modules(folder: Path, layouts: Iterable[Layout]) -> Modules | None:
     """The modules of a model's folder; None where its files name none."""
     config = read_config(folder)
-    num_layers = int((config.get("text_config") or config).get("num_hidden_layers", 0))
+    inner = config.get("text_config") or config
+    if not isinstance(inner, dict):
+        raise ValueError(f"{folder} has a text_config that is no object; give the model's folder as it was released.")
+    num_layers = number_of({"num_hidden_layers": 0, **inner}, "num_hidden_layers", folder, least=0)
     shards = find_shards(folder)
     for layout in layouts:
         named = {name: native_name(layout, name, num_layers) for name in shards}

@@ -25,9 +25,10 @@ def find_shards(folder: str | Path) -> dict[str, Path]:
     if index.is_file():
         try:
             names = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        except (ValueError, KeyError, TypeError) as error:
+            files = set(names.values())
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{index} is no index of tensors ({type(error).__name__}); copy it again.") from None
-        places = {file: find_inside(folder, file) for file in set(names.values())}
+        places = {file: find_inside(folder, file) for file in files}
         return {str(name): places[file] for name, file in names.items()}
     whole = find_inside(folder, WHOLE)
     if not whole.is_file():

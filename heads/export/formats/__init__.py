@@ -29,6 +29,7 @@ import pkgutil
 from pathlib import Path
 from types import ModuleType
 
+from heads.checkpoint.schema import DESCRIPTION
 from heads.validation import nearest
 
 
@@ -55,6 +56,12 @@ def recognise(folder: str | Path) -> str:
     Raises:
         ValueError: no format or several know it.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder} is no folder; give one that holds another program's heads.")
+    if (Path(folder) / DESCRIPTION).is_file() or (Path(folder) / "heads" / DESCRIPTION).is_file():
+        raise ValueError(
+            f"{folder} holds heads of our own, which heads.load and every command read; nothing is imported."
+        )
     found = [name for name in formats() if reads(name) and format_module(name).recognises(Path(folder))]
     if len(found) != 1:
         readable = ", ".join(name for name in formats() if reads(name))

@@ -28,6 +28,7 @@ from heads.export.eagle_draft import (
     listed,
     read_draft,
     read_steps,
+    read_switches,
 )
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.interface.token_heads import TokenHeads
@@ -104,6 +105,6 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         if backbone.num_layers < 7:
             raise ValueError(f"{folder} names no hidden states, and {backbone.name} has fewer than 7 layers.")
         taps = default_taps(backbone.num_layers)
-    switches = {name: bool(config.get(name, False)) for name in SWITCHES}
+    switches = read_switches(config, SWITCHES, folder)
     fields = {"num_heads": read_steps(config, folder), "taps": listed(taps, folder), **switches}
     return read_draft(folder, backbone, config, vocab=config.get("draft_vocab_size"), **fields)

@@ -104,6 +104,7 @@ def contents(token_heads: Any, config: Config) -> dict[str, Contents]:
             f"Heads with {', '.join(used) or f'{len(token_heads.tap_layers)} hidden states'} were given; llama.cpp's "
             f"EAGLE-3 reads three hidden states without EAGLE-3.1's switches."
         )
+    refuse_other_layers(model.config)
     name = config.tokenizer or backbone.name
     words = {
         f"tokenizer.ggml.{key}": value
@@ -113,6 +114,19 @@ def contents(token_heads: Any, config: Config) -> dict[str, Contents]:
         FILES[0]: backbone_contents(model, words, backbone.num_layers),
         FILES[1]: draft_contents(token_heads, words),
     }
+
+
+def refuse_other_layers(config: Any) -> None:
+    """
+    Raises:
+        ValueError: layers that llama.cpp's graphs of these architectures do not compute.
+    """
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if config.hidden_act != "silu" or (window is not None and window < config.max_position_embeddings):
+        raise ValueError(
+            f"A backbone with hidden_act {config.hidden_act!r} and sliding_window {window} was given; llama.cpp "
+            f"computes these architectures with silu and full attention."
+        )
 
 
 def backbone_contents(model: Any, words: dict[str, Any], layers: int) -> Contents:

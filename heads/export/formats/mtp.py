@@ -29,6 +29,7 @@ from heads.export.modules import Layout, Modules, find_modules, place_of
 from heads.export.names import refuse_homeless
 from heads.export.shards import find_shards, open_shard, read_named
 from heads.families import create
+from heads.inside import is_foreign_link, links_out
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated
 
@@ -157,6 +158,9 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
         ValueError: other heads, a model without modules, or of another layout or number of them.
     """
     source, modules, places = open_target(token_heads, config)
+    foreign = [path for path in links_out(source) if is_foreign_link(path)]
+    if foreign:
+        raise ValueError(f"{foreign[0]} is a link that leads out of the model's folder; put a copy in its place.")
     shutil.copytree(source, folder, dirs_exist_ok=True)
     buffers = {name for name, _ in token_heads.named_buffers()}  # never trained; a model keeps some in float32
     own = {name for name, native in modules.native.items() if native not in buffers}
@@ -169,6 +173,7 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
             tensors[name] = places[name].detach().to(tensors[name].dtype).cpu().contiguous().clone()
         target.unlink()  # a link in the source stays what it is
         save_file(tensors, target, metadata=metadata)
+        shutil.copymode(path, target)
 
 
 def open_target(token_heads: TokenHeads, config: Config) -> tuple[Path, Modules, dict[str, Tensor]]:

@@ -23,6 +23,7 @@ from heads.export.eagle_draft import (
     listed,
     read_draft,
     read_steps,
+    read_switches,
 )
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.export.formats.eagle3 import SWITCHES, TAPS, default_taps
@@ -108,7 +109,7 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         vocab=config.get("draft_vocab_size"),
         num_heads=read_steps({STEPS: proposed(config)}, folder),
         taps=listed(taps, folder),
-        **{name: bool(config.get(name, False)) for name in SWITCHES},
+        **read_switches(config, SWITCHES, folder),
     )
 
 

@@ -24,8 +24,8 @@ PLAIN, ALONE = "plain", ", heads alone"
 
 SERVED = """\
 Weights, tokenizer and heads in one folder. Headway's decoder drafts several tokens with the heads and verifies them in
-one pass: greedy text is what plain `generate` writes, sampled text follows the model's distribution.
-It has to be installed where this is opened with `trust_remote_code`; without that, it is the plain model.
+one pass: greedy text is what plain `generate` writes, up to rounding below float64; sampled text follows the model's
+distribution. It has to be installed where this is opened with `trust_remote_code`; without that, it is the plain model.
 ```
 transformers serve {name} --trust-remote-code
 ```
@@ -37,7 +37,8 @@ type(model).generate(model, **inputs, max_new_tokens=128)   # plain
 With `--continuous-batching` the server leaves the heads aside."""
 ALONE_IN_FOLDER = """\
 Heads for {base}, without its weights. Headway's decoder drafts several tokens with them and verifies
-them in one pass: greedy text is what plain `generate` writes, sampled text follows the model's distribution.
+them in one pass: greedy text is what plain `generate` writes, up to rounding below float64; sampled text follows the
+model's distribution.
 ```python
 import heads
 model = AutoModelForCausalLM.from_pretrained("{base}")

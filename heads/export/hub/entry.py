@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.utils import logging
@@ -113,7 +114,9 @@ def decoding_of(model: Any) -> CountedDecoding:
     if kept is None:
         source = str(model.name_or_path)
         commit = getattr(model.config, "_commit_hash", None)
-        kept = vars(model)[KEPT_AS] = CountedDecoding(load(find_heads(source, commit=commit), model))
+        with torch.random.fork_rng(devices=[]):  # new modules draw their weights, and the call's seed is the user's
+            token_heads = load(find_heads(source, commit=commit), model)
+        kept = vars(model)[KEPT_AS] = CountedDecoding(token_heads)
     found: CountedDecoding = kept
     return found
 

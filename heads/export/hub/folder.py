@@ -29,13 +29,14 @@ from transformers import AutoConfig
 from heads.backbone.loading import BackboneConfig, explained, load_tokenizer
 from heads.checkpoint.backbone import sync
 from heads.checkpoint.convert import merge
-from heads.checkpoint.opening import find_trained, recorded_backbone
+from heads.checkpoint.opening import find_backbone, find_trained, recorded_backbone
 from heads.checkpoint.remote import FILES, NESTED, backbone_around, download, find_heads
 from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import HeadsDescription, read_description
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.export.hub import template
 from heads.export.hub.card import CARD, write_card
+from heads.export.replacing import check_place
 from heads.inside import find_inside, remove
 from heads.quantization.quantizer import METHOD
 
@@ -67,16 +68,15 @@ def export_to_hub_folder(
         measured: files of `headway benchmark --json`, whose rows the model card shows.
         license: identifier on the hub, such as apache-2.0; None is the one in the backbone's own model card.
         backbone: folder or hub name; None is the one in heads.json.
-        overwrite: an earlier folder is replaced once the new one is whole.
+        overwrite: an earlier export is replaced once the new one is whole.
 
     Raises:
         ValueError: `out` exists, or a backbone that cannot be opened without further code.
         OSError: the disk is full or `out` cannot be written.
     """
     out = Path(out)
-    if out.exists() and not overwrite:
-        raise ValueError(f"{out} exists; give another folder, or --overwrite to replace it.")
     heads = find_heads(heads)
+    check_place(out, [heads, backbone or find_backbone(heads)], overwrite=overwrite)
     description = read_description(heads)
     if description.trained_backbone is not None and description.trained_backbone.adapter:
         with TemporaryDirectory(dir=out.absolute().parent, prefix=".merged-") as merged:

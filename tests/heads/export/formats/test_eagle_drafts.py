@@ -11,6 +11,7 @@ import pytest
 import torch
 from family_checks import check_greedy
 from safetensors.torch import load_file, save_file
+from tiny import tiny_model
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -284,6 +285,17 @@ def test_what_a_format_cannot_say_is_refused(what, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("format", ["eagle3", "speculators"])
+def test_scaled_embeddings_are_refused_in_both_directions(format, tmp_path):
+    """A server's draft reads embeddings as they are stored, and Gemma's class scales them."""
+    model = tiny_model("gemma3", attn="sdpa", dtype=torch.float32)
+    with pytest.raises(ValueError, match="scales its embeddings"):
+        export_heads(heads.create("eagle", model), format, tmp_path / "out")
+    written_by_hand(tmp_path / "released", random_draft(), EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]})
+    with pytest.raises(ValueError, match="scales its embeddings"):
+        import_heads(tmp_path / "released", model, "eagle3")
+
+
 def changed(**config: Any) -> Any:
     return lambda tensors, found: found.update(config)
 
@@ -309,6 +321,11 @@ BAD = {
     "a base of words": (changed(rope_theta="10k"), "base '10k'"),
     "hidden states of words": (changed(eagle_aux_hidden_state_layer_ids="low"), "hidden states 'low'"),
     "hidden states beyond the last": (changed(eagle_aux_hidden_state_layer_ids=[2, 3, 70]), "taps="),
+    "heads without end": (changed(num_attention_heads=1 << 20, head_dim=1 << 20), "has a layer that cannot be"),
+    "a base without end": (changed(rope_theta=10**400), "give rope_theta as a number"),
+    "a map without an axis": (stored("d2t", torch.tensor(3)), "d2t of shape"),
+    "a switch of words": (changed(norm_output="false"), "allowed are true and false"),
+    "no number": (stored("fc.weight", torch.full((WIDTH, 3 * WIDTH), torch.nan)), "no finite floats"),
     "steps": (changed(num_unrolled_steps=99), "allowed are integers from 1 to 32"),
 }
 

@@ -156,6 +156,9 @@ def test_what_llama_cpp_cannot_hold_is_refused(tmp_path):
     scaled.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="kind 'linear'"):
         format.backbone_contents(scaled, {}, 8)
+    for kind, changes in (("llama", {"hidden_act": "gelu"}), ("mistral_windowed", {})):
+        with pytest.raises(ValueError, match="silu and full attention"):
+            export_heads(heads.create("eagle", model_of(kind, **changes)), "gguf", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

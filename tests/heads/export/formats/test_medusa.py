@@ -87,6 +87,9 @@ def test_what_is_written_has_the_documented_names(unembedding, file, tmp_path):
     model = shared_model("llama", "sdpa", torch.float32)
     token_heads = heads.create("medusa", model, num_heads=HEADS, num_blocks=BLOCKS, unembedding=unembedding)
     assert "bit for bit" in export_heads(token_heads, "medusa", tmp_path / "out", file=file)
+    assert (tmp_path / "out" / f"medusa_lm_head.{file}").stat().st_mode == (
+        tmp_path / "out" / "config.json"
+    ).stat().st_mode
     version = 1 if unembedding == "own" else 2
     wanted = released(tmp_path / "released", model, version=version)
     found = read_tensors(tmp_path / "out" / f"medusa_lm_head.{file}")
@@ -156,6 +159,15 @@ BAD = {
     ),
     "code": (lambda folder: torch.save({"a": Runs()}, folder / "medusa_lm_head.pt"), "could run code"),
     "cut short": (lambda folder: (folder / "medusa_lm_head.pt").write_bytes(b"PK\x03\x04"), "damaged"),
+    "a web page": (lambda folder: (folder / "medusa_lm_head.pt").write_bytes(b"<html>404</html>"), "get it again"),
+    "an odd pickle": (lambda folder: (folder / "medusa_lm_head.pt").write_bytes(b"\x80\x02."), "damaged"),
+    "no floats": (
+        lambda folder: torch.save(
+            {name: torch.full_like(x, torch.nan) for name, x in torch.load(folder / "medusa_lm_head.pt").items()},
+            folder / "medusa_lm_head.pt",
+        ),
+        "no finite floats",
+    ),
     "a stray tensor": (
         lambda folder: torch.save({"5.conv.weight": torch.ones(1)}, folder / "medusa_lm_head.pt"),
         r"5\.conv\.weight",

@@ -191,6 +191,37 @@ def test_an_index_that_leads_out_is_refused(tmp_path):
         import_heads(folder, model, "mtp")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", {"text_config": "x"}, "text_config that is no object"),
+        ("config.json", {"num_hidden_layers": None}, "num_hidden_layers None"),
+        ("config.json", {"num_hidden_layers": float("inf")}, "num_hidden_layers inf"),
+        ("model.safetensors.index.json", {"weight_map": {"a": ["x"]}}, "no index of tensors"),
+    ],
+)
+def test_configs_and_indices_of_anything_end_in_a_sentence(name, content, said, tmp_path):
+    model, modules = model_with_modules("qwen_like")
+    folder = write_model(tmp_path / "model", "qwen_like", model, modules)
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=said):
+        import_heads(folder, model, "mtp")
+    with pytest.raises(ValueError, match="of no known format"):
+        import_heads(folder, model)
+
+
+def test_links_that_lead_out_of_the_model_are_not_copied(tmp_path):
+    model, modules = model_with_modules("qwen_like")
+    folder = write_model(tmp_path / "model", "qwen_like", model, modules)
+    token_heads = import_heads(folder, model, "mtp")
+    (tmp_path / "secret").write_text("secret")
+    (folder / "extra.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="leads out of the model's folder"):
+        export_heads(token_heads, "mtp", tmp_path / "out", model=str(folder))
+    with pytest.raises(ValueError, match="is, holds or lies in"):
+        export_heads(token_heads, "mtp", folder / "new", model=str(folder))
+
+
 def test_heads_that_the_files_cannot_hold_are_refused(tmp_path):
     model, modules = model_with_modules("qwen_like")
     folder = write_model(tmp_path / "model", "qwen_like", model, modules)

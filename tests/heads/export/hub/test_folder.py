@@ -22,6 +22,7 @@ import heads
 from heads.checkpoint.adapter import LoraSettings, add_adapter
 from heads.cli.main import app
 from heads.export.hub import entry, folder
+from heads.export.hub.entry import KEPT_AS
 from heads.export.hub.folder import export_to_hub_folder
 from heads.quantization.quantizer import METHOD
 
@@ -135,6 +136,7 @@ def test_options_are_obeyed(model, inputs, tokenizer, asked):
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 5}])
 def test_sampling_follows_the_seed_of_plain_sampling(model, inputs, asked):
     texts = []
+    vars(model).pop(KEPT_AS, None)  # the first call loads the heads, and draws no random numbers for it
     for generate in (model.generate, lambda **given: plain(model, **given)):
         torch.manual_seed(3)
         texts.append(generate(**inputs, max_new_tokens=24, do_sample=True, **asked).tolist())
@@ -308,7 +310,10 @@ def test_a_folder_with_content_is_not_touched(tmp_path):
     (tmp_path / "out" / "mine").write_text("mine", encoding="utf-8")
     with pytest.raises(ValueError, match=r"exists; give another folder, or --overwrite"):
         export_to_hub_folder(DEMO / "medusa", tmp_path / "out")
+    with pytest.raises(ValueError, match="--overwrite replaces nothing else"):
+        export_to_hub_folder(DEMO / "medusa", tmp_path / "out", overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+    (tmp_path / "out" / "config.json").write_text("{}", encoding="utf-8")  # as an earlier export has one
     export_to_hub_folder(DEMO / "medusa", tmp_path / "out", overwrite=True)
     assert not (tmp_path / "out" / "mine").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
