@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 from repository import ROOT
 
 PACKAGES = ("heads", "train")
 MAX_MODULES = 12  # of a folder, `__init__` and sub-folders not counted
+MAX_BEHIND_TREE_DECODING = 18  # other modules of heads.decoding that it imports, directly or not
 
 
 def mapped_paths() -> list[str]:
@@ -66,6 +68,14 @@ def test_a_folder_holds_at_most_a_dozen_modules(package):
         if folder.relative_to(ROOT).parts[0] == package
     }
     assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
+
+
+def test_who_reads_tree_decoding_needs_few_files():
+    graph = grimp.build_graph("heads", cache_dir=None)
+    behind = graph.find_upstream_modules("heads.decoding.tree_decoding")
+    of_decoding = {name for name in behind if name.startswith("heads.decoding.") and not graph.find_children(name)}
+    assert "heads.decoding.loop" in of_decoding
+    assert len(of_decoding) <= MAX_BEHIND_TREE_DECODING, sorted(of_decoding)
 
 
 def test_a_folder_of_the_map_is_read():

@@ -37,7 +37,7 @@ from benchmarks.speed.decoding_report import (
 from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
 from heads.backbone.compiled import compiled, what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
-from heads.decoding.proposers.compiled import compiled_drafting
+from heads.decoding.proposers.heads import compiled_drafting
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree

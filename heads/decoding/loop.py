@@ -26,9 +26,9 @@ from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.acceptance import batched
 from heads.decoding.acceptance.probability import best_at_nodes
 from heads.decoding.acceptance.rules import Rule, VerifiedNodes
-from heads.decoding.images import read_with_images
 from heads.decoding.proposers.proposal import Drafter, Proposal
 from heads.decoding.request.entry import Call
+from heads.decoding.request.images import read_with_images
 from heads.decoding.request.output import DecodingOutput, DecodingStats, finish, record
 from heads.decoding.request.request import Row
 from heads.decoding.reuse import CachedText, ReusableCaches

@@ -16,8 +16,7 @@ from heads.backbone.support import fastest_mode
 from heads.decoding.acceptance.rules import Rule, read_rule
 from heads.decoding.defaults import AnyTree, SettingsByBatch
 from heads.decoding.loop import VerifiedRun
-from heads.decoding.proposers.compiled import compiled_drafting
-from heads.decoding.proposers.heads import HeadsDrafter
+from heads.decoding.proposers.heads import HeadsDrafter, compiled_drafting
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
 from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput
@@ -50,7 +49,7 @@ class TreeDecoding(Decoding):
             sampling, as lossless; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy. Greedy text
             is the same under all.
         compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
-            (heads/backbone/compiled.py, heads/decoding/proposers/compiled.py): faster where passes are short, after
+            (heads/backbone/compiled.py, heads/decoding/proposers/heads.py): faster where passes are short, after
             seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted uncompiled. None: as
             in the tree.json that is used or given (`headway tune-tree --compile`), else False.
 

@@ -6,7 +6,7 @@
 A tree holds for the batch size that it was measured at, `measured_on.batch`; `other_batches` has trees of the same
 form for others. `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths`
 the best static tree) or "plain" (no tree is faster than none: the heads draft nothing). The file lies beside the heads:
-`heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits (heads/decoding/tuned_use.py).
+`heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits (heads/decoding/defaults.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,18 @@
-"""Fill a static tree with the heads' best tokens: level by level for grounded families, else one row a head.
+"""Fill a static tree with tokens of the heads: level by level for grounded families, else one row a head.
 
 A grounded head k reads the tokens drafted before it, so depth k is drafted from the nodes of depth k - 1 (Ankner et
 al., section 3.2, "grounded tree candidates"). An independent head gives every node of a depth the same candidates
 (the Cartesian product of Cai et al., section 2.1), so one row a head is computed, and all nodes read it.
+
+For modified rejection sampling (heads/decoding/acceptance/probability.py) a node's children are sampled instead,
+without replacement, from q, the distribution of the head that drafts them, in the order in which the rule tries them.
+Of the tree only the shape counts then: a node with three children gets three samples, whatever their ranks. Independent
+heads have one q for all nodes of a depth, and each node samples from it anew. q has the request's temperature, top-k,
+top-p and min-p, as p has. With independent exponential E(x), the tokens of the greatest q(x) / E(x), greatest first,
+are such samples in order (the Gumbel-top-k trick; Kool et al., 2019): one sort for all nodes of a level.
 """
-# B batch, N tree node, M expanding node of one level (over all rows), R candidate rank, C candidate of one level = M·R
+# B batch, N tree node, Q distribution that drafts were sampled from, M expanding node of one level (over all rows),
+# R candidate rank or row that a head computes, C candidate of one level = M·R, V vocabulary, S token that heads score
 
 from __future__ import annotations
 
@@ -14,10 +22,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from heads.backbone.projection import Projection
 from heads.decoding.trees.static import Tree
 from heads.interface.token_heads import TokenHeads
+
+SHAPING = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+"""Processors that shape a distribution by itself; others read the text and act on p alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +134,99 @@ def best_candidates(logits_MV: Tensor, count: int) -> Tensor:
     if count == 1:
         return logits_MV.argmax(dim=-1, keepdim=True)
     return logits_MV.topk(min(count, logits_MV.shape[-1]), dim=-1).indices
+
+
+class SampledTreeIndex(TreeIndex):
+    """A tree's indices for sampled drafts: a rank is the place in the order of sampling, and each node has a source.
+
+    Attributes:
+        sampled_from: for each node its row of q; rows are depths for independent heads and expanding nodes for grounded
+            ones. -1 for the root and for the looked-up chain.
+    """
+
+    def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
+        super().__init__(rank_by_place(tree), batch, device, grounded=True, chain=chain)
+        self.sampled_from = [*sources(self.tree, grounded), *[-1] * chain]
+
+
+def rank_by_place(tree: Tree) -> Tree:
+    """The same shape, node for node, with children ranked by their place among their siblings.
+
+    >>> rank_by_place(Tree([[1], [1, 4], [3]])).paths
+    ((), (0,), (0, 0), (1,))
+    """
+    paths: list[tuple[int, ...]] = [()]
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        paths.append((*paths[parent], tree.children[parent].index(node)))
+    return Tree(paths[1:])
+
+
+def sources(tree: Tree, grounded: bool) -> list[int]:
+    """Each node's row of q, -1 for the root; rows stand level by level.
+
+    >>> tree = Tree([[0], [0, 0], [1], [1, 0]])
+    >>> sources(tree, grounded=False), sources(tree, grounded=True)
+    ([-1, 0, 1, 0, 1], [-1, 0, 1, 0, 2])
+    """
+    if not grounded:
+        return [depth - 1 for depth in tree.depths]
+    expanding = sorted((node for node in range(tree.num_nodes) if tree.children[node]), key=tree.depths.__getitem__)
+    return [-1 if parent < 0 else expanding.index(parent) for parent in tree.parents]
+
+
+def sample_tree(
+    token_heads: TokenHeads,
+    projections: Sequence[Projection],
+    state: Any,
+    root_B: Tensor,
+    index: SampledTreeIndex,
+    processors: LogitsProcessorList,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens of the tree's nodes (B, N), the root's given ones first, and what they were sampled from (B, Q, V).
+
+    Args:
+        projections: head k's at index k - 1.
+        state: the family's state after the last commit.
+        processors: the request's; those that shape a distribution shape q too.
+    """
+    drafted, distributions = [root_B], []
+    level, tokens_M = token_heads.first_level(state), root_B
+    for k, at in enumerate(index.levels, start=1):
+        parents_M = at.parents_M if token_heads.grounded else index.rows_B
+        if k > 1 and token_heads.grounded:
+            tokens_M = drafted[-1].index_select(0, at.taken_M)
+        hidden_RD, level = token_heads.step(k, level, tokens_M, parents_M)
+        q_RS = shape_distribution(projections[k - 1](hidden_RD), processors)
+        q_RV = projections[k - 1].spread(q_RS, 0.0)  # what is not scored is never sampled
+        distributions.append(q_RV.view(len(root_B), -1, q_RV.shape[-1]))
+        q_MS = q_RS.repeat_interleave(len(at.parents_M) // len(q_RS), dim=0)
+        sampled_MC = projections[k - 1].ids(sample_without_replacement(q_MS, at.num_candidates, generator))
+        drafted.append(sampled_MC.flatten())
+    tokens_BN = torch.cat(drafted).index_select(0, index.order_BN.flatten()).view(index.order_BN.shape)
+    return tokens_BN, torch.cat(distributions, dim=1)
+
+
+def shape_distribution(logits_RV: Tensor, processors: LogitsProcessorList) -> Tensor:
+    """softmax of logits, after the temperature, top-k, top-p and min-p of the request."""
+    scores_RV = logits_RV.to(torch.float32)
+    no_text_R0 = torch.empty(len(scores_RV), 0, dtype=torch.long, device=scores_RV.device)
+    for processor in processors:
+        if isinstance(processor, SHAPING):
+            scores_RV = processor(no_text_R0, scores_RV)
+    return torch.softmax(scores_RV, dim=-1)
+
+
+def sample_without_replacement(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """(M, count): tokens sampled from each row without replacement, in order.
+
+    A row with fewer of them is filled up with tokens of probability 0, which the rule takes as looked up. Exponentials
+    are float64: small float32 ones on an accelerator are multiples of 2^-24, and rare tokens would come out less often
+    than q says.
+
+    >>> sample_without_replacement(torch.tensor([[0.0, 1.0, 0.0]]), 1, None)
+    tensor([[1]])
+    """
+    waits_MV = torch.empty_like(q_MV, dtype=torch.float64).exponential_(generator=generator)
+    waits_MV.clamp_(min=torch.finfo(torch.float64).tiny)  # 0 / 0 would be NaN, which topk takes first
+    return (q_MV / waits_MV).topk(min(count, q_MV.shape[-1]), dim=-1).indices

@@ -1,11 +1,24 @@
-"""The images of a `generate` call's prompt, which it has encoded before it hands the call over."""
-# B batch, T prompt position
+"""A prompt with images: what `generate` made of them, and one pass of the whole image-text model; the rest is text.
+
+`generate` has encoded the images before it hands the call over. The model itself puts their embeddings into the prompt,
+makes the mask (image tokens of Gemma 3 see one another) and hands its decoder positions, which have three axes in
+Qwen's models: time, height and width. All of this concerns the prompt alone. The text after it has equal positions on
+all axes, the next one after the largest of the prompt, so that a node of a tree has one position, as in any text.
+"""
+# B batch, T prompt position, D model width
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass, Tap
+from heads.backbone.state import StackTap, hidden_taps, recording
 
 IMAGE_INPUTS = frozenset(("mm_encoder_outputs", "mm_token_type_ids", "token_type_ids", "position_ids"))
 """What `generate` makes of images, processed ones and the places of their tokens."""
@@ -31,3 +44,98 @@ def take_images(model_kwargs: dict[str, Any], valid_BT: Tensor) -> dict[str, Any
             f"such prompt at a time: give one row without padding."
         )
     return {name: value for name, value in model_kwargs.items() if name in IMAGE_INPUTS and value is not None}
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What the decoder was given, and the states after its final norm."""
+
+    position_ids: Tensor | None = None
+    attention_mask: Any = None
+    final_BTD: Tensor | None = None
+
+
+def read_with_images(
+    backbone: Backbone,
+    tokens_BT: Tensor,
+    images: dict[str, Any],
+    taps: Sequence[Tap],
+    commit: Callable[[Pass, CommitPlan], None],
+) -> tuple[BackboneState, Pass]:
+    """As `Backbone.read` reads a text: the state with the whole prompt committed, and the pass.
+
+    Args:
+        images: of `take_images`.
+
+    Raises:
+        ValueError: heads with layers of their own, or a backbone with windows, on a model with positions of several
+            axes.
+    """
+    backbone.refresh()
+    tokens_BT = tokens_BT.to(backbone.heads_device)
+    state = BackboneState.empty(1, tokens_BT.device, backbone.new_cache(tokens_BT.shape[1]))
+    given = {"past_key_values": state.cache, "use_cache": True, "is_first_iteration": True, **images}
+    prepared = backbone.model.prepare_inputs_for_generation(tokens_BT.to(backbone.device), **given)
+    with recording(backbone.layers, hidden_taps(taps), backbone.heads_device) as recorded, watched(backbone) as seen:
+        backbone.model(**prepared | {"logits_to_keep": 1})
+    assert seen.final_BTD is not None, "an image-text model runs its decoder"
+    if "final" in hidden_taps(taps):
+        recorded["final"] = seen.final_BTD
+    positions_BT = along_the_text(seen.position_ids, tokens_BT)
+    if seen.position_ids is not None and seen.position_ids.ndim > 2:
+        refuse_axes(backbone, taps)
+    mask = seen.attention_mask if isinstance(seen.attention_mask, dict) or is_4d(seen.attention_mask) else None
+    found = backbone.run_stacks(taps, recorded, positions_BT, mask, state.cache)
+    output = Pass(tokens_BN=tokens_BT, positions_BN=positions_BT, taps=found, final_BND=seen.final_BTD)
+    plan = CommitPlan.whole(torch.ones_like(tokens_BT, dtype=torch.bool))
+    commit(output, plan)
+    state = backbone.commit(state, output, plan)
+    return replace(state, next_position_B=positions_BT.amax(dim=1) + 1), output
+
+
+@contextlib.contextmanager
+def watched(backbone: Backbone) -> Iterator[Seen]:
+    """Within the context, what the decoder is given and returns is seen."""
+    seen = Seen()
+
+    def see(_: nn.Module, __: Any, given: dict[str, Any], output: Any) -> None:
+        seen.position_ids, seen.attention_mask = given.get("position_ids"), given.get("attention_mask")
+        seen.final_BTD = output.last_hidden_state.to(backbone.heads_device)
+
+    handle = backbone.decoder.register_forward_hook(see, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def along_the_text(position_ids: Tensor | None, tokens_BT: Tensor) -> Tensor:
+    """(B, T): a token's position, the largest of its axes; of four (Qwen) the first counts tokens and is no axis.
+
+    >>> axes = torch.tensor([[0, 1, 2, 3], [0, 1, 1, 2], [0, 1, 2, 2], [0, 1, 1, 2]])[:, None]
+    >>> along_the_text(axes, torch.zeros(1, 4))
+    tensor([[0, 1, 2, 2]])
+    """
+    if position_ids is None:
+        return torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    if position_ids.ndim == 2:
+        return position_ids.to(tokens_BT.device)
+    return position_ids[-3:].amax(dim=0).to(tokens_BT.device)
+
+
+def is_4d(mask: Any) -> bool:
+    return isinstance(mask, Tensor) and mask.ndim == 4
+
+
+def refuse_axes(backbone: Backbone, taps: Sequence[Tap]) -> None:
+    """Raise ValueError where something beside the model itself would have to follow positions of several axes."""
+    if any(isinstance(tap, StackTap) for tap in taps):
+        raise ValueError(
+            f"{type(backbone.model).__name__} gives image tokens positions of several axes, which layers of heads do "
+            f"not follow; give heads without layers (prefix_layers=0, no dynamo), or a prompt without images."
+        )
+    if backbone.mask_style.window is not None:
+        raise ValueError(
+            f"{type(backbone.model).__name__} gives image tokens positions of several axes and has windows, which are "
+            f"counted in positions here; decode such prompts with plain generate."
+        )

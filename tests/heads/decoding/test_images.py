@@ -6,8 +6,7 @@ from image_models import CONFIGS, image_model, image_prompt
 
 import heads
 from heads.backbone.model import Backbone
-from heads.decoding.images import read_with_images
-from heads.decoding.request.images import IMAGE_INPUTS
+from heads.decoding.request.images import IMAGE_INPUTS, read_with_images
 from heads.families import create
 
 TOKENS = 24

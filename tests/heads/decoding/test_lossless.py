@@ -35,8 +35,8 @@ from heads.backbone.model import Backbone
 from heads.decoding.acceptance import probability as acceptance
 from heads.decoding.acceptance.probability import reject_in_turn
 from heads.decoding.acceptance.rules import ExactRule, RejectionRule, Rule, VerifiedNodes
-from heads.decoding.proposers import sampled as sampled_drafting
-from heads.decoding.proposers.sampled import sample_without_replacement
+from heads.decoding.proposers import static_tree
+from heads.decoding.proposers.static_tree import sample_without_replacement
 from heads.decoding.request.request import Request, Row
 from heads.decoding.trees.static import Shape
 
@@ -482,7 +482,7 @@ def test_drafts_of_another_temperature_than_stated_fail_the_chi_square(monkeypat
     def colder(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
         return sample_without_replacement(q_MV**2, count, generator)
 
-    monkeypatch.setattr(sampled_drafting, "sample_without_replacement", colder)
+    monkeypatch.setattr(static_tree, "sample_without_replacement", colder)
     found, _ = sampled_pairs("temperature", "rejection", "medusa", 0)
     assert p_value(found, law_of_pairs("temperature")) < WRONG
 

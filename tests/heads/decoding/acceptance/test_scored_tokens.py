@@ -16,8 +16,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import heads
 from heads.backbone.model import Backbone, CommitPlan
-from heads.decoding.proposers.sampled import SampledTreeIndex, sample_tree
-from heads.decoding.proposers.static_tree import best_tokens
+from heads.decoding.proposers.static_tree import SampledTreeIndex, best_tokens, sample_tree
 from heads.decoding.trees.dynamic import offer
 from heads.evaluation.lossy.joint_picture import predict_two
 from heads.tuning.acceptance_rates import count_passes

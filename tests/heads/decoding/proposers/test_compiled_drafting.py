@@ -13,7 +13,7 @@ from tiny import PAD, left_padded, random_tokens, tiny_model
 
 import heads
 from heads.backbone.model import Backbone, CommitPlan
-from heads.decoding.proposers.compiled import compiled_drafting
+from heads.decoding.proposers.heads import compiled_drafting
 from heads.decoding.proposers.static_tree import TreeIndex, draft
 from heads.decoding.trees.static import Tree
 

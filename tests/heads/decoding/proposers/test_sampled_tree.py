@@ -20,7 +20,7 @@ from transformers import (
 
 import heads
 from heads.backbone.model import Backbone, CommitPlan
-from heads.decoding.proposers.sampled import (
+from heads.decoding.proposers.static_tree import (
     SampledTreeIndex,
     rank_by_place,
     sample_tree,
