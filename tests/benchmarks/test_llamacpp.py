@@ -7,9 +7,9 @@ import torch
 from tiny import random_tokens, tiny_model
 
 import heads
+from benchmarks.outside.chain import run_chain
 from benchmarks.outside.llamacpp.__main__ import compare
 from benchmarks.outside.llamacpp.comparing import check_texts, check_words, counts_of
-from benchmarks.outside.vllm.chain import run_chain
 
 K, NEW = 3, 10
 

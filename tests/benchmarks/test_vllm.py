@@ -10,10 +10,9 @@ from family_checks import fit
 from tiny import random_tokens, tiny_model
 
 import heads
-from benchmarks.outside.vllm.__main__ import check_generated
-from benchmarks.outside.vllm.chain import run_chain
+from benchmarks.outside.chain import run_chain
+from benchmarks.outside.vllm.__main__ import VLLM, check_generated
 from benchmarks.outside.vllm.comparing import check_equal, count
-from benchmarks.outside.vllm.environment import variables
 
 K, NEW = 3, 14
 
@@ -66,5 +65,5 @@ def test_whatever_differs_is_said(fault, chains):
 
 def test_nothing_of_ours_reaches_the_engine_s_python(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "here")
-    assert "PYTHONPATH" not in variables()
-    assert variables()["VLLM_TARGET_DEVICE"] == "cpu"
+    assert "PYTHONPATH" not in VLLM.all_variables()
+    assert VLLM.all_variables()["VLLM_TARGET_DEVICE"] == "cpu"

@@ -8,8 +8,6 @@ and accepted tokens, and the ids of texts. Whatever differs ends in an error.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from typing import Any
 import torch
 
 import heads
+from benchmarks.outside.chain import run_chain
+from benchmarks.outside.environment import Environment
 from benchmarks.outside.llamacpp.comparing import check_counts, check_texts, check_words, counts_of
-from benchmarks.outside.llamacpp.environment import python, variables
-from benchmarks.outside.vllm.chain import run_chain
 from benchmarks.shared import ROOT, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_backbone
 from heads.export.exporting import export_heads
@@ -28,6 +26,11 @@ from heads.interface.token_heads import TokenHeads
 BASE = "checkpoints/demo/base"
 TRAINED = "checkpoints/demo/eagle"
 ENGINE = Path(__file__).with_name("engine.py")
+LLAMACPP = Environment(
+    engine="llama.cpp",
+    folder=ROOT / "build/llamacpp-env",
+    packages=("xllamacpp==2026.10.11549",),  # llama.cpp with its server as a Python package
+)
 TEXTS = (
     "It's 2026-11-23: we'll see, they'd said; naïve café — 12,345.67 €!\n\n\n  Two  spaces,\ttabs\t\tand   ends  ",
     "def f(x: int) -> str:\r\n\treturn f'{x!r}'  # ünïcode 数学 और हिन्दी 🙂👍🏽\n\n    x = [1_000, 0xFF, .5e-3]\n"
@@ -46,7 +49,8 @@ def main() -> None:
     opened.model.to("cpu")
     prompts = held_out(opened, options.prompts, options.prompt_tokens)
     texts = [*TEXTS, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("heads/decoding/*.py")))]
-    interpreter, console = python(), wide_console()
+    LLAMACPP.install()
+    console = wide_console()
     named = {
         "eagle, random weights": random_heads(opened.model),
         "eagle, trained": heads.load(ROOT / TRAINED, opened.model),
@@ -64,8 +68,8 @@ def main() -> None:
             folder = Path(place) / str(i)
             said = export_heads(token_heads, "gguf", folder, dtype="f32")
             job |= {"backbone": str(folder / "backbone.gguf"), "depth": token_heads.num_heads}
-            plain = decode(interpreter, folder, "plain", job | {"draft": None})
-            drafted = decode(interpreter, folder, "draft", job | {"draft": str(folder / "draft.gguf")})
+            plain = LLAMACPP.run_job(ENGINE, folder, "plain", job | {"draft": None})
+            drafted = LLAMACPP.run_job(ENGINE, folder, "draft", job | {"draft": str(folder / "draft.gguf")})
             if i == 0:
                 ids = [opened.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
                 compared = check_words(texts, plain["texts"], ids)
@@ -93,23 +97,6 @@ def random_heads(model: Any) -> TokenHeads:
         for parameter in token_heads.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     return token_heads
-
-
-def decode(interpreter: Path, place: Path, name: str, job: dict[str, Any]) -> dict[str, Any]:
-    """What engine.py wrote.
-
-    Raises:
-        ValueError: llama.cpp failed; the last lines of what it said.
-    """
-    print(f"llama.cpp: {name}", flush=True)
-    out = place / f"{name}.out.json"
-    (place / f"{name}.json").write_text(json.dumps(job | {"out": str(out)}), encoding="utf-8")
-    command = [str(interpreter), "-P", str(ENGINE), str(place / f"{name}.json")]
-    done = subprocess.run(command, capture_output=True, check=False, env=variables())
-    if done.returncode or not out.is_file():
-        said = (done.stdout + done.stderr).decode(errors="replace")
-        raise ValueError(f"llama.cpp failed on {name}:\n{said[-3000:]}")
-    return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
 def compare(

