@@ -29,7 +29,8 @@ def export_heads(
     Args:
         format: one of `heads.export.formats.formats()`.
         folder: a new folder.
-        overwrite: an earlier export of that name is replaced once the new one is whole.
+        overwrite: an earlier export of that name is replaced once the new one is whole; of the format mtp, the model's
+            own modules where `folder` is the model.
         options: fields of the format's Config.
 
     Returns:
@@ -42,10 +43,14 @@ def export_heads(
     module, folder = format_module(format), Path(folder)
     if not writes(format):
         raise ValueError(f"The format {format} is only read; headway export --list shows the others.")
-    check_place(folder, [token_heads.backbone.name, options.get("model")], overwrite=overwrite)
     if hasattr(module, "convert"):
         raise ValueError(f"The format {format} is made of a folder: save the heads, then headway export --to {format}.")
     config = build(module.Config, options, of=f"format {format}")
+    if overwrite and hasattr(module, "write_in_place"):
+        said = module.write_in_place(token_heads, folder, config)
+        if said is not None:
+            return str(said)
+    check_place(folder, [token_heads.backbone.name, options.get("model")], overwrite=overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
         written = Path(place) / "folder"

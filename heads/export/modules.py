@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from heads.export.folder import number_of, read_config
-from heads.export.shards import find_shards
+from heads.export.fp8 import DEFAULT_BLOCK, SUFFIX, block_of
+from heads.export.shards import find_shards, read_named
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -47,14 +48,23 @@ class Modules:
 
     Attributes:
         files: the file of each of the modules' tensors, by its foreign name.
-        native: our name of each, as if no expert were fused.
+        native: our name of each, as if no expert were fused; scales have none.
         copied: what each copy of the backbone's repeats.
+        scales: the name of each weight's scales, where it is stored in FP8.
+        block: rows and columns that share one of them.
     """
 
     layout: Layout
     files: dict[str, Path]
     native: dict[str, str]
     copied: dict[str, str]
+    scales: dict[str, str]
+    block: tuple[int, int]
+
+    def read_scales(self) -> dict[str, Tensor]:
+        """The scales by the names of their weights."""
+        found = dict(read_named({name: self.files[name] for name in self.scales.values()}))
+        return {weight: found[name] for weight, name in self.scales.items()}
 
     @property
     def count(self) -> int:
@@ -75,7 +85,11 @@ def find_modules(folder: Path, layouts: Iterable[Layout]) -> Modules | None:
         if any(ours.endswith(".eh_proj.weight") for ours in native.values()):
             copied = {name: native.pop(name).partition(":")[2] for name in list(native) if ":" in native[name]}
             files = {name: shards[name] for name in (*native, *copied)}
-            return Modules(layout=layout, files=files, native=native, copied=copied)
+            scales = {name: name + SUFFIX for name in (*native, *copied) if name + SUFFIX in native}
+            for name in scales.values():
+                native.pop(name)
+            block = block_of(config, folder) if scales else DEFAULT_BLOCK
+            return Modules(layout=layout, files=files, native=native, copied=copied, scales=scales, block=block)
     return None
 
 

@@ -8,6 +8,9 @@ A format's file holds
                                   into an empty folder; absent where a format is only read
     convert(heads, out, config, backbone=…, overwrite=…)
                                   instead of `write`, where a format is made of the folder of the heads
+    write_in_place(token_heads, folder, config)
+                                  with --overwrite: into a folder that the format can change, and a sentence that says
+                                  what was compared; None where the folder is no such one
     read(folder, backbone)        token heads on the backbone; absent where a format cannot be read back as heads
     recognises(folder)            whether a folder is of this format, for `headway import` without --from
     ROUNDINGS                     how many units of rounding of the largest logit heads that are read back may differ

@@ -2,10 +2,12 @@
 
 transformers drops these tensors where it loads a model, or looks for literal layer numbers; here they are read from the
 safetensors themselves. Below is the table of names. The rest of a module is a decoder layer with the names that the
-model's other layers have; experts may lie one by one, as released, or fused, as transformers holds them.
+model's other layers have; experts may lie one by one, as released, or fused, as transformers holds them. Weights may
+be in FP8 with a scale for each block (heads/export/fp8.py).
 
     headway import MODEL --backbone MODEL --out HEADS                       decode, fine-tune
     headway export HEADS --to mtp --model MODEL --out NEW_MODEL             a copy of MODEL with the heads' modules
+    headway export HEADS --to mtp --model MODEL --out MODEL --overwrite     MODEL itself: its modules alone are replaced
 
 Sources: transformers `conversion_mapping.py` ("MtpModel") for DeepSeek-V3, GLM-4.5 and Mellum; vLLM `qwen3_next_mtp.py`
 for the names and the state that Qwen3-Next reads; XiaomiMiMo `modeling_mimo.py` and vLLM `mimo_mtp.py` for MiMo.
@@ -13,21 +15,24 @@ for the names and the state that Qwen3-Next reads; XiaomiMiMo `modeling_mimo.py`
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.export.folder import refuse_kind
+from heads.export.fp8 import dequantised
 from heads.export.modules import Layout, Modules, find_modules, place_of
 from heads.export.names import refuse_homeless
-from heads.export.shards import find_shards, open_shard, read_named
+from heads.export.shards import read_named
+from heads.export.written_back import Target, compare_files, write_files
 from heads.families import create
 from heads.inside import is_foreign_link, links_out
 from heads.interface.token_heads import TokenHeads
@@ -105,9 +110,9 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         modules="per_head" if many else "one",
         **modules.layout.options,
     )
-    state = token_heads.state_dict()
-    places = check_places(modules, state, folder)
-    for name, tensor in read_named(modules.files):
+    places, scales = check_places(modules, token_heads.state_dict(), folder), modules.read_scales()
+    for name, stored in read_named({name: modules.files[name] for name in (*modules.native, *modules.copied)}):
+        tensor = dequantised(name, stored, scales.get(name), modules.block)
         if name in places:
             if places[name].shape != tensor.shape:
                 raise ValueError(
@@ -157,26 +162,42 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
     Raises:
         ValueError: other heads, a model without modules, or of another layout or number of them.
     """
-    source, modules, places = open_target(token_heads, config)
+    source, _, _ = target = open_target(token_heads, config)
     foreign = [path for path in links_out(source) if is_foreign_link(path)]
     if foreign:
         raise ValueError(f"{foreign[0]} is a link that leads out of the model's folder; put a copy in its place.")
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    buffers = {name for name, _ in token_heads.named_buffers()}  # never trained; a model keeps some in float32
-    own = {name for name, native in modules.native.items() if native not in buffers}
-    for path in sorted({modules.files[name] for name in own}):
-        target = folder / path.relative_to(source)
-        with open_shard(path) as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        for name in own & set(tensors):
-            tensors[name] = places[name].detach().to(tensors[name].dtype).cpu().contiguous().clone()
-        target.unlink()  # a link in the source stays what it is
-        save_file(tensors, target, metadata=metadata)
-        shutil.copymode(path, target)
+    write_files(token_heads, target, folder)
 
 
-def open_target(token_heads: TokenHeads, config: Config) -> tuple[Path, Modules, dict[str, Tensor]]:
+def write_in_place(token_heads: TokenHeads, folder: Path, config: Config) -> str | None:
+    """Replace the files of the model that hold its modules, each at once, if `folder` is the model itself; else None.
+
+    All are written beside the model and compared first. Where it is interrupted between two files, the same command
+    ends it: no file is ever partly written.
+
+    Raises:
+        ValueError: as `write`, or files that are links, which others read too.
+    """
+    source, modules, _ = target = open_target(token_heads, config)
+    if source.resolve() != folder.resolve():
+        return None
+    if links := [path for path in {*modules.files.values(), folder} if path.is_symlink()]:
+        raise ValueError(
+            f"{links[0]} is a link, as in the cache of the hub, and what it leads to would change for all who read it; "
+            f"give another folder by --out."
+        )
+    with tempfile.TemporaryDirectory(dir=source.resolve().parent, prefix=f".{source.resolve().name}.") as place:
+        write_files(token_heads, target, Path(place))
+        said = compare(token_heads, Path(place), config)
+        for path in sorted(Path(place).iterdir()):
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+            path.replace(source / path.name)
+    return said
+
+
+def open_target(token_heads: TokenHeads, config: Config) -> Target:
     source = Path(config.model or token_heads.backbone.name)
     if token_heads.family != "mtp":
         raise ValueError(f"{token_heads.family} heads were given; the format mtp holds mtp heads.")
@@ -201,28 +222,4 @@ def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
     Raises:
         ValueError: it does not.
     """
-    source, modules, places = open_target(token_heads, config)
-    before, after = find_shards(source), find_shards(folder)
-    buffers = {name for name, _ in token_heads.named_buffers()}
-    own = {name for name, native in modules.native.items() if native not in buffers}
-    rewritten = {path for name, path in before.items() if name in own}
-    checked = {name: path for name, path in before.items() if path in rewritten}
-    again = dict(read_named({name: after[name] for name in checked if name in after}))
-    wrong = []
-    for name, old in read_named(checked):
-        wanted = places[name].detach().cpu().to(old.dtype) if name in own else old
-        if name not in again or not same(again[name], wanted):
-            wrong.append(name)
-    if wrong or set(before) != set(after):
-        raise ValueError(
-            f"What was read back differs in {', '.join(wrong[:6]) or 'its names'}; nothing was written. This is a "
-            f"defect of the format's file, please report it."
-        )
-    return (
-        f"read back: {len(own)} tensors of {modules.count} module(s) are the heads', {len(before) - len(own)} as before"
-    )
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit; NaN is NaN."""
-    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return compare_files(token_heads, open_target(token_heads, config), folder)

@@ -156,8 +156,15 @@ ROOT = roots("glm4_moe", 0, 3)[0]
 BAD = {
     "a scale of quantised weights": (
         lambda t: t.update({f"{ROOT}eh_proj.weight_scale_inv": torch.ones(1)}),
-        "No place",
+        "is float64 beside scale_inv",
     ),
+    "a scale of nothing": (lambda t: t.update({f"{ROOT}other.weight_scale_inv": torch.ones(1)}), "No place"),
+    "codes without scales": (
+        lambda t: t.update({f"{ROOT}eh_proj.weight": t[f"{ROOT}eh_proj.weight"].to(torch.float8_e4m3fn)}),
+        "is float8_e4m3fn without scale_inv",
+    ),
+    "integers": (lambda t: t.update({f"{ROOT}eh_proj.weight": t[f"{ROOT}eh_proj.weight"].char()}), "is int8 without"),
+    "no finite floats": (lambda t: t[f"{ROOT}enorm.weight"].fill_(float("nan")), "no finite floats"),
     "a part is missing": (lambda t: t.pop(f"{ROOT}hnorm.weight"), "missing are layers.0.hnorm.weight"),
     "an expert is missing": (lambda t: t.pop(f"{ROOT}mlp.experts.2.up_proj.weight"), "missing are experts"),
     "an expert too many": (
