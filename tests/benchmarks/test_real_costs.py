@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 
 import heads
 from benchmarks.shared import held_out, write_block
@@ -38,8 +39,7 @@ def widened(family: str, shape: Shape) -> Any:
     return widen_backbone(opened(family).model, shape, torch.float32)
 
 
-@pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, shape=SMALL)
 @torch.no_grad()
 def test_a_widened_backbone_is_the_same_function(family: str, shape: Shape) -> None:
     prompts_PT = torch.cat(held_out(opened(family), 3))
@@ -48,8 +48,7 @@ def test_a_widened_backbone_is_the_same_function(family: str, shape: Shape) -> N
     assert torch.equal(found.argmax(-1), logits.argmax(-1))
 
 
-@pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, shape=SMALL)
 def test_widened_heads_draft_the_same_and_as_much_is_accepted(family: str, shape: Shape) -> None:
     own = opened(family)
     narrow = own.token_heads[family]

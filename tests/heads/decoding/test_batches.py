@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from reading import shapes
 from throwaway_families import FAMILIES, fitted_heads
@@ -47,9 +48,7 @@ def generate(model: Any, tokens: Tensor, mask: Tensor, eos: int, **options: Any)
     return model.generate(tokens, attention_mask=mask, eos_token_id=eos, **asked, **options)
 
 
-@pytest.mark.parametrize("lookup", [10, 0])
-@pytest.mark.parametrize("name", ["llama", "mistral_windowed"])
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, name=["llama", "mistral_windowed"], lookup=[10, 0])
 def test_rows_that_end_far_apart(family, name, lookup):
     tokens, mask, eos, ends = ragged(name)
     assert len(set(ends)) >= 3, "rows end at three places at least"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from throwaway_families import fitted_heads
 from tiny import PAD, random_tokens, tiny_model
@@ -31,8 +32,7 @@ def on(device: str, family: str, dtype: torch.dtype = torch.float64) -> tuple[An
 
 
 @DEVICES
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.1}, {"do_sample": True, "top_k": 1}], ids=str)
+@covering(family=FAMILIES, options=[{}, {"repetition_penalty": 1.1}, {"do_sample": True, "top_k": 1}])
 def test_text_is_plain_generates(device, family, options):
     model, token_heads = on(device, family)
     prompt = random_tokens(1, 5, seed=50).to(device)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from reading import reads
 from throwaway_families import FAMILIES, fitted_heads, make_heads
@@ -37,9 +38,7 @@ def plainly(decoding: Any, tokens: Tensor, **options: Any) -> Tensor:
     return text
 
 
-@pytest.mark.parametrize("lookup", [10, 0])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, name=NAMES, lookup=[10, 0], repeats=2)
 def test_each_turn_reads_only_what_is_new(family, name, lookup):
     token_heads = fitted_heads(family, name)
     decoding = heads.TreeDecoding(token_heads, ANY_DEPTH, lookup=lookup, keep_caches=True)
@@ -58,8 +57,7 @@ def test_each_turn_reads_only_what_is_new(family, name, lookup):
         text = torch.cat([out.sequences, random_tokens(1, 4, seed=60 + turn)], dim=1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["llama", "mistral_windowed"])
+@covering(family=FAMILIES, name=["llama", "mistral_windowed"])
 def test_a_prompt_that_parts_from_the_text_is_read_from_there(family, name):
     """An answer tokenised anew, an edited question, a shorter text, another text altogether."""
     token_heads = fitted_heads(family, name)

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import left_padded, random_tokens
 from tree_runs import NO_EOS, PROMPT, TREE, WITH_AND_WITHOUT_LOOKUP, both, check_stats, decoding_of, five_tokens
 
 import heads
 from heads.backbone.model import Backbone
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -26,9 +28,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-@WITH_AND_WITHOUT_LOOKUP
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sampling", SAMPLING)
+@covering(family=FAMILIES, sampling=[*SAMPLING], lookup=[DEFAULT_LOOKUP, 0], repeats=3)
 def test_sampling_makes_generates_draws(family, sampling, lookup):
     """From the same seed the decoder makes the same multinomial calls in the same order, so texts are equal."""
     accepted = 0

@@ -11,6 +11,7 @@ import collections
 
 import pytest
 import torch
+from matrices import covering
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import ARCHITECTURES, PAD, left_padded, random_tokens, shared_model, tiny_model
 from tree_runs import NO_EOS, NUM_HEADS, PROMPT, TREE, WITH_AND_WITHOUT_LOOKUP, both, check_stats, decoding_of
@@ -22,8 +23,7 @@ from heads.decoding.acceptance import rules
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 
 
-@WITH_AND_WITHOUT_LOOKUP
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, lookup=[DEFAULT_LOOKUP, 0])
 def test_greedy_text_is_generates_on_every_architecture(family, lookup, monkeypatch):
     taken: collections.Counter[tuple[int, ...]] = collections.Counter()
     chains_followed = 0
@@ -72,9 +72,12 @@ def test_greedy_text_is_generates_under_every_rule(family, name, rule):
         assert sum(ours.stats.accepted_per_depth) > 0
 
 
-@WITH_AND_WITHOUT_LOOKUP
-@pytest.mark.parametrize("tree", [2, 5, 16, 64, None, [[0]], [[1], [1, 1]], "file"], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(
+    family=FAMILIES,
+    tree=[2, 5, 16, 64, None, [[0]], [[1], [1, 1]], "file"],
+    lookup=[DEFAULT_LOOKUP, 0],
+    repeats=2,
+)
 def test_any_tree_gives_the_same_text(family, tree, lookup, tmp_path):
     if tree == "file":
         TREE.save(tmp_path / "tree.json")
@@ -109,9 +112,7 @@ def test_lower_precision_differs_only_where_the_two_best_logits_are_within_round
     assert differing < len(ARCHITECTURES), "half of all texts differ: that is no rounding"
 
 
-@WITH_AND_WITHOUT_LOOKUP
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["gpt_neox", "codegen", "mistral_windowed"])
+@covering(family=FAMILIES, name=["gpt_neox", "codegen", "mistral_windowed"], lookup=[DEFAULT_LOOKUP, 0], repeats=2)
 def test_left_padding(family, name, lookup):
     """One padded row, then three rows of different length; rows end at different places and are filled with pad."""
     model, decoding = decoding_of(family, name, lookup=lookup)

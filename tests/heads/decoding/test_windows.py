@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from throwaway_families import fitted_heads
 from tiny import PAD, left_padded, random_tokens
@@ -45,9 +46,9 @@ def plain_texts(model: Any, prompt: Tensor, valid: Tensor, attn: str, asked: dic
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(("name", "attn"), MODELS)
-@pytest.mark.parametrize("family", ["grounded", "dynamo"])
-def test_text_beyond_the_window_is_generates(family, name, attn, monkeypatch):
+@covering(model=MODELS, family=["grounded", "dynamo"])
+def test_text_beyond_the_window_is_generates(model, family, monkeypatch):
+    name, attn = model
     token_heads = fitted_heads(family, name, attn)
     model = token_heads.backbone.model
     assert token_heads.backbone.mask_style.window == WINDOW

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, VOCAB, left_padded, random_tokens, shared_model
@@ -163,8 +164,7 @@ def test_of_equal_scores_the_parent_is_kept_first():
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lookup", [10, 0], ids=["default", "heads_alone"])
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, lookup=[10, 0])
 def test_greedy_text_is_generates_in_ragged_batches(family, lookup, monkeypatch):
     """Three rows, padded on the left, on several architectures; drafts of every depth are accepted somewhere."""
     tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 9, 6)])
@@ -265,8 +265,7 @@ def test_a_vocabulary_smaller_than_the_budget_gives_fewer_nodes():
 # --- the root alone --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lookup", [10, 0], ids=["lookup_alone", "plain"])
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, lookup=[10, 0])
 def test_a_tree_of_the_root_alone_never_asks_the_heads(family, lookup, monkeypatch):
     token_heads = fitted_heads(family, "llama")
     for name in ("commit", "first_level", "step", "keep_rows"):
