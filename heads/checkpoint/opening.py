@@ -191,7 +191,7 @@ def name_folders(folders: Sequence[str | Path]) -> list[str]:
     >>> name_folders(["a/medusa", "a/grounded"]), name_folders(["runs/x/last", "runs/y/last"])
     (['medusa', 'grounded'], ['x/last', 'y/last'])
     """
-    parts = [Path(folder).resolve().parts for folder in folders]
+    parts = [named_as_on_the_hub(Path(folder).resolve().parts) for folder in folders]
     if len(set(parts)) < len(parts):
         raise ValueError("A folder of heads was given twice; give each once.")
     for length in range(1, max(map(len, parts)) + 1):
@@ -199,3 +199,13 @@ def name_folders(folders: Sequence[str | Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise AssertionError("different paths have different parts")
+
+
+def named_as_on_the_hub(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """
+    >>> named_as_on_the_hub(("cache", "models--org--name", "snapshots", "0a1b"))
+    ('cache', 'org', 'name')
+    """
+    if len(parts) > 2 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
+        return (*parts[:-3], *parts[-3].split("--", 2)[1:])
+    return parts

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import errors, snapshot_download
+from huggingface_hub import constants, errors, snapshot_download
 
 from heads.checkpoint.schema import DESCRIPTION, TENSORS, read_description
 from heads.decoding.tuned_file import TUNED_TREE
@@ -99,7 +99,19 @@ def download(
         reason = " ".join(str(error).split())[:200].rstrip(".")
         at = f" at revision {revision}" if revision else ""
         raise ValueError(
-            f"{name} is no folder here, and could not be fetched from the hub{at} ({reason}); give a folder, or a "
-            f"repository that you can read, logged in with `hf auth login` where it is private."
+            f"{name} is no folder here, and could not be fetched from the hub{at} ({reason}); {advice_for(error)}, or "
+            f"give a folder."
         ) from None
     return Path(found)
+
+
+def advice_for(error: Exception) -> str:
+    """What to do where the hub refused, or was not asked."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return "log in with `hf auth login` as somebody who may, or correct the name"
+    if status is not None:
+        return "correct the name, or the revision" if status == 404 else "try again later"
+    if constants.HF_HUB_OFFLINE:
+        return "unset HF_HUB_OFFLINE, which keeps this process from asking the hub"
+    return "connect to the network, or correct HF_ENDPOINT"

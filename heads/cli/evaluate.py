@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from heads.checkpoint.opening import Opened
+from heads.cli.hub import BY_NAME
 from heads.cli.options import (
     DynamicOptions,
     LoadingOptions,
@@ -37,7 +38,7 @@ JsonFile = Annotated[
 def evaluate_command(
     context: typer.Context,
     heads: Annotated[
-        Path | None, typer.Argument(metavar="HEADS", show_default=False, help="Folder that heads were saved to.")
+        Path | None, typer.Argument(metavar="HEADS", show_default=False, help="Folder or hub name of heads."), BY_NAME
     ] = None,
     *,
     metrics: Annotated[

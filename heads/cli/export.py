@@ -13,6 +13,7 @@ from rich.table import Table
 from heads.checkpoint.opening import open_backbone, open_heads
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import DESCRIPTION
+from heads.cli.hub import BY_NAME
 from heads.cli.options import BackboneOption
 from heads.evaluation.runs.options import about, describe_options, read_options
 from heads.export.exporting import export_heads, import_heads
@@ -24,7 +25,7 @@ ListOption = Annotated[bool, typer.Option("--list", help="List the formats, and 
 
 def export_command(
     context: typer.Context,
-    heads: Annotated[Path | None, typer.Argument(metavar="HEADS", help="Folder of heads.")] = None,
+    heads: Annotated[Path | None, typer.Argument(metavar="HEADS", help="Folder or hub name of heads."), BY_NAME] = None,
     to: Annotated[
         str | None,
         typer.Option(metavar="FORMAT", help="The format; its own options follow: --format-help lists them."),

@@ -26,6 +26,7 @@ from heads.checkpoint.remote import with_heads_inside
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import DESCRIPTION, read_description
 from heads.checkpoint.summary import describe, describe_run, list_facts, list_run
+from heads.cli.hub import BY_NAME, BY_NAME_ALONE
 from heads.cli.options import BackboneOption, Heads
 from heads.extras import needs_extra
 from heads.interface.draft_vocabulary import most_frequent_tokens
@@ -44,7 +45,7 @@ BATCH_ROWS = 256
 
 
 def info_command(
-    folder: Heads,
+    folder: Annotated[Path, typer.Argument(metavar="HEADS", help="Folder or hub name of heads."), BY_NAME_ALONE],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what a folder of heads holds, how accurate the heads are, and how they were made.
@@ -106,7 +107,9 @@ def agreement_table(agreement: Sequence[Sequence[float]]) -> Table:
 
 
 def merge_command(
-    folder: Annotated[Path, typer.Argument(metavar="HEADS", help="Heads that were trained with a LoRA adapter.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="HEADS", help="Heads that were trained with a LoRA adapter."), BY_NAME
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the heads and their merged backbone.")],
     dtype: Annotated[
         Dtype,

@@ -27,6 +27,7 @@ except MissingExtraError as error:
 from heads.cli.evaluate import evaluate_command
 from heads.cli.export import export_command, import_command, push_command
 from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
+from heads.cli.hub import fetching_heads
 from heads.cli.measure import benchmark_command, tune_tree_command
 from heads.cli.quantize import quantize_command
 from heads.cli.race.command import race_command
@@ -96,7 +97,8 @@ def unwrap(text: str) -> str:
 
 
 for name, command in COMMANDS.items():
-    app.command(name, help=unwrap(command.__doc__ or ""), context_settings=OWN_OPTIONS.get(name))(command)
+    described = app.command(name, help=unwrap(command.__doc__ or ""), context_settings=OWN_OPTIONS.get(name))
+    described(fetching_heads(command))
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heads.checkpoint.opening import Opened, open_draft_model
 from heads.checkpoint.save_load import write_whole
+from heads.cli.hub import BY_NAME, is_hub_name
 from heads.cli.options import (
-    Heads,
     LoadingOptions,
     PromptOptions,
     TreeOptions,
@@ -53,8 +53,9 @@ def benchmark_command(
         typer.Argument(
             metavar="HEADS...",
             show_default=False,
-            help="Folders of heads on one backbone; not needed with --backbone and --draft-model.",
+            help="Folders or hub names of heads on one backbone; not needed with --backbone and --draft-model.",
         ),
+        BY_NAME,
     ] = None,
     *,
     num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 8,
@@ -144,7 +145,7 @@ def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Meth
 
 @with_groups
 def tune_tree_command(
-    heads: Heads,
+    heads: Annotated[Path, typer.Argument(metavar="HEADS", help="Folder that heads were saved to.")],
     *,
     num_prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Prompts to use at most.")] = 32,
     batch: Annotated[
@@ -175,6 +176,11 @@ def tune_tree_command(
     """
     if picture is not None:
         new_figure(1, 1)  # without matplotlib nothing is measured
+    if is_hub_name(heads):
+        raise ValueError(
+            f"{heads} is no folder here, and the tree is written beside the heads; fetch them with "
+            f"`hf download {heads} --local-dir FOLDER` and give that folder."
+        )
     configs = [
         TuneConfig(
             new_tokens=prompts.max_new_tokens,

@@ -28,6 +28,7 @@ from torch import Tensor
 from heads.backbone.loading import Dtype
 from heads.checkpoint.held_out import HeldOut, find_held_out
 from heads.checkpoint.opening import Opened, open_backbone, open_heads
+from heads.cli.hub import BY_NAME
 from heads.decoding.dynamo.joint import JointConfig
 from heads.decoding.generate import check_temperature
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_LOOKUP
@@ -37,14 +38,15 @@ from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 
 Color = Literal["auto", "always", "never"]
 Command = Callable[..., None]
-Heads = Annotated[Path, typer.Argument(metavar="HEADS", help="Folder that heads were saved to.")]
+Heads = Annotated[Path, typer.Argument(metavar="HEADS", help="Folder or hub name of heads."), BY_NAME]
 HeadsIfAny = Annotated[
     Path | None,
     typer.Argument(
         metavar="HEADS",
         show_default=False,
-        help="Folder that heads were saved to; not needed with --backbone and --draft-model.",
+        help="Folder or hub name of heads; not needed with --backbone and --draft-model.",
     ),
+    BY_NAME,
 ]
 BackboneOption = Annotated[
     str | None,

@@ -17,6 +17,7 @@ from torch import Tensor
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_backbone, open_heads
 from heads.checkpoint.packed_backbone import RECORD, pack_backbone
+from heads.cli.hub import BY_NAME
 from heads.cli.options import print_aside
 from heads.evaluation.lossy.rounded_weights import Quality, measure_quality, rounded
 from heads.evaluation.methods import GreedySettings
@@ -35,7 +36,9 @@ LEGEND = (
 def quantize_command(
     backbone: Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub name of the model.")],
     heads: Annotated[
-        Path | None, typer.Option(metavar="HEADS", help="Heads on this backbone, whose tokens per pass are measured.")
+        Path | None,
+        typer.Option(metavar="HEADS", help="Heads on this backbone: measures their tokens per pass."),
+        BY_NAME,
     ] = None,
     formats: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help=f"all, or one of {', '.join(FORMATS)}.")

@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from heads.checkpoint.opening import name_folders
 from heads.checkpoint.save_load import write_whole
 from heads.checkpoint.schema import read_description
 from heads.cli.options import (
@@ -33,7 +34,7 @@ from heads.evaluation.runs.task import SuiteTask, fingerprint
 from heads.evaluation.suites import suite_module, suites
 from heads.evaluation.tables import describe_machine, versions
 
-SHARED = ("heads", "suite", "suite_help", "out", "fresh", "backbone", "dtype")
+SHARED = ("heads", "suite", "suite_help", "out", "fresh", "backbone", "dtype", "revision")
 """Parameters that a suite takes too; all others are about held-out text."""
 
 
@@ -99,7 +100,7 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
     """
     read_description(heads)
     task = SuiteTask(folder=heads, backbone=loading.backbone, dtype=loading.dtype)
-    out = options.out or Path("evaluations") / heads.resolve().name / name
+    out = options.out or Path("evaluations") / name_folders([heads])[0] / name
     settings = {
         "suite": name,
         "config": dataclasses.asdict(config),

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from heads.checkpoint.opening import Opened, open_backbone
+from heads.cli.hub import BY_NAME
 from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside, with_groups
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.lossless.answers import Answer, Asked, LocalSource, Source
@@ -32,7 +33,8 @@ UNCUT = 1_000_000  # prompts of a file are taken whole
 def verify_lossless_command(
     heads: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="HEADS...", show_default=False, help="Folders of heads; not with --endpoint."),
+        typer.Argument(metavar="HEADS...", show_default=False, help="Folders or hub names; not with --endpoint."),
+        BY_NAME,
     ] = None,
     *,
     endpoint: Annotated[

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from heads.checkpoint.opening import Opened
+from heads.cli.hub import BY_NAME
 from heads.cli.options import ColorOptions, LoadingOptions, SamplingOptions, TreeOptions, print_aside, with_groups
 from heads.cli.race.recording import Column, Entry, Track, race, say_same
 from heads.cli.race.screen import replay
@@ -27,7 +28,9 @@ SHORTEST = 8.0  # seconds that a replay takes at least, so that it can be watche
 @with_groups
 def race_command(
     heads: Annotated[
-        list[Path], typer.Argument(metavar="HEADS...", help="One or two folders of heads on one backbone.")
+        list[Path],
+        typer.Argument(metavar="HEADS...", help="One or two heads on one backbone: folders or hub names."),
+        BY_NAME,
     ],
     *,
     prompt: Annotated[

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from heads.checkpoint.opening import find_backbone, find_trained
-from heads.checkpoint.remote import FILES, HUB_ERRORS, HUB_NAME, with_heads_inside
+from heads.checkpoint.remote import FILES, HUB_ERRORS, HUB_NAME, advice_for, with_heads_inside
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import read_description
 from heads.export.hub.card import CARD, named_card, write_card
@@ -127,7 +127,6 @@ def commit(files: dict[str, Path], name: str, *, revision: str | None, private: 
     except HUB_ERRORS as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(
-            f"{name} could not be written at {hub.endpoint} ({reason}); log in with `hf auth login` as somebody who "
-            f"may, and push again."
+            f"{name} could not be written at {hub.endpoint} ({reason}); {advice_for(error)}, and push again."
         ) from None
     return str(done.commit_url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import threading
@@ -31,12 +32,13 @@ class Hub:
         return branches.get(revision, by_commit.get(revision))
 
 
+@functools.cache  # every request asks for the commit, and models have megabytes
 def sha1(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 
 
 def commit_of(files: Files) -> str:
-    return sha1(repr(sorted(files.items())).encode())
+    return sha1(repr(sorted((name, sha1(content)) for name, content in files.items())).encode())
 
 
 class Handler(BaseHTTPRequestHandler):
