@@ -124,9 +124,10 @@ def commit(files: dict[str, Path], name: str, *, revision: str | None, private: 
         if revision is not None:
             hub.create_branch(name, branch=revision, exist_ok=True)
         done = hub.create_commit(name, operations, commit_message=message, revision=revision)
-    except HUB_ERRORS as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+    except (*HUB_ERRORS, RuntimeError) as error:  # the latter: a large file, for the reason in its cause
+        refusal = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        reason = " ".join(f"{error}{'' if refusal is error else f' {refusal}'}".split())[:300].rstrip(".")
         raise ValueError(
-            f"{name} could not be written at {hub.endpoint} ({reason}); {advice_for(error)}, and push again."
+            f"{name} could not be written at {hub.endpoint} ({reason}); {advice_for(refusal)}, and push again."
         ) from None
     return str(done.commit_url)

@@ -1,4 +1,8 @@
-"""A hub in this process: the routes of the real one that repositories, branches, commits and downloads take."""
+"""A hub in this process: the routes of the real one that repositories, branches, commits and downloads take.
+
+Files of `lfs_from` bytes and more take Git LFS's: batch, upload in one part or several, verify; a commit names them by
+their sha256. Sources: git-lfs `docs/api/batch.md`, and huggingface_hub `lfs.py` for the parts.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,15 @@ Files = dict[str, bytes]
 
 
 class Hub:
-    """What it holds: files by repository and branch, and whether it lets anybody write."""
+    """What it holds: files by repository and branch, large files by their sha256, and whether it lets anybody write."""
 
     def __init__(self) -> None:
+        self.lfs_from: int | None = None
+        self.part_bytes: int | None = None
+        self.large: dict[str, bytes] = {}
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.verified: list[str] = []
+        self.stores = True
         self.branches: dict[str, dict[str, Files]] = {}
         self.messages: list[str] = []
         self.asked: list[str] = []
@@ -75,6 +85,12 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.branches.setdefault(name, {"main": {}})
             self.reply_json({"url": f"{self.hub.address}/{name}"}, 409 if known else 200)
             return
+        if path.endswith("/lfs/objects/batch"):
+            self.reply_json({"objects": [self.lfs_actions(one) for one in json.loads(body)["objects"]]})
+            return
+        if path.startswith("/lfs/"):
+            self.end_lfs(path.removeprefix("/lfs/"), json.loads(body))
+            return
         _, _, _, owner, name, what, revision = path.split("/", 6)
         branches = self.hub.branches[f"{owner}/{name}"]
         if what == "branch":
@@ -83,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply_json({}, 409 if known else 200)
         elif what == "preupload":
             files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                {"path": file["path"], "uploadMode": self.mode(file["size"]), "shouldIgnore": False}
                 for file in json.loads(body)["files"]
             ]
             self.reply_json({"files": files})
@@ -91,10 +107,52 @@ class Handler(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "header":
                     self.hub.messages.append(line["value"]["summary"])
+                elif line["key"] == "lfsFile":
+                    assert line["value"]["oid"] in self.hub.verified
+                    branches[revision][line["value"]["path"]] = self.hub.large[line["value"]["oid"]]
                 else:
                     branches[revision][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             commit = commit_of(branches[revision])
             self.reply_json({"commitUrl": f"{self.hub.address}/{owner}/{name}/commit/{commit}", "commitOid": commit})
+
+    def mode(self, size: int) -> str:
+        return "lfs" if self.hub.lfs_from is not None and size >= self.hub.lfs_from else "regular"
+
+    def lfs_actions(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Where an object goes; no actions where it is there already."""
+        oid, size, at = wanted["oid"], wanted["size"], f"{self.hub.address}/lfs"
+        if oid in self.hub.large:
+            return wanted
+        upload: dict[str, Any] = {"href": f"{at}/{oid}"}
+        if self.hub.part_bytes is not None:
+            parts = range(1, -(-size // self.hub.part_bytes) + 1)
+            urls = {str(i): f"{at}/{oid}/{i}" for i in parts}
+            upload = {"href": f"{at}/join", "header": {"chunk_size": str(self.hub.part_bytes), **urls}}
+        return wanted | {"actions": {"upload": upload, "verify": {"href": f"{at}/verify"}}}
+
+    def do_PUT(self) -> None:
+        body, (oid, *part) = self.read(), self.path.removeprefix("/lfs/").split("/")
+        if not self.hub.stores:
+            self.reply_json({"error": "The storage is full"}, 403)
+        elif part:
+            self.hub.parts.setdefault(oid, {})[int(part[0])] = body
+            self.reply(200, ETag=f'"{sha1(body)}"')
+        else:
+            self.hub.large[oid] = body
+            self.reply(200)
+
+    def end_lfs(self, what: str, asked: dict[str, Any]) -> None:
+        """All parts were sent, or the object is to be verified."""
+        oid = asked["oid"]
+        if what == "join":
+            parts = self.hub.parts.pop(oid)
+            assert [part["partNumber"] for part in asked["parts"]] == sorted(parts)
+            self.hub.large[oid] = b"".join(parts[i] for i in sorted(parts))
+        else:
+            content = self.hub.large[oid]
+            assert (hashlib.sha256(content).hexdigest(), len(content)) == (oid, asked["size"])
+            self.hub.verified.append(oid)
+        self.reply_json({})
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)

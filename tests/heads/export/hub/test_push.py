@@ -55,6 +55,29 @@ def test_a_folder_is_uploaded_byte_for_byte(hub):
     assert "2.43 tokens per pass" in found["README.md"].decode(), "what the run measured"
 
 
+@pytest.mark.parametrize("part_bytes", [None, 100_000], ids=["one part", "several parts"])
+def test_large_files_take_git_lfs(hub, model, monkeypatch, part_bytes):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # as the environment variable of that name
+    hub.lfs_from, hub.part_bytes = 50_000, part_bytes
+    heads.push_to_hub(DEMO / "gru", "org/heads")
+    tensors = (DEMO / "gru" / "heads.safetensors").read_bytes()
+    assert len(tensors) > 100_000
+    assert list(hub.large.values()) == [tensors]
+    assert hub.verified == list(hub.large)
+    assert hub.branches["org/heads"]["main"]["heads.safetensors"] == tensors
+    heads.load("org/heads", model)
+    heads.push_to_hub(DEMO / "gru", "org/again")  # there already: nothing is sent
+    assert len(hub.verified) == 1
+
+
+def test_a_large_file_that_is_not_stored_is_one_sentence(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    hub.lfs_from, hub.stores = 50_000, False
+    with pytest.raises(ValueError, match=r"org/heads could not be written .*heads\.safetensors.*storage is full"):
+        heads.push_to_hub(DEMO / "gru", "org/heads")
+    assert hub.messages == []
+
+
 def test_revision_and_cache(hub, model, tmp_path):
     heads.push_to_hub(DEMO / "medusa", "org/heads")
     heads.push_to_hub(DEMO / "gru", "org/heads", revision="small")
