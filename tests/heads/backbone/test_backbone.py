@@ -10,6 +10,7 @@ import random
 
 import pytest
 import torch
+from matrices import covering
 from tiny import ARCHITECTURES, EAGER_ONLY, FLOAT32_ONLY, VOCAB, left_padded, random_tokens, shared_model, tiny_model
 from torch import Tensor
 from transformers import (
@@ -99,9 +100,13 @@ def tree_rounds(model, prompts: list[list[int]], rounds: list[list[list[int]]], 
     return float(torch.stack(errors).max() / torch.stack(expected).abs().max().clamp(min=1.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize(("name", "attn"), [*MATRIX, *OTHERS])
-def test_tree_pass_equals_plain_recomputation_of_every_path(name, attn, dtype):
+@covering(
+    model=[*MATRIX, *OTHERS],
+    dtype=[torch.float64, torch.float32],
+    always=lambda model, dtype: model[0] in FLOAT32_ONLY,
+)
+def test_tree_pass_equals_plain_recomputation_of_every_path(model, dtype):
+    name, attn = model
     skip_eager_only(name, attn)
     if dtype == torch.float64 and name in FLOAT32_ONLY:
         pytest.skip(FLOAT32_ONLY[name])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering, wide
 from throwaway_families import fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, tiny_model
 from torch._dynamo.backends.common import aot_autograd
@@ -22,6 +23,7 @@ from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.trees.static import Shape
 
 SHAPE = Shape((-1, 0, 1, 0, 3, 3))
+# Of each matrix the other rows are wide: tracing a graph takes seconds of a core.
 whole_and_open = pytest.mark.parametrize("whole", [True, False], ids=["whole buckets", "open"])
 ROOM: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
 
@@ -55,9 +57,9 @@ def check_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
         assert float((fast - plain).abs().max()) <= tolerance * max(1.0, float(plain.abs().max()))
 
 
-@whole_and_open
-@pytest.mark.parametrize(("name", "rows"), [("llama", 2), ("mistral_windowed", 1), ("gemma3", 2)])
-def test_logits_and_taps_over_a_buckets_border(name, rows, whole, captured, monkeypatch):
+@covering(backbone=[("llama", 2), ("mistral_windowed", 1), ("gemma3", 2)], whole=[True, False])
+def test_logits_and_taps_over_a_buckets_border(backbone, whole, captured, monkeypatch):
+    name, rows = backbone
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
     model = shallow(name)
     plain = Backbone(model)
@@ -83,7 +85,7 @@ def test_one_graph_for_each_shape_and_no_recompilation_behind_it(whole, captured
 @pytest.mark.parametrize(
     ("family", "name", "rows"),
     [
-        ("grounded", "llama", 1),
+        wide("grounded", "llama", 1),
         ("kv", "mistral_windowed", 2),
         ("grounded, prefix", "llama", 2),
     ],
@@ -137,7 +139,7 @@ def test_prompts_compile_nothing(captured):
     assert torch.equal(model.generate(tokens, custom_generate=once, **asked), model.generate(tokens, **asked))
 
 
-@pytest.mark.parametrize("variant", ["grounded, prefix", "dynamo", "dynamo, lora"])
+@pytest.mark.parametrize("variant", ["grounded, prefix", wide("dynamo"), "dynamo, lora"])
 def test_layers_of_heads_run_in_the_graph(variant, captured):
     """What a pass makes of the taps; heads without layers share no buffers with them; graphs go when the heads go."""
     plain = Backbone(shallow("llama"))
@@ -163,7 +165,7 @@ def test_graphs_of_different_heads_are_counted_apart(captured):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "whole"), [("llama", True), ("llama", False), ("gemma3", True)])
+@pytest.mark.parametrize(("name", "whole"), [wide("llama", True), ("llama", False), ("gemma3", True)])
 def test_dead_rows_change_nothing_in_those_that_are_left(name, whole, captured, monkeypatch):
     """Rows leave one by one, over a bucket's border: one graph a bucket, and the plain backbone's states."""
     monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)

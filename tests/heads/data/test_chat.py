@@ -158,19 +158,20 @@ def test_repeated_words_are_supervised_in_the_assistants_mouth_only(template, st
     assert supervised_stretches(request.getfixturevalue(words), template, SAME_WORDS) == [stretch] * 3
 
 
-@pytest.mark.parametrize("content", ["a", " a", "a ", "\n\na\n", "  def f():\n    return 1\n", "é日本 🙂", "x" * 50])
 @pytest.mark.parametrize(("marked", "unmarked"), [(VICUNA_TEMPLATE, VICUNA_UNMARKED), (CHATML_MARKED, CHATML)])
-def test_markers_and_prefixes_give_the_same_mask(tokenizer, trimming_tokenizer, marked, unmarked, content):
-    messages = [
-        {"role": "user", "content": content},
-        {"role": "assistant", "content": content},
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": content + content},
-    ]
+def test_markers_and_prefixes_give_the_same_mask(tokenizer, trimming_tokenizer, marked, unmarked):
     for words in (tokenizer, trimming_tokenizer):
-        with_markers = ChatEncoder(words, marked).encode(messages)
-        assert with_markers == ChatEncoder(words, unmarked).encode(messages)
-        assert 0 < sum(with_markers[1]) < len(with_markers[1])
+        one, other = ChatEncoder(words, marked), ChatEncoder(words, unmarked)
+        for content in ("a", " a", "a ", "\n\na\n", "  def f():\n    return 1\n", "é日本 🙂", "x" * 50):
+            messages = [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": content},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": content + content},
+            ]
+            with_markers = one.encode(messages)
+            assert with_markers == other.encode(messages), content
+            assert 0 < sum(with_markers[1]) < len(with_markers[1]), content
 
 
 def test_ids_and_mask_are_those_of_apply_chat_template_where_that_is_right(tokenizer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, drafted, prefilled, teacher_forced
+from matrices import covering
 from throwaway_families import fit, make_heads
 from tiny import ARCHITECTURES, random_tokens, tiny_model
 
@@ -34,8 +35,7 @@ ON = ("llama", "gpt_neox", "mistral_windowed", "gemma3")
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-@pytest.mark.parametrize("name", ON)
-@every_variant
+@covering(variant=[*VARIANTS], name=ON)
 def test_teacher_forcing_equals_drafting(variant: str, name: str) -> None:
     """Every position of two packed documents, and a ragged tree pass behind a left-padded prefill."""
     token_heads = make_heads("dynamo", backbone_of(name), num_heads=NUM_HEADS, **VARIANTS[variant])
@@ -50,8 +50,7 @@ def test_teacher_forcing_equals_drafting(variant: str, name: str) -> None:
             assert (found[1][0] - states[1][b, t]).abs().max() < DEFAULT_TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-@every_variant
+@covering(variant=[*VARIANTS], name=["llama", "gpt_neox"])
 def test_state_after_a_ragged_commit_equals_a_prefill(variant: str, name: str) -> None:
     token_heads = make_heads("dynamo", backbone_of(name), num_heads=NUM_HEADS, **VARIANTS[variant])
     texts = [random_tokens(7, seed=12).tolist(), random_tokens(4, seed=13).tolist()]

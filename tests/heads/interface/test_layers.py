@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, check_greedy, drafted, prefilled
+from matrices import covering
 from throwaway_families import VARIANTS, fitted_heads, make_heads
 from tiny import CONFIGS, FLOAT32_ONLY, PAD, left_padded, random_tokens, shared_model, tiny_model
 
@@ -70,8 +71,7 @@ def test_all_of_it_is_trained(variant):
     assert all(p.grad is None for p in model.model.parameters())
 
 
-@every_variant
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "mistral_windowed", "gemma3"])
+@covering(variant=PREFIXED, name=["llama", "gpt_neox", "mistral_windowed", "gemma3"])
 def test_greedy_decoding_is_the_backbones_own(variant, name):
     stats = check_greedy(make_heads(variant, backbone_of(name), seed=1))
     assert stats.tokens_per_pass > 1

@@ -18,6 +18,7 @@ import pytest
 import torch
 import typer
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from matrices import covering
 from repository import DEMO
 from typer.testing import CliRunner
 
@@ -72,8 +73,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("vocab_size", [2, 255, 256, 50_257, 131_072, 1 << 20])
-@pytest.mark.parametrize("order", [1, 2, 3, 4, 5, 6])
+@covering(vocab_size=[2, 255, 256, 50_257, 131_072, 1 << 20], order=[1, 2, 3, 4, 5, 6], repeats=2)
 def test_a_table_holds_what_a_plain_counter_counts(tmp_path, monkeypatch, vocab_size, order):
     monkeypatch.setattr(ngram_counting, "SHARD_TOKENS", 200)
     monkeypatch.setattr(ngram_counting, "PART_NGRAMS", 150)

@@ -1,7 +1,8 @@
 """Every engine trains what one process trains: over gloo, the same blocks in other splits.
 
-Each engine runs once by the user's own command, the other runs are forks; all cases, four processes, moves between
-engines and bytes: `python -m benchmarks.training.engines`.
+DDP and ZeRO-3 run by the user's own command, the other runs are forks with the environment that accelerate makes; by
+the command too: tests that are `wide`. All cases, four processes, moves between engines and bytes: `python -m
+benchmarks.training.engines`.
 """
 
 import fcntl
@@ -13,6 +14,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from forked import launch_forked
+from matrices import wide
 
 from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison, launch, prepare
 from train.engine.engine import (
@@ -66,9 +68,11 @@ def comparison(tmp_path_factory, request):
     ("engine", "case", "named", "start"),
     [
         ("ddp", "dynamo, three rates", "DDP", launch),
-        ("fsdp2", "dynamo, three rates", "FSDP2", launch),
+        ("fsdp2", "dynamo, three rates", "FSDP2", launch_forked),
+        wide("fsdp2", "dynamo, three rates", "FSDP2", launch),
         ("fsdp2", "medusa, LoRA on bfloat16, self-distillation", "FSDP2", launch_forked),
-        pytest.param("zero1", "grounded, frozen", "DeepSpeed ZeRO-1", launch, marks=with_deepspeed),
+        pytest.param("zero1", "grounded, frozen", "DeepSpeed ZeRO-1", launch_forked, marks=with_deepspeed),
+        pytest.param("zero1", "grounded, frozen", "DeepSpeed ZeRO-1", launch, marks=(with_deepspeed, pytest.mark.wide)),
         pytest.param("zero3", "dynamo, three rates", "DeepSpeed ZeRO-3", launch, marks=with_deepspeed),
     ],
 )

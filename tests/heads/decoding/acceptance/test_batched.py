@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from throwaway_families import fitted_heads
 from tiny import PAD, VOCAB, left_padded, random_tokens
 from torch.overrides import TorchFunctionMode
@@ -138,8 +139,7 @@ def test_a_penalty_that_leaves_out_the_first_tokens_is_generates(ignored, everyw
     assert torch.equal(decode(token_heads, prompt, **asked).sequences, plain)
 
 
-@pytest.mark.parametrize("tree", [TREE, heads.DynamicTree(nodes=6)], ids=["static", "dynamic"])
-@pytest.mark.parametrize("asked", [{"do_sample": False}, *SETTINGS.values()], ids=["greedy", *SETTINGS])
+@covering(asked=[{"do_sample": False}, *SETTINGS.values()], tree=[TREE, heads.DynamicTree(nodes=6)])
 def test_a_pass_waits_once(asked, tree, everywhere):
     """Counted over whole calls of different length: what further passes add is once each."""
     token_heads = fitted_heads("grounded", "llama")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, random_tokens, shared_model
@@ -33,8 +34,7 @@ def few_heads(family: str, name: str = "llama") -> Any:
     return fitted_heads(family, name, draft_tokens=FEW)
 
 
-@pytest.mark.parametrize("tree", [TREE, heads.DynamicTree(nodes=12)], ids=["static", "dynamic"])
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, tree=[TREE, heads.DynamicTree(nodes=12)])
 def test_greedy_text_is_generates_and_holds_tokens_that_are_not_scored(family, tree):
     token_heads = few_heads(family)
     model, accepted, outside = token_heads.backbone.model, 0, 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from throwaway_families import VARIANTS, fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, tiny_model
 
@@ -35,8 +36,7 @@ def draft_both(token_heads, graph_rows: int, texts: list[list[int]]) -> tuple[to
     return fast, draft(token_heads, projections, state, root_B, own)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", [*heads.families(), *VARIANTS, "mtp, per head", "kv", "own_output"])
+@covering(family=[*heads.families(), *VARIANTS, "mtp, per head", "kv", "own_output"], rows=[1, 3])
 def test_a_graph_drafts_the_same_tokens(family, rows, captured):
     """Two texts in a graph of three rows: the third is dead."""
     token_heads = make_heads(family, Backbone(tiny_model("llama", attn="sdpa")))
