@@ -45,8 +45,11 @@ def export_command(
     if list_formats:
         Console().print(formats_table())
         return
+    allowed = ", ".join(filter(writes, formats()))
+    if to is None and format_help:
+        raise ValueError(f"--format-help lists the options of a format; give --to with one of {allowed}.")
     if to is None or (heads is None and not format_help):
-        raise ValueError(f"Give HEADS and --to FORMAT, one of {', '.join(filter(writes, formats()))}.")
+        raise ValueError(f"Give HEADS and --to FORMAT, one of {allowed}.")
     module = format_module(to)
     if format_help:
         Console().print(about(module.Config), options_table(module.Config, to), highlight=False)
@@ -82,6 +85,8 @@ def import_command(
         raise ValueError("Give FOLDER, --backbone MODEL and --out HEADS.")
     if (out / DESCRIPTION).exists():
         raise ValueError(f"--out {out} holds heads, which would be lost; give a folder without heads.")
+    if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
+        raise ValueError(f"--out {out} is, or lies in, {folder}, which is read; give a folder of its own.")
     source = source or recognise(folder)
     token_heads = import_heads(folder, open_backbone(backbone).model, source)
     save(token_heads, out, recipe={"imported": {"format": source, "folder": str(folder)}})

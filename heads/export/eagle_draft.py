@@ -19,10 +19,9 @@ from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import unpacked
-from heads.export.folder import find_tensors, load_tensors, number_of, read_tensors
+from heads.export.folder import create_with, find_tensors, number_of, read_tensors
 from heads.export.names import Names
-from heads.export.plain_logits import refuse_other_logits, refuse_scaled_embedding
-from heads.families import create
+from heads.export.plain_logits import is_copy, refuse_other_logits, refuse_scaled_embedding
 from heads.interface.draft_layer import rope_parameters_of
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 
@@ -151,10 +150,9 @@ def read_draft(
         native["draft_tokens_S"] = tokens_S
     fields["rope_theta"] = read_rope_theta(config, backbone, folder)
     try:
-        new = create("eagle", backbone, draft_tokens=tokens_S, **shape, **fields)
+        return create_with("eagle", backbone, native, folder, draft_tokens=tokens_S, **shape, **fields)
     except StrictDataclassError as error:  # of transformers' configs, no ValueError
         raise ValueError(f"{folder} has a layer that cannot be: {' '.join(str(error).split())[:200]}") from None
-    return load_tensors(new, native, folder)
 
 
 def read_shape(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> dict[str, Any]:
@@ -186,8 +184,12 @@ def read_rope_theta(config: Mapping[str, Any], backbone: Backbone, folder: Path)
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = given.get("rope_theta", config.get("rope_theta", 10000.0)) if isinstance(given, dict) else None
     if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < MAX_BASE:
-        raise ValueError(f"{folder} has RoPE {given!r:.80} with base {base!r}; give rope_theta as a number.")
+        raise ValueError(f"{folder} has RoPE {given!r:.80} with base {base!r:.40}; give rope_theta as a number.")
     given = {"rope_type" if key == "type" else key: value for key, value in given.items()}
+    if (share := given.pop("partial_rotary_factor", config.get("partial_rotary_factor"))) not in (None, 1.0):
+        raise ValueError(
+            f"{folder} has partial_rotary_factor {share!r:.40}, and a Llama layer turns whole heads; allowed is 1.0."
+        )
     given["rope_theta"] = base
     if given.get("rope_type", "default") == "default":
         return float(base)
@@ -208,9 +210,7 @@ def drop_embedding(tensors: dict[str, Tensor], backbone: Backbone, folder: Path)
     found_VD = tensors.pop("embed_tokens.weight", None)
     if found_VD is None:
         return
-    own_VD = backbone.model.get_input_embeddings().weight.detach().float().cpu()
-    # bfloat16 keeps 8 bits of a number.
-    if found_VD.shape != own_VD.shape or not torch.allclose(found_VD.float(), own_VD, rtol=2**-7, atol=1e-6):
+    if not is_copy(found_VD, backbone.model.get_input_embeddings().weight):
         raise ValueError(
             f"{folder} has an embedding of its own, and eagle heads read that of the backbone {backbone.name}; give "
             f"the model that the draft was made for."

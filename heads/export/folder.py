@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from heads.backbone.model import Backbone
+from heads.export.shards import read_index
+from heads.families import build_config, create, family_module
 from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
 
@@ -25,6 +28,7 @@ CONFIG = "config.json"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 """What transformers calls its files of tensors."""
 SHOWN = 6  # problems in one sentence
+MOST_DIGITS = 4000
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -40,12 +44,22 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{folder} holds no {CONFIG}; give the folder as it was released.")
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"), parse_int=short_integer)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error}); give the folder as it was released.") from None
+        raise ValueError(f"{path} cannot be read ({error}); give the folder as it was released.") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds {type(found).__name__} in place of an object; give the folder as released.")
     return found
+
+
+def short_integer(digits: str) -> int:
+    """
+    Raises:
+        ValueError: more digits than any number of a model has; Python itself says something else of thousands.
+    """
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def try_config(folder: str | Path) -> dict[str, Any]:
@@ -67,7 +81,9 @@ def number_of(config: Mapping[str, Any], key: str, folder: str | Path, *, least:
     """
     found = config.get(key)
     if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
-        raise ValueError(f"{Path(folder) / CONFIG} has {key} {found!r}; allowed are integers from {least} to {most}.")
+        raise ValueError(
+            f"{Path(folder) / CONFIG} has {key} {found!r:.40}; allowed are integers from {least} to {most}."
+        )
     return found
 
 
@@ -124,23 +140,37 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = sorted(set(names.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is no index of tensors ({type(error).__name__}); copy it again.") from None
+    """Every tensor in the files that an index names, whether or not it names the tensor."""
     tensors: dict[str, Tensor] = {}
-    for file in files:
-        shard = read_tensors(find_inside(index.parent, file))
+    for path in sorted(set(read_index(index).values())):
+        shard = read_tensors(path)
         if repeated := set(shard) & set(tensors):
             raise ValueError(f"{index} has {', '.join(sorted(repeated)[:3])} in two files; copy the folder again.")
         tensors |= shard
     return tensors
 
 
-def load_tensors(token_heads: TokenHeads, tensors: Mapping[str, Tensor], folder: str | Path) -> TokenHeads:
-    """Put tensors by their native names into new heads.
+def create_with(
+    family: str, backbone: Backbone, tensors: Mapping[str, Tensor], folder: str | Path, **config: Any
+) -> TokenHeads:
+    """New heads that hold these tensors, by their native names.
 
+    They are made on the meta device first: numbers of a config that the tensors do not have cost no memory.
+
+    Raises:
+        ValueError: tensors misshapen, missing or extra, by name, or entries that are no finite floats.
+    """
+    fields = {name: value for name, value in config.items() if name != "draft_tokens"}
+    if (tokens_S := config.get("draft_tokens")) is not None:
+        fields["draft_vocabulary"] = len(tokens_S)
+    with torch.device("meta"):
+        sketch = family_module(family).Heads(build_config(family, **fields), backbone)
+    check_shapes(sketch, tensors, folder)
+    return load_tensors(create(family, backbone, **config), tensors, folder)
+
+
+def check_shapes(token_heads: TokenHeads, tensors: Mapping[str, Tensor], folder: str | Path) -> None:
+    """
     Raises:
         ValueError: tensors misshapen, missing or extra, by name.
     """
@@ -158,6 +188,15 @@ def load_tensors(token_heads: TokenHeads, tensors: Mapping[str, Tensor], folder:
             f"The tensors in {folder} do not fit {token_heads.family} heads on {token_heads.backbone.name}: "
             f"{'; '.join(problems[:SHOWN])}{more}."
         )
+
+
+def load_tensors(token_heads: TokenHeads, tensors: Mapping[str, Tensor], folder: str | Path) -> TokenHeads:
+    """Put tensors by their native names into new heads of these shapes.
+
+    Raises:
+        ValueError: entries that are no finite floats.
+    """
+    wanted = token_heads.state_dict()
     numbers = {name: tensor for name, tensor in tensors.items() if wanted[name].is_floating_point()}
     bad = [name for name, x in numbers.items() if not x.is_floating_point() or not bool(x.float().isfinite().all())]
     if bad:

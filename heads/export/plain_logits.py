@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from heads.backbone.model import Backbone
+
+ROUNDING, SMALLEST = 2**-7, 1e-6
+"""Of a copy in bfloat16, which keeps 8 bits of a number, or in float16, whose smallest numbers are some 1e-7 apart."""
+
+
+def is_copy(found_VD: Tensor, own_VD: Tensor) -> bool:
+    """Whether a stored table is the backbone's own, up to the dtype that it is stored in."""
+    own_VD = own_VD.detach().float().cpu()
+    return found_VD.shape == own_VD.shape and torch.allclose(
+        found_VD.float().cpu(), own_VD, rtol=ROUNDING, atol=SMALLEST
+    )
 
 
 def refuse_other_logits(backbone: Backbone, format: str, *, with_bias: bool = False) -> None:

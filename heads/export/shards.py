@@ -23,18 +23,27 @@ def find_shards(folder: str | Path) -> dict[str, Path]:
     folder = Path(folder)
     index = find_inside(folder, INDEX)
     if index.is_file():
-        try:
-            names = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-            files = set(names.values())
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{index} is no index of tensors ({type(error).__name__}); copy it again.") from None
-        places = {file: find_inside(folder, file) for file in files}
-        return {str(name): places[file] for name, file in names.items()}
+        return read_index(index)
     whole = find_inside(folder, WHOLE)
     if not whole.is_file():
         raise ValueError(f"{folder} holds neither {WHOLE} nor {INDEX}; give the model's folder as safetensors.")
     with open_shard(whole) as file:
         return dict.fromkeys(file.keys(), whole)
+
+
+def read_index(index: Path) -> dict[str, Path]:
+    """The file of each tensor that an index names.
+
+    Raises:
+        ValueError: no index, or one that leads out of its folder.
+    """
+    try:
+        names = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        files = set(names.values())
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{index} is no index of tensors ({type(error).__name__}); copy it again.") from None
+    places = {file: find_inside(index.parent, file) for file in files}
+    return {str(name): places[file] for name, file in names.items()}
 
 
 def open_shard(path: Path) -> safe_open:

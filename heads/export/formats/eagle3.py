@@ -93,9 +93,9 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     Raises:
         ValueError: a folder of another kind, or one whose draft is not what eagle heads are.
     """
+    config = read_config(folder)
     if not recognises(folder):
         raise refuse_kind(folder, "eagle3", "config.json has no draft_vocab_size and names no Eagle3 class")
-    config = read_config(folder)
     inner = config.get("eagle_config")
     said = {**config, **(inner if isinstance(inner, dict) else {})}
     if said.get("use_aux_hidden_state") is False or said.get("norm_before_fc"):

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from heads.backbone.model import Backbone
 from heads.export.folder import (
+    create_with,
     find_tensors,
-    load_tensors,
     number_of,
     read_config,
     read_tensors,
@@ -37,8 +36,7 @@ from heads.export.folder import (
 )
 from heads.export.formats.medusa import refuse_different_blocks
 from heads.export.names import Names
-from heads.export.plain_logits import refuse_other_logits
-from heads.families import create
+from heads.export.plain_logits import is_copy, refuse_other_logits
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
 
@@ -167,9 +165,11 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     check_embedding(found, backbone, folder)
     tensors = names(num_layers, prefix).to_native(found, str(folder))
     offset = number_of({"hidden_state_offset": 0, **config}, "hidden_state_offset", folder, least=0)
-    new = create(
+    return create_with(
         "grounded",
         backbone,
+        tensors,
+        folder,
         num_heads=number_of(config, "hydra_num_heads", folder, most=MAX_HEADS),
         num_hidden_layers=num_layers,
         hidden_offset=offset,
@@ -179,7 +179,6 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         normalize_embeddings=False,
         biases=True,
     )
-    return load_tensors(new, tensors, folder)
 
 
 def check_embedding(tensors: Mapping[str, Tensor], backbone: Backbone, folder: Path) -> None:
@@ -190,8 +189,7 @@ def check_embedding(tensors: Mapping[str, Tensor], backbone: Backbone, folder: P
     copy_VD = tensors.get(COPIES[0])
     if copy_VD is None:
         return
-    ours_VD = backbone.model.get_input_embeddings().weight.detach().float().cpu()
-    if copy_VD.shape != ours_VD.shape or not torch.allclose(copy_VD.float(), ours_VD, rtol=2**-7, atol=1e-6):
+    if not is_copy(copy_VD, backbone.model.get_input_embeddings().weight):
         raise ValueError(
             f"{folder} holds the embedding of the model that its heads belong to, and {backbone.name} has another one; "
             f"give the backbone that they were trained on."

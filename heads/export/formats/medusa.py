@@ -25,8 +25,8 @@ from torch import Tensor
 from heads.backbone.model import Backbone
 from heads.export.folder import (
     SAFETENSORS,
+    create_with,
     find_tensors,
-    load_tensors,
     number_of,
     read_config,
     read_tensors,
@@ -36,7 +36,6 @@ from heads.export.folder import (
 )
 from heads.export.names import Names
 from heads.export.plain_logits import refuse_other_logits
-from heads.families import create
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
 
@@ -164,5 +163,5 @@ def from_original(
         logger.warning("%s counts %d heads and its file holds %d: all of them are read.", folder, counted, num_heads)
     own = any(name.startswith("unembeddings") for name in tensors)
     unembedding = "own" if own else "shared"
-    new = create("medusa", backbone, num_heads=num_heads, num_blocks=num_blocks, unembedding=unembedding)
-    return load_tensors(new, tensors, folder)
+    fields = {"num_heads": num_heads, "num_blocks": num_blocks, "unembedding": unembedding}
+    return create_with("medusa", backbone, tensors, folder, **fields)

@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from heads.backbone.model import Backbone
@@ -37,6 +36,7 @@ from heads.export.folder import (
 )
 from heads.export.formats.medusa import from_original, has_own, medusa_fields, medusa_tensors
 from heads.export.names import Names
+from heads.export.plain_logits import is_copy
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
 
@@ -136,16 +136,11 @@ def check_shared(tensors: dict[str, Tensor], backbone: Backbone, folder: Path) -
     given = [name for name in (SHARED, "lm_head.weight") if name in tensors]
     weight_VD = tensors.pop(given[0]).float() if given else None
     backbones_VD = backbone.projection.weight.detach().float().cpu()
-    if weight_VD is None or weight_VD.shape != backbones_VD.shape or not close(weight_VD, backbones_VD):
+    if weight_VD is None or not is_copy(weight_VD, backbones_VD):
         raise ValueError(
             f"{folder} says that all heads share the unembedding {SHARED}, which is not that of {backbone.name}; give "
             f"the backbone that they were trained on."
         )
-
-
-def close(one: Tensor, other: Tensor) -> bool:
-    """Equal up to the rounding of bfloat16, which keeps 8 bits of a number."""
-    return torch.allclose(one, other, rtol=2**-7, atol=1e-6)
 
 
 def without_bias(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:

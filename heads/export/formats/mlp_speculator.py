@@ -23,8 +23,8 @@ from torch import Tensor
 from heads.backbone.model import Backbone
 from heads.export.folder import (
     SAFETENSORS,
+    create_with,
     find_tensors,
-    load_tensors,
     number_of,
     read_config,
     read_tensors,
@@ -34,7 +34,6 @@ from heads.export.folder import (
 )
 from heads.export.names import Names
 from heads.export.plain_logits import refuse_other_logits
-from heads.families import create
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
 
@@ -113,14 +112,15 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     tensors = NAMES.to_native(tensors, str(folder))
     if flags["tie_weights"]:
         tensors = untied(tensors, folder)
-    new = create(
+    return create_with(
         "mlp_speculator",
         backbone,
+        tensors,
+        folder,
         num_heads=number_of(config, "n_predict", folder, most=MAX_HEADS),
         inner_width=number_of(config, "inner_dim", folder, least=0, most=1 << 17) or None,
         **flags,
     )
-    return load_tensors(new, tensors, folder)
 
 
 def untied(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:

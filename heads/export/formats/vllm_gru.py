@@ -17,8 +17,8 @@ from typing import Any
 from heads.backbone.model import Backbone
 from heads.export.eagle_draft import FILES, STEPS, read_steps
 from heads.export.folder import (
+    create_with,
     find_tensors,
-    load_tensors,
     read_config,
     read_tensors,
     refuse_kind,
@@ -27,7 +27,6 @@ from heads.export.folder import (
 )
 from heads.export.names import Names
 from heads.export.plain_logits import refuse_other_logits, refuse_scaled_embedding
-from heads.families import create
 from heads.interface.draft_layer import shape_like
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated
@@ -97,4 +96,4 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     tensors = NAMES.to_native(read_tensors(find_tensors(folder, FILES)), str(folder))
     fields: dict[str, Any] = {"num_heads": read_steps(config, folder), "unembedding": "shared"}
     fields["normalize_embeddings"] = config.get("normalize_embeddings")
-    return load_tensors(create("gru", backbone, **fields), tensors, folder)
+    return create_with("gru", backbone, tensors, folder, **fields)

@@ -100,7 +100,11 @@ def export_to_hub_folder(
         write_custom_generate(begun)
         licensed = source if (source / CARD).is_file() else Path(config.name_or_path)  # trained from that one
         write_card(begun, heads=heads, served=True, base=licensed, measured=measured, license=license)
-        check(begun)
+        try:
+            check(begun)
+        except ValueError as error:  # it names a place that is gone by then
+            said = str(error).replace(str(begun / NESTED), str(heads)).replace(str(begun), config.name_or_path)
+            raise ValueError(said) from None
         sync(begun)
     return out
 

@@ -49,6 +49,17 @@ def test_formats_are_listed_with_who_loads_them() -> None:
     [
         (["export", DEMO / "medusa", "--to", "medusas", "--out", "a"], "Did you mean 'medusa'?"),
         (["export", DEMO / "medusa", "--to", "medusa"], "Give --out FOLDER"),
+        (["export", "--format-help"], "--format-help lists the options of a format; give --to"),
+        (
+            ["export", DEMO / "gru", "--to", "hub", "--out", "a", "--backbone", DEMO / "draft"],
+            f"The heads in {DEMO / 'gru'} belong to checkpoints/demo/base with hidden_size 192; the given backbone "
+            f"{DEMO / 'draft'} has 128.",
+        ),
+        (
+            ["import", DEMO / "base", "--backbone", DEMO / "base", "--out", DEMO / "base"],
+            "which is read; give a folder",
+        ),
+        (["import", DEMO / "base", "--backbone", "x", "--out", DEMO / "base" / "new"], "is, or lies in,"),
         (["export", DEMO / "medusa", "--to", "medusa", "--out", "a", "--file", "zip"], "'safetensors' and 'pt'"),
         (["export", DEMO / "medusa", "--to", "medusa", "--out", "a", "--fil", "pt"], "Did you mean '--file'?"),
         (["export", DEMO / "grounded", "--to", "medusa", "--out", "a"], "grounded heads were given"),

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody kno
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import heads
+from heads.export import folder as reading
 from heads.export.exporting import ROWS, TOKENS, drafted_logits, export_heads, import_heads
 from heads.export.formats import recognise
 
@@ -323,11 +324,37 @@ BAD = {
     "hidden states beyond the last": (changed(eagle_aux_hidden_state_layer_ids=[2, 3, 70]), "taps="),
     "heads without end": (changed(num_attention_heads=1 << 20, head_dim=1 << 20), "has a layer that cannot be"),
     "a base without end": (changed(rope_theta=10**400), "give rope_theta as a number"),
+    "a share of each head's rope": (changed(partial_rotary_factor=0.5), "has partial_rotary_factor 0.5"),
+    "the same beside the rope": (
+        changed(rope_scaling={"type": "default", "partial_rotary_factor": 0.5}),
+        "has partial_rotary_factor 0.5",
+    ),
     "a map without an axis": (stored("d2t", torch.tensor(3)), "d2t of shape"),
     "a switch of words": (changed(norm_output="false"), "allowed are true and false"),
     "no number": (stored("fc.weight", torch.full((WIDTH, 3 * WIDTH), torch.nan)), "no finite floats"),
     "steps": (changed(num_unrolled_steps=99), "allowed are integers from 1 to 32"),
 }
+
+
+def test_a_number_of_5000_digits_is_said_to_be_one(tmp_path):
+    written_by_hand(tmp_path, random_draft(), EAGLE3)
+    config = (
+        (tmp_path / "config.json")
+        .read_text()
+        .replace(f'"intermediate_size": {INNER}', f'"intermediate_size": {"9" * 5000}')
+    )
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match=r"config.json cannot be read \(a number of 5000 digits\)"):
+        import_heads(tmp_path, seven_layers(), "eagle3")
+
+
+def test_sizes_of_a_config_cost_no_memory(tmp_path, monkeypatch):
+    """Layers as wide as a config says are not made before the tensors are known to be so wide."""
+    monkeypatch.setattr(reading, "create", lambda *_, **__: pytest.fail("heads were made"))
+    tensors, config = random_draft(), EAGLE3 | {"intermediate_size": 1 << 20}
+    written_by_hand(tmp_path, tensors, config)
+    with pytest.raises(ValueError, match=r"has shape .* in place of \(1048576, 32\)"):
+        import_heads(tmp_path, seven_layers())
 
 
 @pytest.mark.parametrize("what", BAD)
