@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -70,9 +71,15 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     check_config_files(arguments)
+    return build_config_of(run_parser(prog).parse_args(empty_lists_first(arguments)))
+
+
+@functools.cache
+def run_parser(prog: str) -> Parser:
+    """Made once: a flag for every field takes longer than parsing a command line."""
     parser = Parser(prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file.")
     add_run_flags(parser)
-    return build_config_of(parser.parse_args(empty_lists_first(arguments)))
+    return parser
 
 
 def build_config_of(namespace: Namespace) -> TrainConfig:
