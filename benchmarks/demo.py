@@ -32,7 +32,7 @@ from benchmarks.shared import (
     say,
     write_block,
 )
-from heads.backbone.compiled import what_stops_compiling
+from heads.backbone.compiling.graph import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_heads
 from heads.checkpoint.schema import read_description
 from heads.decoding.superposed.decoding import SuperposedDecoding

@@ -42,10 +42,10 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compiled graphs are captured whole and run as they are, without a compiler."""
-    from heads.backbone import compiled  # the root is on the path by now
+    from heads.backbone.compiling import graph  # the root is on the path by now
 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **{**options, "backend": "eager"}))
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: True)
     yield
     torch._dynamo.reset()

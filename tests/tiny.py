@@ -46,7 +46,7 @@ from transformers import (
     XGLMConfig,
 )
 
-from heads.backbone.model import find_final_norm
+from heads.backbone.support import find_final_norm
 
 ARCHITECTURES = ("llama", "gpt_neox", "qwen3", "mistral", "gemma", "phi3", "codegen")
 EAGER_ONLY = {"codegen": "CodeGen has no sdpa attention in transformers"}

@@ -35,7 +35,8 @@ from benchmarks.speed.decoding_report import (
     scaled,
 )
 from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
-from heads.backbone.compiled import compiled, what_stops_compiling
+from heads.backbone.compiling.compiled_backbone import compiled
+from heads.backbone.compiling.graph import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.decoding.proposers.heads import compiled_drafting
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP

@@ -23,7 +23,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.shared import figures_table, parser_of, run_benchmark, say, wide_console, write_figures
-from heads.backbone.compiled import CompiledBackbone, what_stops_compiling
+from heads.backbone.compiling.compiled_backbone import CompiledBackbone
+from heads.backbone.compiling.graph import what_stops_compiling
 from heads.backbone.model import Backbone, BackboneState, CommitPlan
 from heads.decoding.trees.static import grow_tree
 from heads.evaluation.tables import describe_machine, versions

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from heads.backbone.compiled import what_stops_compiling
+from heads.backbone.compiling.graph import what_stops_compiling
 from heads.backbone.model import Backbone
 from heads.decoding.acceptance.rules import Rule
 from heads.decoding.proposers.heads import DraftIndices

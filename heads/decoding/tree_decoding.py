@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.backbone.compiled import compiled
+from heads.backbone.compiling.compiled_backbone import compiled
 from heads.backbone.support import fastest_mode
 from heads.decoding.acceptance.rules import Rule, read_rule
 from heads.decoding.defaults import AnyTree, SettingsByBatch
@@ -49,9 +49,9 @@ class TreeDecoding(Decoding):
             sampling, as lossless; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy. Greedy text
             is the same under all.
         compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
-            (heads/backbone/compiled.py, heads/decoding/proposers/heads.py): faster where passes are short, after
-            seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted uncompiled. None: as
-            in the tree.json that is used or given (`headway tune-tree --compile`), else False.
+            (heads/backbone/compiling/compiled_backbone.py, heads/decoding/proposers/heads.py): faster where passes are
+            short, after seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted
+            uncompiled. None: as in the tree.json that is used or given (`headway tune-tree --compile`), else False.
 
     Attributes:
         tree, lookup: of a call with one row; `settings.at(rows)` has those of any batch size.

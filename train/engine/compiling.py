@@ -20,7 +20,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
-from heads.backbone.compiled import has_cpp_compiler
+from heads.backbone.compiling.graph import has_cpp_compiler
 from train.engine.engine import Engine
 from train.objective.model import TrainedModel
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from heads.backbone.compiled import repeat_last
-from heads.backbone.graph import compile_apart
+from heads.backbone.compiling.buffers import repeat_last
+from heads.backbone.compiling.graph import compile_apart
 from heads.backbone.model import CommitPlan, Pass, Tap
 from heads.backbone.projection import Projection
 from heads.decoding.proposers.prompt_lookup import ChainIndex, RowLookups

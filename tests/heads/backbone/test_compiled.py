@@ -17,8 +17,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 import heads
-from heads.backbone import compiled
-from heads.backbone.compiled import OPEN, CompiledBackbone, has_cpp_compiler
+from heads.backbone.compiling import buffers, graph
+from heads.backbone.compiling.compiled_backbone import OPEN, CompiledBackbone
+from heads.backbone.compiling.graph import has_cpp_compiler
 from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.trees.static import Shape
 
@@ -60,7 +61,7 @@ def check_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 @covering(backbone=[("llama", 2), ("mistral_windowed", 1), ("gemma3", 2)], whole=[True, False])
 def test_logits_and_taps_over_a_buckets_border(backbone, whole, captured, monkeypatch):
     name, rows = backbone
-    monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
+    monkeypatch.setattr(buffers, "FIRST_BUCKET", 16)
     model = shallow(name)
     plain = Backbone(model)
     fast = CompiledBackbone(plain, whole_buckets=whole)
@@ -91,7 +92,7 @@ def test_one_graph_for_each_shape_and_no_recompilation_behind_it(whole, captured
     ],
 )
 def test_text_is_generates(family, name, rows, captured, monkeypatch):
-    monkeypatch.setattr(compiled, "FIRST_BUCKET", 32)
+    monkeypatch.setattr(buffers, "FIRST_BUCKET", 32)
     token_heads = fitted_heads(family, name)
     model = token_heads.backbone.model
     decoding = heads.TreeDecoding(token_heads, 6, compile=True)
@@ -168,7 +169,7 @@ def test_graphs_of_different_heads_are_counted_apart(captured):
 @pytest.mark.parametrize(("name", "whole"), [wide("llama", True), ("llama", False), ("gemma3", True)])
 def test_dead_rows_change_nothing_in_those_that_are_left(name, whole, captured, monkeypatch):
     """Rows leave one by one, over a bucket's border: one graph a bucket, and the plain backbone's states."""
-    monkeypatch.setattr(compiled, "FIRST_BUCKET", 16)
+    monkeypatch.setattr(buffers, "FIRST_BUCKET", 16)
     plain = Backbone(shallow(name))
     fast = CompiledBackbone(plain, whole_buckets=whole)
     prompt, taps = random_tokens(4, 6), ("final", 1)
@@ -209,7 +210,7 @@ def test_a_batch_whose_rows_end_one_by_one_keeps_its_graphs(captured):
 @whole_and_open
 def test_inductor_gives_the_same_logits(whole, monkeypatch):
     """From one graph, though the first of the passes over open slots would just fill a bucket of 16."""
-    monkeypatch.setattr(compiled, "FIRST_BUCKET", 64 if whole else 16)
+    monkeypatch.setattr(buffers, "FIRST_BUCKET", 64 if whole else 16)
     model = shallow("mistral_windowed", 1, dtype=torch.float32)
     plain, fast = Backbone(model), CompiledBackbone(Backbone(model), whole_buckets=whole)
     prompt = random_tokens(1, 8)
@@ -252,7 +253,7 @@ def test_cuda_graphs_give_the_same_text():
 
 def test_without_a_compiler_it_is_refused(monkeypatch):
     token_heads = heads.create("medusa", tiny_model("llama"), num_heads=2)
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: False)
     with pytest.raises(ValueError, match=r"compile=True was given, but torch.compile found no C\+\+ compiler"):
         heads.TreeDecoding(token_heads, compile=True)
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Mamba2Config, MambaConfig, RwkvCo
 from transformers.cache_utils import DynamicCache
 
 from heads.backbone import model as backbone_model
-from heads.backbone.compiled import what_stops_compiling
+from heads.backbone.compiling.graph import what_stops_compiling
 from heads.backbone.model import Backbone, CommitPlan
 from heads.backbone.recurrent.cache import RecurrentCache, RecurrentLayer
 from heads.decoding.trees.static import Tree

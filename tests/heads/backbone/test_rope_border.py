@@ -7,8 +7,8 @@ from tiny import EOS, LLAMA_LIKE, PAD, random_tokens, sharpen_
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 import heads
-from heads.backbone import compiled
 from heads.backbone import model as backbone_module
+from heads.backbone.compiling import graph
 from heads.backbone.model import Backbone
 
 BORDER = 24
@@ -112,7 +112,7 @@ def test_a_draft_model_decodes_under_the_same_rule(longrope_heads):
 
 def test_passes_that_torch_makes_no_graph_of_are_refused(monkeypatch):
     """Dynamic RoPE asks its positions how long the text is."""
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: True)
     token_heads = make_heads("grounded", Backbone(build("dynamic")), num_heads=3)
     decoding = heads.TreeDecoding(token_heads, TREE, compile=True)
     for _ in range(2):

@@ -14,7 +14,8 @@ from throwaway_families import make_heads
 from tiny import random_tokens, tiny_model
 
 import heads
-from heads.backbone import compiled
+from heads.backbone.compiling import graph
+from heads.backbone.compiling.compiled_backbone import CompiledBackbone
 from heads.backbone.model import Backbone
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tuned_file import TunedTree, read_tree_file
@@ -86,11 +87,11 @@ def test_it_is_used_where_nothing_else_is_asked_for(saved, fitted):
 
 
 def is_compiled(decoding: heads.TreeDecoding) -> bool:
-    return isinstance(decoding.backbone, compiled.CompiledBackbone) and decoding.drafting is not None
+    return isinstance(decoding.backbone, CompiledBackbone) and decoding.drafting is not None
 
 
 def test_passes_are_compiled_where_that_was_faster_unless_something_else_is_asked_for(fitted, monkeypatch):
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: True)
     token_heads = fitted(compile=True)
     assert is_compiled(heads.TreeDecoding(token_heads))
     assert is_compiled(heads.TreeDecoding(token_heads, token_heads.tuned_tree.path))
@@ -102,7 +103,7 @@ def test_passes_are_compiled_where_that_was_faster_unless_something_else_is_aske
 
 
 def test_where_nothing_compiles_a_warning_says_so(fitted, monkeypatch):
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: False)
     token_heads = fitted(compile=True)
     with pytest.warns(UserWarning, match=r"tree.json asks for compiled passes, but torch.compile found no C\+\+ comp"):
         decoding = heads.TreeDecoding(token_heads)
@@ -256,7 +257,7 @@ def test_a_file_that_is_given_by_name_lends_its_nearest_size(fitted):
 
 
 def test_passes_are_compiled_for_the_batch_sizes_where_that_was_faster(fitted, monkeypatch):
-    monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: True)
     decoding = heads.TreeDecoding(fitted(**{**ONE_AND_FOUR, "compile": True}))
     assert [decoding.settings.at(rows).compile for rows in (1, 2, 4)] == [True, False, False]
     assert is_compiled(decoding)

@@ -105,7 +105,7 @@ def test_a_packed_draft_model_and_a_packed_backbone(packed: Any) -> None:
 
 
 def test_compiled_passes_are_refused_in_a_sentence(packed: Any) -> None:
-    from heads.backbone.compiled import what_stops_compiling
+    from heads.backbone.compiling.graph import what_stops_compiling
 
     assert what_stops_compiling(Backbone(packed)) == "the backbone is quantised"
 

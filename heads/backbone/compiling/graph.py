@@ -1,13 +1,14 @@
 """One compiled graph: a pass of a fixed shape, with the hooks that record its taps and the cache that it writes to.
 
 A graph holds the decoder, its taps and its masks, and what layers of the heads' own make of the taps
-(heads/backbone/compiled.py decides which graph runs and lends it the buffers).
+(compiled_backbone.py decides which graph runs, buffers.py lends it the buffers).
 """
 # B row of a graph, P tree node with those that fill up, C slot that a graph attends to, D model width
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -152,3 +153,26 @@ def leave_slots_open(buffers: Buffers, inputs: tuple[Tensor, ...]) -> None:
     *_, valid_XS, positions_XS, _ = inputs
     for x, dim in ((valid_XS, 1), (positions_XS, 1), *((x, 2) for pair in buffers for x in pair)):
         torch._dynamo.mark_dynamic(x, dim)
+
+
+def what_stops_compiling(backbone: Backbone) -> str:
+    """Why passes of this backbone cannot be compiled here; empty where they can."""
+    if backbone.recurrence is not None:
+        return "the backbone's recurrent layers run level by level over a tree, which is no graph of a fixed shape"
+    if len(set((getattr(backbone.model, "hf_device_map", None) or {}).values())) > 1:
+        return "the backbone is spread over several devices"
+    if getattr(backbone.model, "is_quantized", False):
+        return "the backbone is quantised"
+    if backbone.device.type == "cpu":
+        return "" if has_cpp_compiler() else "torch.compile found no C++ compiler"
+    return "" if importlib.util.find_spec("triton") else "torch.compile needs triton, which is not installed"
+
+
+def has_cpp_compiler() -> bool:
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True

@@ -17,23 +17,21 @@ operations in another order (tests/heads/backbone/test_compiled.py compares them
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heads.backbone.cache import TreeCache
-from heads.backbone.graph import Buffers, Graph, leave_slots_open
+from heads.backbone.compiling.buffers import BufferPool, bucket_for, fill_up, fill_up_square, first_slots, repeat_last
+from heads.backbone.compiling.graph import Buffers, Graph, leave_slots_open, what_stops_compiling
 from heads.backbone.model import Backbone
 from heads.backbone.state import BackboneState, Pass, StackTap, Tap, hidden_taps
 from heads.backbone.support import read_hooks
 
-FIRST_BUCKET = 256
 NODE_STEP = 4
 OPEN = 0
 """In place of a graph's slots, where it takes any number of them."""
@@ -61,8 +59,7 @@ class CompiledBackbone(Backbone):
         self.whole_buckets = self.device.type == "cuda" if whole_buckets is None else whole_buckets
         self.compile_seconds: dict[tuple[Any, ...], float] = {}
         self._graphs: weakref.WeakKeyDictionary[Any, dict[Key, Graph]] = weakref.WeakKeyDictionary()
-        self._free: dict[Size, list[Buffers]] = {}
-        self._loans: weakref.WeakKeyDictionary[TreeCache, Loan] = weakref.WeakKeyDictionary()
+        self._pool = BufferPool(static=self.whole_buckets)
         self._hooks = read_hooks(self.model.modules())
 
     def refresh(self) -> None:
@@ -84,7 +81,7 @@ class CompiledBackbone(Backbone):
         capacity = bucket_for(slots if self.whole_buckets else slots + 1)
         slots, of_graph = (capacity, capacity) if self.whole_buckets else (slots, OPEN)
         rows = self.rows_for(state.cache, batch, taps, (padded, of_graph))
-        buffers = self.fit(state.cache, batch, rows, capacity)
+        buffers = self._pool.fit(state.cache, batch, rows, capacity)
         if not self.whole_buckets:
             buffers = first_slots(buffers, slots)
         inputs = (
@@ -140,7 +137,7 @@ class CompiledBackbone(Backbone):
 
     def rows_for(self, cache: TreeCache, batch: int, taps: Sequence[Tap], shape: tuple[int, int]) -> int:
         """Rows of the graph that a batch runs in: the batch at its beginning, or fewer where such a graph exists."""
-        began_with = self._loans[cache].began_with if cache in self._loans else batch
+        began_with = self._pool.first_batch(cache, batch)
         wanted = names_of(taps), shape
         known = {
             rows
@@ -149,58 +146,9 @@ class CompiledBackbone(Backbone):
         }
         return min(known, default=began_with)
 
-    def fit(self, cache: TreeCache, batch: int, rows: int, capacity: int) -> Buffers:
-        """Buffers of a bucket's size; afterwards the cache's tensors are views of their first rows.
-
-        Committed slots are copied once for each bucket and whenever rows are removed. CUDA graphs record addresses, so
-        buffers are reused: by their cache while they have the right size, and by other caches after it is gone.
-        """
-        loan = self._loans.get(cache)
-        if loan is None:
-            loan = self._loans[cache] = Loan(began_with=batch)
-            weakref.finalize(cache, give_back, self._free, loan)
-        size = rows, capacity, len(cache.layers)
-        if loan.size != size:
-            give_back(self._free, loan)
-            free = self._free.get(size)
-            loan.buffers = free.pop() if free else [self.make_buffers(layer, rows, capacity) for layer in cache.layers]
-            loan.size = size
-        for layer, (keys, values) in zip(cache.layers, loan.buffers, strict=True):
-            if layer.keys.data_ptr() == keys.data_ptr():
-                continue  # already these buffers: no row was removed, and the cache did not grow elsewhere
-            keys[:batch, :, : layer.length] = layer.keys[:, :, : layer.length]
-            values[:batch, :, : layer.length] = layer.values[:, :, : layer.length]
-            layer.keys, layer.values = keys[:batch], values[:batch]
-        return loan.buffers
-
-    def make_buffers(self, layer: Any, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """Zeros: what a mask hides must still be finite.
-
-        A pass writes to them, and Inductor makes no CUDA graph of one that writes to tensors which may move. The mark
-        that they stay is on these very objects: a slice, even of all slots, has none.
-        """
-        made = [
-            buffer.new_zeros(rows, buffer.shape[1], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)
-        ]
-        for buffer in made if self.whole_buckets else ():
-            torch._dynamo.mark_static_address(buffer)
-        return made[0], made[1]
-
 
 Key = tuple[tuple[Any, ...], int, int, int]
 """Of a graph: what it records, rows, nodes, slots or `OPEN`."""
-
-Size = tuple[int, int, int]
-"""Rows, slots and layers of buffers; the layers may include those of heads, after the backbone's."""
-
-
-@dataclass(kw_only=True)
-class Loan:
-    """The buffers that a cache uses for now, their size, and the rows of its first compiled pass."""
-
-    began_with: int
-    size: Size = (0, 0, 0)
-    buffers: Buffers = field(default_factory=list)
 
 
 def names_of(taps: Sequence[Tap]) -> tuple[Any, ...]:
@@ -210,13 +158,6 @@ def names_of(taps: Sequence[Tap]) -> tuple[Any, ...]:
     ('final', (0, 1))
     """
     return tuple((tap.index, tap.reads) if isinstance(tap, StackTap) else tap for tap in taps)
-
-
-def give_back(free: dict[Size, list[Buffers]], loan: Loan) -> None:
-    """Those of CUDA wait for the next cache of their size; others are freed."""
-    if loan.buffers and loan.buffers[0][0].is_cuda:
-        free.setdefault(loan.size, []).append(loan.buffers)
-    loan.buffers = []
 
 
 _COMPILED: weakref.WeakKeyDictionary[Backbone, CompiledBackbone] = weakref.WeakKeyDictionary()
@@ -231,59 +172,3 @@ def compiled(backbone: Backbone) -> CompiledBackbone:
     if backbone not in _COMPILED:
         _COMPILED[backbone] = CompiledBackbone(backbone)
     return _COMPILED[backbone]
-
-
-def first_slots(buffers: Buffers, slots: int) -> Buffers:
-    return [(keys[:, :, :slots], values[:, :, :slots]) for keys, values in buffers]
-
-
-def bucket_for(slots: int) -> int:
-    """The smallest bucket that holds so many slots.
-
-    >>> [bucket_for(slots) for slots in (1, 256, 257, 1025)]
-    [256, 256, 512, 2048]
-    """
-    bucket = FIRST_BUCKET
-    while bucket < slots:
-        bucket *= 2
-    return bucket
-
-
-def repeat_last(x_BN: Tensor, rows: int) -> Tensor:
-    """(B, …) to (rows, …): dead rows see what the last one sees, since a row that sees nothing is NaN."""
-    batch = x_BN.shape[0]
-    return x_BN if batch == rows else torch.cat([x_BN, x_BN[-1:].expand(rows - batch, *x_BN.shape[1:])])
-
-
-def fill_up(x_BN: Tensor, length: int) -> Tensor:
-    """(B, N) to (B, length), with zeros: token 0 at depth 0, a slot that is not valid."""
-    return nn.functional.pad(x_BN, (0, length - x_BN.shape[1]))
-
-
-def fill_up_square(sees_BNN: Tensor, nodes: int) -> Tensor:
-    """Nodes that fill up see what is committed and nothing else, and no other node sees them."""
-    more = nodes - sees_BNN.shape[1]
-    return nn.functional.pad(sees_BNN, (0, more, 0, more))
-
-
-def what_stops_compiling(backbone: Backbone) -> str:
-    """Why passes of this backbone cannot be compiled here; empty where they can."""
-    if backbone.recurrence is not None:
-        return "the backbone's recurrent layers run level by level over a tree, which is no graph of a fixed shape"
-    if len(set((getattr(backbone.model, "hf_device_map", None) or {}).values())) > 1:
-        return "the backbone is spread over several devices"
-    if getattr(backbone.model, "is_quantized", False):
-        return "the backbone is quantised"
-    if backbone.device.type == "cpu":
-        return "" if has_cpp_compiler() else "torch.compile found no C++ compiler"
-    return "" if importlib.util.find_spec("triton") else "torch.compile needs triton, which is not installed"
-
-
-def has_cpp_compiler() -> bool:
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        return False
-    return True
