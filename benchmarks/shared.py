@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from heads.checkpoint.opening import Opened
-from heads.cli.folders import count_ngrams_command
+from heads.cli.ngrams import count_ngrams_command
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
 from heads.ngrams.table import NgramTable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,17 +13,13 @@ from rich.console import Console
 
 from heads.checkpoint.opening import Opened
 from heads.cli.hub import BY_NAME
-from heads.cli.options import (
-    DynamicOptions,
-    LoadingOptions,
-    PictureOptions,
-    held_out_rows,
-    print_aside,
-    with_groups,
-)
+from heads.cli.option_groups import with_groups
+from heads.cli.options import LoadingOptions, held_out_rows, print_aside
 from heads.cli.suites import SuiteOptions, refuse_words, run_suite
-from heads.decoding.dynamo.decoding import check_independent
-from heads.evaluation.evaluate import METRICS, evaluate, read_metrics
+from heads.decoding.dynamo.joint import check_independent
+from heads.decoding.dynamo.settings import JointConfig
+from heads.evaluation.evaluate import METRICS, THRESHOLDS, evaluate, read_metrics, read_thresholds
+from heads.evaluation.lossy.dynamic_perplexity import DecisionSettings
 from heads.evaluation.lossy.joint_picture import draw_joint_maps
 from heads.evaluation.perplexity_report import Panel, draw_panels, draw_validation_loss
 from heads.evaluation.pictures import new_figure
@@ -32,6 +29,49 @@ from heads.evaluation.tables import write_content
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicOptions:
+    """Dynamic decoding (PPL_d)."""
+
+    thresholds: Annotated[
+        str | None, typer.Option(metavar="X,X,…", help="Values of ε_b for PPL_d, with commas; by default 0, 0.1, …, 1.")
+    ] = None
+    cooccurrence: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Table of n-grams for co-occurrence masks; by default none.")
+    ] = None
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="Temperature of the distributions that decide PPL_d's n.")
+    ] = 0.7
+    top_k: Annotated[int, typer.Option(metavar="N", min=1, help="Candidates of each token that decide PPL_d's n.")] = 50
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Repetition penalty when PPL_d's n is decided; 1: no penalty.")
+    ] = 1.1
+
+    @property
+    def sweep(self) -> list[float]:
+        return read_thresholds(self.thresholds or THRESHOLDS)
+
+    def settings(self) -> DecisionSettings:
+        config = JointConfig(top_k=self.top_k)
+        return DecisionSettings(config=config, temperature=self.temperature, penalty=self.repetition_penalty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """Pictures."""
+
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG of PPL_d against tokens per pass, or of --training's loss.")
+    ] = None
+    training: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A run's metrics.jsonl: --picture shows its validation loss.")
+    ] = None
+    heatmaps: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG of the joint distribution after --prompt, six ways.")
+    ] = None
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Text for --heatmaps.")] = None
 
 
 @with_groups

@@ -26,9 +26,10 @@ except MissingExtraError as error:
 
 from heads.cli.evaluate import evaluate_command
 from heads.cli.export import export_command, import_command, push_command
-from heads.cli.folders import count_ngrams_command, info_command, merge_command, prune_vocabulary_command
+from heads.cli.folders import info_command, merge_command, prune_vocabulary_command
 from heads.cli.hub import fetching_heads
 from heads.cli.measure import benchmark_command, tune_tree_command
+from heads.cli.ngrams import count_ngrams_command
 from heads.cli.quantize import quantize_command
 from heads.cli.race.command import race_command
 from heads.cli.suites import compare_command

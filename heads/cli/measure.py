@@ -16,13 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from heads.checkpoint.opening import Opened, open_draft_model
 from heads.checkpoint.save_load import write_whole
 from heads.cli.hub import BY_NAME, is_hub_name
-from heads.cli.options import (
-    LoadingOptions,
-    PromptOptions,
-    TreeOptions,
-    print_aside,
-    with_groups,
-)
+from heads.cli.option_groups import with_groups
+from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.tuned_file import TUNED_TREE
 from heads.evaluation import methods as compared

@@ -1,26 +1,14 @@
-"""Groups of options that commands of `headway` share, and how a command prints remarks.
-
-A group is a dataclass whose fields are typer options. A command has a group as one parameter, and `with_groups` shows
-typer a signature with the group's fields instead:
-
-    @with_groups
-    def generate_command(heads: Heads, *, loading: LoadingOptions, sampling: SamplingOptions) -> None: ...
-
-so that `headway generate` has the options --backbone, --dtype, --temperature, …, one panel of the help for each group.
-"""
+"""The groups of options that commands of `headway` share (heads/cli/option_groups.py), and how remarks are printed."""
 # T prompt position
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from torch import Tensor
@@ -29,15 +17,11 @@ from heads.backbone.loading import Dtype
 from heads.checkpoint.held_out import HeldOut, find_held_out
 from heads.checkpoint.opening import Opened, open_backbone, open_heads
 from heads.cli.hub import BY_NAME
-from heads.decoding.dynamo.joint import JointConfig
 from heads.decoding.generate import check_temperature
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_LOOKUP
-from heads.evaluation.evaluate import THRESHOLDS, read_thresholds
-from heads.evaluation.lossy.dynamic_perplexity import DecisionSettings
 from heads.evaluation.prompts import check_length, default_prompts, read_prompts
 
 Color = Literal["auto", "always", "never"]
-Command = Callable[..., None]
 Heads = Annotated[Path, typer.Argument(metavar="HEADS", help="Folder or hub name of heads."), BY_NAME]
 HeadsIfAny = Annotated[
     Path | None,
@@ -52,45 +36,6 @@ BackboneOption = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="Folder or hub name of the backbone; by default the one in heads.json."),
 ]
-
-
-def with_groups(command: Command) -> Command:
-    """The same command for typer: each parameter that is a group of options is replaced by the group's fields."""
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, type[Any]] = {}
-    hints = get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        if dataclasses.is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            parameters += expand(hints[name])
-        else:
-            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-
-    @functools.wraps(command)
-    def expanded(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-        command(**given)
-
-    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return expanded
-
-
-def expand(group: type[Any]) -> list[inspect.Parameter]:
-    """One keyword parameter for each field; the first line of the group's docstring is the title of its help panel."""
-    hints = get_type_hints(group, include_extras=True)
-    title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
-    found = []
-    for field in dataclasses.fields(group):
-        (option,) = hints[field.name].__metadata__
-        option.rich_help_panel = title
-        found.append(
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-            )
-        )
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,49 +209,6 @@ def held_out_rows(heads: Path | None, opened: Opened) -> tuple[HeldOut | None, s
     held_out, why = (None, "no heads are measured") if heads is None else find_held_out(heads, opened.tokenizer)
     rows = f"text held out from the backbone, for {why}" if held_out is None else held_out.described
     return held_out, f"rows: {rows}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicOptions:
-    """Dynamic decoding (PPL_d)."""
-
-    thresholds: Annotated[
-        str | None, typer.Option(metavar="X,X,…", help="Values of ε_b for PPL_d, with commas; by default 0, 0.1, …, 1.")
-    ] = None
-    cooccurrence: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Table of n-grams for co-occurrence masks; by default none.")
-    ] = None
-    temperature: Annotated[
-        float, typer.Option(metavar="X", help="Temperature of the distributions that decide PPL_d's n.")
-    ] = 0.7
-    top_k: Annotated[int, typer.Option(metavar="N", min=1, help="Candidates of each token that decide PPL_d's n.")] = 50
-    repetition_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Repetition penalty when PPL_d's n is decided; 1: no penalty.")
-    ] = 1.1
-
-    @property
-    def sweep(self) -> list[float]:
-        return read_thresholds(self.thresholds or THRESHOLDS)
-
-    def settings(self) -> DecisionSettings:
-        config = JointConfig(top_k=self.top_k)
-        return DecisionSettings(config=config, temperature=self.temperature, penalty=self.repetition_penalty)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureOptions:
-    """Pictures."""
-
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG of PPL_d against tokens per pass, or of --training's loss.")
-    ] = None
-    training: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A run's metrics.jsonl: --picture shows its validation loss.")
-    ] = None
-    heatmaps: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="PNG of the joint distribution after --prompt, six ways.")
-    ] = None
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Text for --heatmaps.")] = None
 
 
 def use_color(stream: Any, color: Color) -> bool:

@@ -19,10 +19,7 @@ from rich.table import Table
 from heads.checkpoint.opening import name_folders
 from heads.checkpoint.save_load import write_whole
 from heads.checkpoint.schema import read_description
-from heads.cli.options import (
-    LoadingOptions,
-    print_aside,
-)
+from heads.cli.options import LoadingOptions, print_aside
 from heads.evaluation.pictures import new_figure
 from heads.evaluation.report.page import render_page
 from heads.evaluation.report.sections import Section

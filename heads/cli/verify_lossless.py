@@ -13,7 +13,8 @@ from rich.console import Console
 
 from heads.checkpoint.opening import Opened, open_backbone
 from heads.cli.hub import BY_NAME
-from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside, with_groups
+from heads.cli.option_groups import with_groups
+from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.lossless.answers import Answer, Asked, LocalSource, Source
 from heads.evaluation.lossless.compare import GREEDY_ONLY, Comparison, as_dict, compare_sources

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from transformers import PreTrainedTokenizerBase
 
-from heads.data.chat import BadRowError, EmptyRowError, choose_template
+from heads.data.chat import choose_template
+from heads.data.conversations import BadRowError, EmptyRowError
 from heads.data.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
 from heads.data.sources import Rows, first_line, open_rows
 from heads.extras import needs_extra

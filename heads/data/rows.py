@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from heads.data.chat import (
+from heads.data.chat import ChatEncoder
+from heads.data.conversations import (
     BadRowError,
     Changes,
-    ChatEncoder,
     EmptyRowError,
     Message,
     UnknownRoleError,

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from heads.checkpoint.opening import Opened
-from heads.decoding.dynamo.decoding import open_cooccurrence
+from heads.decoding.dynamo.cooccurrence import open_cooccurrence
 from heads.evaluation.accuracy import HeadAccuracy
 from heads.evaluation.lossy.dynamic_perplexity import DecisionSettings, DynamicPerplexity, measure_dynamic
 from heads.evaluation.perplexity import Perplexity, measure_perplexity

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import CompileConfig
 
 from heads.decoding.draft_model_decoding import DraftModelDecoding
+from heads.decoding.dynamo.cooccurrence import Cooccurrence
 from heads.decoding.dynamo.decoding import DynamicDecoding
-from heads.decoding.dynamo.joint import Cooccurrence
 from heads.decoding.proposers.draft_length import DEFAULT_K
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from heads.backbone.loading import max_positions
-from heads.data.chat import choose_template, encode_chat, read_turn
+from heads.data.chat import choose_template, encode_chat
+from heads.data.conversations import read_turn
 from heads.data.standard_library import load_heldout_files, stdlib_documents
 
 Prompt = str | list[dict[str, Any]]

@@ -15,7 +15,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from heads.data.chat import TURN_STAND_IN, BadRowError, ChatEncoder, Message, encode_chat
+from heads.data.chat import TURN_STAND_IN, ChatEncoder, encode_chat
+from heads.data.conversations import BadRowError, Message
 from heads.data.rows import TEXT_OPTIONS
 
 

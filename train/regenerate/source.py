@@ -11,7 +11,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from heads.data.chat import BadRowError, EmptyRowError, choose_template
+from heads.data.chat import choose_template
+from heads.data.conversations import BadRowError, EmptyRowError
 from heads.data.documents import CHAT_FORMATS, DataConfig, open_source, sample_rows
 from heads.data.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
 from train.regenerate.config import RegenerateConfig

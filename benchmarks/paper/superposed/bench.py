@@ -25,7 +25,7 @@ from benchmarks.paper.superposed.other_judge import open_other_judge
 from benchmarks.shared import ROOT
 from heads.checkpoint.opening import open_backbone
 from heads.checkpoint.save_load import write_whole
-from heads.cli.folders import count_ngrams_command
+from heads.cli.ngrams import count_ngrams_command
 from heads.data.standard_library import load_heldout_files, stdlib_documents
 from heads.ngrams.table import NgramTable
 

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from heads.checkpoint.opening import Opened
 from heads.cli.hub import BY_NAME
-from heads.cli.options import ColorOptions, LoadingOptions, SamplingOptions, TreeOptions, print_aside, with_groups
+from heads.cli.option_groups import with_groups
+from heads.cli.options import ColorOptions, LoadingOptions, SamplingOptions, TreeOptions, print_aside
 from heads.cli.race.recording import Column, Entry, Track, race, say_same
 from heads.cli.race.screen import replay
 from heads.cli.race.svg import draw_race

@@ -11,6 +11,7 @@ import typer
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_draft_model
+from heads.cli.option_groups import with_groups
 from heads.cli.options import (
     ColorOptions,
     HeadsIfAny,
@@ -19,7 +20,6 @@ from heads.cli.options import (
     TreeOptions,
     print_aside,
     use_color,
-    with_groups,
 )
 from heads.cli.writing.conversation import Conversation, converse
 from heads.cli.writing.streaming import Decoding, TextGenerator

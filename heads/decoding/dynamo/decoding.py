@@ -16,14 +16,14 @@ from torch import Tensor
 
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
 from heads.decoding.dynamo.candidates import find_candidates, read_penalty
-from heads.decoding.dynamo.joint import MAX_JOINT_ENTRIES, Cooccurrence, Decision, JointConfig, decide, largest_side
+from heads.decoding.dynamo.cooccurrence import Cooccurrence, on_device, open_cooccurrence
+from heads.decoding.dynamo.joint import Decision, check_independent, decide
+from heads.decoding.dynamo.settings import JointConfig
 from heads.decoding.dynamo.threshold import Adaptive
 from heads.decoding.request.entry import Call, Decoding, check_generator, check_heads, check_token_heads
 from heads.decoding.request.output import DecodingOutput, DecodingStats, finish, record
 from heads.decoding.request.request import STATEFUL, Row, fork, may_keep_state
 from heads.interface.token_heads import TokenHeads
-from heads.ngrams.device import DeviceTable
-from heads.ngrams.table import NgramTable
 
 
 class DynamicDecoding(Decoding):
@@ -242,51 +242,3 @@ def keep_allowed(row: Row, ngram: list[int], logits: list[Tensor]) -> list[int]:
         if token in row.request.eos_tokens:
             return ngram[: i + 1]
     return ngram
-
-
-def check_independent(token_heads: TokenHeads) -> None:
-    """Check that the product of the heads is a joint distribution, and one that is small enough.
-
-    Raises:
-        ValueError: heads that read drafted tokens, or too many of them.
-    """
-    if token_heads.grounded:
-        raise ValueError(
-            f"Heads of the family {token_heads.family!r} are grounded (they read drafted tokens), and dynamic decoding "
-            f"multiplies heads that read the text only; use TreeDecoding, or heads of another family."
-        )
-    places = token_heads.num_heads + 1
-    if largest_side(places) < 2:
-        most = max(n for n in range(2, places) if largest_side(n) >= 2) - 1
-        raise ValueError(
-            f"The joint distribution of {places} tokens with two candidates each has more than {MAX_JOINT_ENTRIES} "
-            f"entries; use at most {most} heads, there are {token_heads.num_heads}."
-        )
-
-
-def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab_size: int) -> Cooccurrence | None:
-    """A table, or the table in a folder, that knows n-grams of `order` tokens of this vocabulary.
-
-    Raises:
-        ValueError: no table, shorter n-grams, or another vocabulary.
-    """
-    if table is None:
-        return None
-    if isinstance(table, str | Path):
-        table = NgramTable.open(table)
-    if not hasattr(table, "cooccurrence"):
-        raise ValueError(
-            f"cooccurrence={table!r} was given; give a table that headway count-ngrams made, its folder, or None."
-        )
-    table.check_vocab(vocab_size)
-    if table.order < order:
-        raise ValueError(
-            f"The co-occurrence table counts n-grams of {table.order} tokens but the heads make joint distributions "
-            f"of {order}; count it again with order={order} or more."
-        )
-    return table
-
-
-def on_device(table: Cooccurrence | None, order: int, device: torch.device) -> Cooccurrence | None:
-    """A counted table as the device where candidates are looks it up; any other as it is."""
-    return DeviceTable(table, order, device) if isinstance(table, NgramTable) and device.type != "cpu" else table

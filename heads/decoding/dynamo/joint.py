@@ -20,88 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from heads.decoding.dynamo.candidates import Candidates
-from heads.decoding.dynamo.threshold import Adaptive, along, apply_thresholds, static_bound
-from heads.decoding.trees.dynamic import check_integer
+from heads.decoding.dynamo.cooccurrence import Cooccurrence
+from heads.decoding.dynamo.settings import JointConfig
+from heads.decoding.dynamo.threshold import along, apply_thresholds, static_bound
+from heads.interface.token_heads import TokenHeads
 
 MAX_JOINT_ENTRIES = 2**18
 """Entries of one row's J at most: each axis keeps its likeliest candidates so that it fits (64 for n = 3, 22 for 4)."""
-
-
-class Cooccurrence(Protocol):
-    """Counted n-grams (heads/ngrams/table.py and device.py), or anything that answers like them."""
-
-    @property
-    def order(self) -> int:
-        """The longest n-gram counted."""
-
-    def check_vocab(self, vocab_size: int) -> None:
-        """Raise ValueError if the table was counted with a tokenizer of another vocabulary."""
-
-    def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
-        """p̂(x_1 … x_n) / Π p̂(x_i) for all combinations (B, k, …, k) of each place's candidates (B, k)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JointConfig:
-    """The settings of Algorithm 1. Temperature and repetition penalty are `generate`'s own.
-
-    Attributes:
-        threshold: ε_b, 0 to 1: 0 always emits all tokens, 1 always one.
-        transparency: α_c of equation 6, at least 0: 0 does not mask, 1 masks with the whole ratio.
-        adaptive: how Otsu's threshold acts beside the static one; None leaves it out.
-        blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
-        top_k: candidates of each place at most.
-
-    Raises:
-        ValueError: a value outside these.
-    """
-
-    threshold: float = 0.5
-    transparency: float = 1.0
-    adaptive: Adaptive | None = "otsu_first"
-    blur: int = 1
-    top_k: int = 50
-
-    def __post_init__(self) -> None:
-        check_number(self.threshold, "threshold")
-        check_number(self.transparency, "transparency")
-        for name in ("blur", "top_k"):
-            object.__setattr__(self, name, check_integer(getattr(self, name), f"{name}={getattr(self, name)!r}"))
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(
-                f"threshold={self.threshold} was given; allowed are 0 (always all tokens) to 1 (always one token)."
-            )
-        if not 0 <= self.transparency < float("inf"):
-            raise ValueError(
-                f"transparency={self.transparency} was given; allowed are 0 (no masking) and above, the paper uses 1."
-            )
-        if self.blur < 1 or self.blur % 2 == 0:
-            raise ValueError(f"blur={self.blur} was given; allowed are odd kernel sizes, 1 for no blur.")
-        if self.adaptive is not None and self.adaptive not in get_args(Adaptive):
-            raise ValueError(
-                f"adaptive={self.adaptive!r} was given; allowed are {', '.join(get_args(Adaptive))}, and None for the "
-                f"static threshold alone."
-            )
-        if self.adaptive == "blurred" and self.blur == 1:
-            raise ValueError("adaptive='blurred' was given with blur=1, which does not blur; give 3 or more.")
-        if self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} was given; allowed are 1 and more candidates a place.")
-
-
-def check_number(value: Any, name: str) -> None:
-    """
-    Raises:
-        ValueError: no number; true and false are none.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name}={value!r} was given; allowed are numbers.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,3 +209,23 @@ def has_peak(joint: Tensor, threshold: float) -> Tensor:
         return torch.full_like(peak_B, threshold == 0, dtype=torch.bool)
     order = joint.ndim - 1
     return peak_B > threshold ** (order - 1)
+
+
+def check_independent(token_heads: TokenHeads) -> None:
+    """Check that the product of the heads is a joint distribution, and one that is small enough.
+
+    Raises:
+        ValueError: heads that read drafted tokens, or too many of them.
+    """
+    if token_heads.grounded:
+        raise ValueError(
+            f"Heads of the family {token_heads.family!r} are grounded (they read drafted tokens), and dynamic decoding "
+            f"multiplies heads that read the text only; use TreeDecoding, or heads of another family."
+        )
+    places = token_heads.num_heads + 1
+    if largest_side(places) < 2:
+        most = max(n for n in range(2, places) if largest_side(n) >= 2) - 1
+        raise ValueError(
+            f"The joint distribution of {places} tokens with two candidates each has more than {MAX_JOINT_ENTRIES} "
+            f"entries; use at most {most} heads, there are {token_heads.num_heads}."
+        )

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from heads.decoding.dynamo.candidates import Candidates
-from heads.decoding.dynamo.decoding import check_independent, open_cooccurrence
-from heads.decoding.dynamo.joint import Cooccurrence, JointConfig, decide
+from heads.decoding.dynamo.cooccurrence import Cooccurrence, open_cooccurrence
+from heads.decoding.dynamo.joint import check_independent, decide
+from heads.decoding.dynamo.settings import JointConfig
 from heads.evaluation.perplexity import Estimate, no_report, refuse_draft_vocabulary
 from heads.evaluation.predictions import BATCH, Block, check_blocks, predict, stack
 from heads.interface.token_heads import TokenHeads

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from heads.backbone.model import CommitPlan
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
-from heads.decoding.dynamo.decoding import check_independent, open_cooccurrence
-from heads.decoding.dynamo.joint import Cooccurrence, mask, outer, penalize_repetition
+from heads.decoding.dynamo.cooccurrence import Cooccurrence, open_cooccurrence
+from heads.decoding.dynamo.joint import check_independent, mask, outer, penalize_repetition
 from heads.decoding.dynamo.threshold import adaptive_threshold
 from heads.evaluation.pictures import DARK, STYLE, new_figure, save_figure
 from heads.extras import needs_extra

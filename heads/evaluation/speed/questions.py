@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heads.data.chat import read_turn
+from heads.data.conversations import read_turn
 
 SHIPPED = Path(__file__).with_name("questions.jsonl")
 """Beginnings of code by category, for a backbone of code that knows no chats; some have several turns."""

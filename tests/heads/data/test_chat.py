@@ -7,17 +7,8 @@ from repository import DEMO
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from heads.data.chat import (
-    VICUNA_TEMPLATE,
-    BadRowError,
-    ChatEncoder,
-    EmptyRowError,
-    alpaca_messages,
-    choose_template,
-    mask_tokens,
-    read_conversation,
-    warn_once,
-)
+from heads.data.chat import VICUNA_TEMPLATE, ChatEncoder, choose_template, mask_tokens, warn_once
+from heads.data.conversations import BadRowError, EmptyRowError, alpaca_messages, read_conversation
 
 BASE = DEMO / "base"
 SYSTEM = (

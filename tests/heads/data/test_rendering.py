@@ -11,7 +11,8 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 
 from heads.data import rendering
-from heads.data.chat import BadRowError, ChatEncoder, choose_template, encode_chat
+from heads.data.chat import ChatEncoder, choose_template, encode_chat
+from heads.data.conversations import BadRowError
 from heads.data.rendering import RefusedByTemplateError, Renderer
 
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]

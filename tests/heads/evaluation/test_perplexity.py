@@ -21,7 +21,7 @@ from heads.backbone.model import Backbone, CommitPlan
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.decoding.dynamo.decoding import DynamicDecoding
-from heads.decoding.dynamo.joint import JointConfig
+from heads.decoding.dynamo.settings import JointConfig
 from heads.evaluation.lossy.dynamic_perplexity import (
     DecisionSettings,
     DynamicPerplexity,

@@ -22,8 +22,8 @@ from matrices import covering
 from repository import DEMO
 from typer.testing import CliRunner
 
-from heads.cli.folders import count_ngrams_command
 from heads.cli.main import OneSentence
+from heads.cli.ngrams import count_ngrams_command
 from heads.data.documents import DataConfig, SourceConfig, load_documents
 from heads.ngrams import counting as ngram_counting
 from heads.ngrams import trie

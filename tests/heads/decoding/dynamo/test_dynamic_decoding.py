@@ -34,7 +34,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from heads.backbone.model import Backbone, CommitPlan
 from heads.decoding.dynamo.candidates import take_candidates
 from heads.decoding.dynamo.decoding import DynamicDecoding
-from heads.decoding.dynamo.joint import JointConfig, decide
+from heads.decoding.dynamo.joint import decide
+from heads.decoding.dynamo.settings import JointConfig
 from heads.interface.token_heads import TokenHeads
 
 

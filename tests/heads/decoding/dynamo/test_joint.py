@@ -17,7 +17,6 @@ from heads.decoding.dynamo import joint as joint_module
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.decoding.dynamo.joint import (
     MAX_JOINT_ENTRIES,
-    JointConfig,
     JointRows,
     decide,
     has_peak,
@@ -26,6 +25,7 @@ from heads.decoding.dynamo.joint import (
     outer,
     penalize_repetition,
 )
+from heads.decoding.dynamo.settings import JointConfig
 from heads.decoding.dynamo.threshold import Adaptive, gaussian_kernel
 
 

@@ -1,0 +1,55 @@
+"""Counted n-grams for DynaMo's co-occurrence masks (section 3.2.1): what a table answers, how one is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from heads.ngrams.device import DeviceTable
+from heads.ngrams.table import NgramTable
+
+
+class Cooccurrence(Protocol):
+    """Counted n-grams (heads/ngrams/table.py and device.py), or anything that answers like them."""
+
+    @property
+    def order(self) -> int:
+        """The longest n-gram counted."""
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise ValueError if the table was counted with a tokenizer of another vocabulary."""
+
+    def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
+        """p̂(x_1 … x_n) / Π p̂(x_i) for all combinations (B, k, …, k) of each place's candidates (B, k)."""
+
+
+def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab_size: int) -> Cooccurrence | None:
+    """A table, or the table in a folder, that knows n-grams of `order` tokens of this vocabulary.
+
+    Raises:
+        ValueError: no table, shorter n-grams, or another vocabulary.
+    """
+    if table is None:
+        return None
+    if isinstance(table, str | Path):
+        table = NgramTable.open(table)
+    if not hasattr(table, "cooccurrence"):
+        raise ValueError(
+            f"cooccurrence={table!r} was given; give a table that headway count-ngrams made, its folder, or None."
+        )
+    table.check_vocab(vocab_size)
+    if table.order < order:
+        raise ValueError(
+            f"The co-occurrence table counts n-grams of {table.order} tokens but the heads make joint distributions "
+            f"of {order}; count it again with order={order} or more."
+        )
+    return table
+
+
+def on_device(table: Cooccurrence | None, order: int, device: torch.device) -> Cooccurrence | None:
+    """A counted table as the device where candidates are looks it up; any other as it is."""
+    return DeviceTable(table, order, device) if isinstance(table, NgramTable) and device.type != "cpu" else table
