@@ -61,7 +61,7 @@ def adapt() -> None:
 
 
 def read_rows() -> None:
-    from heads.data.documents import load_documents  # noqa: F401
+    pass
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
@@ -17,6 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from heads.validation import build, nearest
 from train.config.settings import TrainConfig
+from train.config.yaml_files import check_blocks, check_config_files, known_keys, yaml_keys
 
 REFUSED_VALUE = re.compile(
     r'Parser key "([\w.]+)": Expected an? (typing\.Literal\[.*?\]|<class .*?>)\. Got value: (.*)'
@@ -36,10 +36,6 @@ def kinds_in_words(kinds: str) -> str:
     """
     text = re.sub(r"typing\.Literal\[(.*?)\]", r"\1", kinds)
     return re.sub(r"<class '(\w+)'>", lambda found: WORDS.get(found[1], found[1]), text)
-
-
-FREE_NAMES = ("heads.", "trainer.", "backbone.quantization.", "data.train.roles.", "data.eval.roles.")
-MAX_VALUES = 100_000  # of a YAML file, aliases written out
 
 
 class Parser(ArgumentParser):
@@ -96,12 +92,6 @@ def build_config_of(namespace: Namespace) -> TrainConfig:
     return config
 
 
-def check_config_files(arguments: Sequence[str]) -> None:
-    """Raise ValueError on a YAML file that does not exist, or that has an unknown key."""
-    for path in config_files(arguments):
-        check_yaml_keys(path)
-
-
 def empty_lists_first(arguments: Sequence[str]) -> list[str]:
     """The command line with an empty list before each list of sources, so that it replaces an earlier one.
 
@@ -135,138 +125,3 @@ def known_lists(config_class: Any, prefix: str = "") -> list[str]:
         elif dataclasses.is_dataclass(hint):
             keys += known_lists(hint, f"{prefix}{name}.")
     return keys
-
-
-def config_files(arguments: Sequence[str]) -> list[Path]:
-    """The YAML files named on the command line.
-
-    Raises:
-        ValueError: one does not exist, or the flag stands without one.
-    """
-    names = [after for flag, after in pairwise([*arguments, ""]) if flag == "--config"]
-    names += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
-    for name in names:
-        if not name:
-            raise ValueError("--config was given without a file; runs are described in configs/*.yaml.")
-        if not Path(name).is_file():
-            problem = "is a folder" if Path(name).is_dir() else "does not exist"
-            raise ValueError(f"--config {name} {problem}; runs are described in configs/*.yaml.")
-    return [Path(name) for name in names]
-
-
-def check_yaml_keys(path: Path) -> None:
-    """Every key of a YAML file must be a field; names the nearest real one.
-
-    Raises:
-        ValueError: an unknown key, one that is given twice, or a file that is no YAML mapping.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        check_aliases(node, {})
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date that is none
-        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold keys and values at its top, such as `family: grounded`.")
-    for name, lines in doubled_keys(node):
-        raise ValueError(
-            f"{path} has the key {name!r} twice, in lines {' and '.join(map(str, lines))}, and only the last would "
-            f"count; keep one of them."
-        )
-    known = known_keys(TrainConfig)
-    for key in yaml_keys(content):
-        if key not in known and not key.startswith(FREE_NAMES):
-            raise ValueError(f"{path} has the unknown key {key!r}.{nearest(key, known)}")
-
-
-def doubled_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, list[int]]]:
-    """Keys that a mapping has twice, in dotted form, and their lines.
-
-    >>> list(doubled_keys(yaml.compose("data:\\n  seed: 1\\n  path: x\\n  seed: 2")))
-    [('data.seed', [2, 4])]
-    """
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from doubled_keys(item, prefix)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    lines: dict[str, list[int]] = {}
-    for key, value in node.value:
-        name = f"{prefix}{key.value}"
-        lines.setdefault(name, []).append(key.start_mark.line + 1)
-        yield from doubled_keys(value, f"{name}.")
-    yield from ((name, found) for name, found in lines.items() if len(found) > 1)
-
-
-def check_aliases(node: Any, sizes: dict[int, int]) -> int:
-    """Number of values of a YAML node with its aliases expanded; `sizes` holds those of nodes, 0 while one is visited.
-
-    >>> check_aliases(yaml.compose("{a: &a [1, 2], b: [*a, *a]}"), {})
-    13
-
-    Raises:
-        ValueError: an alias contains itself, or the node has far more values than any config.
-    """
-    if id(node) not in sizes:
-        sizes[id(node)] = 0
-        items = node.value if isinstance(node, yaml.CollectionNode) else []
-        inner = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]  # keys and values
-        sizes[id(node)] = 1 + sum(check_aliases(part, sizes) for part in inner)
-    elif not sizes[id(node)]:
-        raise ValueError("an alias contains itself")
-    if sizes[id(node)] > MAX_VALUES:
-        raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
-    return sizes[id(node)]
-
-
-def check_blocks(values: dict[str, Any], config_class: Any, prefix: str = "") -> None:
-    """Check that keys with fields below them have a mapping, or null where their type allows it.
-
-    Raises:
-        ValueError: such a key has no value, or one that is no mapping.
-    """
-    for name, hint in get_type_hints(config_class).items():
-        value, key, kinds = values.get(name), f"{prefix}{name}", (hint, *get_args(hint))
-        is_block = dataclasses.is_dataclass(hint) or any(get_origin(kind) is dict for kind in kinds)
-        if not is_block or name not in values or (value is None and NoneType in kinds):
-            continue
-        if not isinstance(value, dict) or not all(isinstance(field, str) for field in value):
-            given = "nothing below it" if value is None else repr(value)
-            raise ValueError(
-                f"{key} was given with {given}; it takes names and values{such_as(hint)}: give some, or leave it out."
-            )
-        if dataclasses.is_dataclass(hint):
-            check_blocks(value, hint, f"{key}.")
-
-
-def such_as(hint: Any) -> str:
-    """
-    >>> from train.config.settings import RatesConfig
-    >>> such_as(RatesConfig)
-    ' (heads, base, heads_to_base)'
-    """
-    return f" ({', '.join(f.name for f in dataclasses.fields(hint))})" if dataclasses.is_dataclass(hint) else ""
-
-
-def known_keys(config_class: Any, prefix: str = "") -> list[str]:
-    """All dotted keys of a config dataclass; the entries of lists go without an index."""
-    keys: list[str] = []
-    for name, hint in get_type_hints(config_class).items():
-        keys.append(prefix + name)
-        for inner in (hint, *get_args(hint)):
-            if dataclasses.is_dataclass(inner):
-                keys += known_keys(inner, f"{prefix}{name}.")
-    return keys
-
-
-def yaml_keys(content: Any, prefix: str = "") -> list[str]:
-    if isinstance(content, list):
-        return [key for item in content for key in yaml_keys(item, prefix)]
-    if not isinstance(content, dict):
-        return []
-    found: list[str] = []
-    for name, value in content.items():
-        found.append(f"{prefix}{name}")
-        found += yaml_keys(value, f"{prefix}{name}.")
-    return found

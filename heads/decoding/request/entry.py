@@ -13,13 +13,18 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from heads.backbone.support import unwrap
 from heads.decoding.request.images import take_images
 from heads.decoding.request.output import DecodingOutput
-from heads.decoding.request.request import Request, Row, read_request
-from heads.decoding.request.unsupported import check_inputs, check_positions, read_valid
+from heads.decoding.request.request import Request, Row, choose_best, choose_sampled
+from heads.decoding.request.unsupported import check_inputs, check_positions, check_supported, read_valid
 from heads.interface.token_heads import TokenHeads
 
 
@@ -148,3 +153,54 @@ def check_heads(token_heads: TokenHeads, model: Any) -> None:
             f"The heads are in {' and '.join(others)}, but the backbone is in {backbone.dtype}; "
             f"decode with token_heads.in_dtype(backbone.dtype), or load the heads without a dtype."
         )
+
+
+def read_request(
+    input_ids_BL: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    generator: torch.Generator | None,
+) -> Request:
+    """Check the arguments that `generate` gives to a decoding callable.
+
+    Raises:
+        ValueError: what `check_supported` raises, or criteria for several rows without an eos token.
+    """
+    check_supported(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
+    eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+    others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
+    if others and not eos and input_ids_BL.shape[0] > 1:
+        raise ValueError(
+            f"{type(others[0]).__name__} was given for {input_ids_BL.shape[0]} rows without an eos token, where "
+            f"generate continues rows that have ended until all have; set eos_token_id or give single rows."
+        )
+    pad = getattr(config, "_pad_token_tensor", None)
+    return Request(
+        processors=LogitsProcessorList(logits_processor),
+        choose=choose_sampled(generator) if config.do_sample else choose_best,
+        greedy=not config.do_sample,
+        max_length=min(lengths),
+        eos_tokens=frozenset(token for tensor in eos for token in tensor.tolist()),
+        criteria=StoppingCriteriaList(others),
+        pad_token=0 if pad is None else int(pad),
+        keep_scores=bool(config.output_scores and config.return_dict_in_generate),
+        keep_logits=bool(config.output_logits and config.return_dict_in_generate),
+        as_dict=bool(config.return_dict_in_generate),
+        keep_cache=bool(config.return_dict_in_generate and config.use_cache),
+        generator=generator,
+        penalised_from=read_penalised_from(logits_processor),
+    )
+
+
+def read_penalised_from(processors: LogitsProcessorList) -> int:
+    """The largest `prompt_ignore_length` of the processors, which is a number or a tensor of one a row.
+
+    >>> from transformers import RepetitionPenaltyLogitsProcessor as Penalty
+    >>> read_penalised_from([Penalty(1.2), Penalty(1.2, prompt_ignore_length=torch.tensor([3, 5]))])
+    5
+    """
+    ignored = [getattr(processor, "prompt_ignore_length", None) for processor in processors]
+    return max((int(n.max()) if isinstance(n, Tensor) else n for n in ignored if n is not None), default=0)

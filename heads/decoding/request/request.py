@@ -15,14 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    GenerationConfig,
     LogitsProcessorList,
     StoppingCriteriaList,
     SynthIDTextWatermarkLogitsProcessor,
 )
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
-
-from heads.decoding.request.unsupported import check_supported
 
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor,)
 """Processors of transformers that depend on the calls before."""
@@ -134,57 +130,6 @@ def copied(processor: Any) -> Any:
 def of_row(processor: Any, row: int) -> Any:
     """The processor or criterion for one row; itself where it does not differ from row to row."""
     return processor.of_row(row) if hasattr(processor, "of_row") else processor
-
-
-def read_request(
-    input_ids_BL: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-    generator: torch.Generator | None,
-) -> Request:
-    """Check the arguments that `generate` gives to a decoding callable.
-
-    Raises:
-        ValueError: what `check_supported` raises, or criteria for several rows without an eos token.
-    """
-    check_supported(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
-    eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
-    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
-    others = [c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
-    if others and not eos and input_ids_BL.shape[0] > 1:
-        raise ValueError(
-            f"{type(others[0]).__name__} was given for {input_ids_BL.shape[0]} rows without an eos token, where "
-            f"generate continues rows that have ended until all have; set eos_token_id or give single rows."
-        )
-    pad = getattr(config, "_pad_token_tensor", None)
-    return Request(
-        processors=LogitsProcessorList(logits_processor),
-        choose=choose_sampled(generator) if config.do_sample else choose_best,
-        greedy=not config.do_sample,
-        max_length=min(lengths),
-        eos_tokens=frozenset(token for tensor in eos for token in tensor.tolist()),
-        criteria=StoppingCriteriaList(others),
-        pad_token=0 if pad is None else int(pad),
-        keep_scores=bool(config.output_scores and config.return_dict_in_generate),
-        keep_logits=bool(config.output_logits and config.return_dict_in_generate),
-        as_dict=bool(config.return_dict_in_generate),
-        keep_cache=bool(config.return_dict_in_generate and config.use_cache),
-        generator=generator,
-        penalised_from=read_penalised_from(logits_processor),
-    )
-
-
-def read_penalised_from(processors: LogitsProcessorList) -> int:
-    """The largest `prompt_ignore_length` of the processors, which is a number or a tensor of one a row.
-
-    >>> from transformers import RepetitionPenaltyLogitsProcessor as Penalty
-    >>> read_penalised_from([Penalty(1.2), Penalty(1.2, prompt_ignore_length=torch.tensor([3, 5]))])
-    5
-    """
-    ignored = [getattr(processor, "prompt_ignore_length", None) for processor in processors]
-    return max((int(n.max()) if isinstance(n, Tensor) else n for n in ignored if n is not None), default=0)
 
 
 @dataclass(kw_only=True)

@@ -312,7 +312,7 @@ def test_ctrl_c_is_one_line(folder: Path, tmp_path: Path, command: str, monkeypa
         "folders.open_heads",
         "folders.describe",
         "folders.merge",
-        "folders.load_tokenizer",
+        "ngrams.load_tokenizer",
     ):
         monkeypatch.setattr(f"heads.cli.{place}", interrupted)
     files = {"merge": ["--out", tmp_path], "generate": ["--prompt", "a"], "race": ["--prompt", "a"]}

@@ -18,7 +18,8 @@ from transformers import LogitsProcessor
 
 from heads.decoding.dynamo.candidates import read_penalty
 from heads.decoding.dynamo.joint import decide
-from heads.decoding.request.request import Row, read_request
+from heads.decoding.request.entry import read_request
+from heads.decoding.request.request import Row
 
 
 def test_top_k_of_generate_and_of_the_decoding_are_the_same():
