@@ -108,7 +108,7 @@ def push_command(
     message: Annotated[str, typer.Option(metavar="TEXT", help="Message of the commit.")] = "Upload heads",
     measured: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="What headway benchmark --json wrote, for the card; may be repeated."),
+        typer.Option(metavar="FILE", help="JSON of headway benchmark or evaluate, for the card; may be repeated."),
     ] = None,
     license: Annotated[
         str | None, typer.Option(metavar="ID", help="Licence for the card, such as apache-2.0; by default the base's.")

@@ -17,7 +17,8 @@ class Config:
     """Backbone, heads, model card and custom_generate/generate.py in one folder.
 
     Attributes:
-        measured: files of `headway benchmark --json`, whose rows the model card shows.
+        measured: files of `headway benchmark --json` or `headway evaluate`, with commas between them, whose figures the
+            model card shows; none: measured.json beside the heads.
         license: identifier on the hub, such as apache-2.0; none is the one in the backbone's own model card.
     """
 

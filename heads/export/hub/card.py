@@ -1,12 +1,12 @@
 """The model card of an exported or pushed folder: what the heads are, how they were made, and what was measured.
 
 Everything in it comes from files: heads.json (family, data, recipe, agreement by head), the backbone's own card (its
-licence), and files of `headway benchmark --json`. Heads alone come before heads with lookup, which copies text as well.
+licence), and files of measurements (heads/export/hub/measured.py). Heads alone come before heads with lookup, which
+copies text as well.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,17 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from heads.checkpoint.remote import HUB_NAME
-from heads.checkpoint.summary import ODD_RECORD, describe, list_facts, measured_tokens_per_pass
+from heads.checkpoint.summary import describe, list_facts, measured_tokens_per_pass
+from heads.export.hub.measured import read_measured
+from heads.inside import find_inside
 
 CARD, UNNAMED = "README.md", "FOLDER"
 """The file, and what stands in it for a folder that has no name on the hub yet."""
 TAGS = ["headway", "multi-token-prediction", "speculative-decoding"]
 LICENCE = ("license", "license_name", "license_link")
-PLAIN, ALONE = "plain", ", heads alone"
+PLAIN, ALONE = "plain", "heads alone"
+BESIDE = "measured.json"
+"""Measurements of this name beside the heads, where no file is given."""
 
 SERVED = """\
 Weights, tokenizer and heads in one folder. Headway's decoder drafts several tokens with the heads and verifies them in
@@ -72,12 +76,14 @@ def write_card(
         name: what those who open it call it: its name on the hub.
         served: `out` is a model folder with heads inside, and not a folder of heads.
         base: folder of the backbone, whose own card names its licence.
-        measured: files of `headway benchmark --json`.
+        measured: files of `headway benchmark --json` and `headway evaluate`; none: measured.json beside the heads.
         license: identifier on the hub; None is the one of the card in `base`.
 
     Raises:
-        ValueError: a file that is none of `headway benchmark --json`.
+        ValueError: a file that is none of these.
     """
+    if not measured and (heads / BESIDE).is_file():
+        measured = [find_inside(heads, BESIDE)]
     found = describe(heads)
     head = metadata(found, base, license)
     text = "\n\n".join(paragraphs(found, name, served=served, measured=measured, license=head.license))
@@ -141,7 +147,8 @@ def measurements(found: dict[str, Any], measured: Sequence[str | Path]) -> Itera
     per_pass = measured_tokens_per_pass(found["recipe"])
     if per_pass is not None:
         yield f"By the training run, on its held-out prompts, greedy, heads alone: {per_pass:.2f} tokens per pass."
-    rows = [row for file in measured for row in read_rows(Path(file))]
+    files = [read_measured(Path(file)) for file in measured]
+    rows = [row for one in files for row in one.speeds]
     if rows:
         yield table(("", "tokens per pass", "× plain", "95 % over prompts", "same text", "settings"), sorted_rows(rows))
         if not any(row[0].endswith(ALONE) for row in rows):
@@ -150,31 +157,12 @@ def measurements(found: dict[str, Any], measured: Sequence[str | Path]) -> Itera
         shares = [(str(k), f"{ranks[0]:.1%}", f"{sum(ranks[:5]):.1%}") for k, ranks in enumerate(accuracy, start=1)]
         yield "How often a head's candidate is the backbone's own next token, on held-out text:"
         yield table(("head", "likeliest", "one of five"), shares)
-    if not rows and per_pass is None and not accuracy:
+    for one in files:
+        if one.held_out:
+            yield one.title
+            yield table(("", "value", "95 % over texts"), one.held_out)
+    if not files and per_pass is None and not accuracy:
         yield "Nothing was measured yet; `headway benchmark HEADS --json FILE` does."
-
-
-def read_rows(file: Path) -> list[tuple[str, ...]]:
-    """One row for each method of a file.
-
-    Raises:
-        ValueError: another kind of file.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        machine = "{device}, {cpu}, threads: {threads}".format(**content["machine"])
-        return [describe_row(row, f"{block}; {machine}") for block, rows in content["blocks"].items() for row in rows]
-    except (OSError, *ODD_RECORD) as error:
-        raise ValueError(
-            f"{file} cannot be read as measurements ({type(error).__name__}: {error}); give a file that "
-            f"`headway benchmark HEADS --json FILE` wrote."
-        ) from None
-
-
-def describe_row(row: dict[str, Any], settings: str) -> tuple[str, ...]:
-    low, high = row["interval"]
-    figures = (f"{row['tokens_per_pass']:.2f}", f"{row['ratio']:.2f}", f"{low:.2f}–{high:.2f}")
-    return (row["name"], *figures, row["same_text"], settings)
 
 
 def sorted_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -65,7 +65,7 @@ def export_to_hub_folder(
     Args:
         heads: folder of heads. A LoRA adapter that was trained with them is merged.
         out: a new folder.
-        measured: files of `headway benchmark --json`, whose rows the model card shows.
+        measured: files of `headway benchmark --json` or `headway evaluate`, whose figures the model card shows.
         license: identifier on the hub, such as apache-2.0; None is the one in the backbone's own model card.
         backbone: folder or hub name; None is the one in heads.json.
         overwrite: an earlier export is replaced once the new one is whole.

@@ -41,7 +41,7 @@ def push_to_hub(
         revision: branch, which is made if there is none; None is the main one.
         private: whether a repository that is made is private; None is the organisation's default.
         message: of the commit.
-        measured: files of `headway benchmark --json`, whose rows the model card shows.
+        measured: files of `headway benchmark --json` or `headway evaluate`, whose figures the model card shows.
         license: identifier on the hub, for the model card.
 
     Returns:
