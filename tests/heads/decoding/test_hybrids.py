@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from throwaway_families import fitted_heads, make_heads
 from tiny import HYBRIDS, PAD, left_padded, random_tokens, shared_model, tiny_model
 from tree_runs import both
@@ -41,8 +42,7 @@ def test_text_is_generates(name):
     assert torch.equal(ours.sequences, plain.sequences)
 
 
-@pytest.mark.parametrize("family", ["medusa", "gru", "dynamo"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@covering(name=HYBRIDS, family=["medusa", "gru", "dynamo"])
 def test_every_family(name, family):
     token_heads = make_heads(family, Backbone(shared_model(name, "sdpa", dtype_of(name))))
     tokens_BT, mask_BT = PADDED

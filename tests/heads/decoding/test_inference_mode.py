@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
+from matrices import covering
 from throwaway_families import FAMILIES, make_heads
 from tiny import PAD, random_tokens, tiny_model
 from torch import nn
@@ -34,8 +34,7 @@ def say(decoding: heads.TreeDecoding, seed: int = 1, **options: Any) -> Any:
     return decoding.token_heads.backbone.model.generate(tokens, custom_generate=decoding, **asked)
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, do_sample=[False, True])
 def test_every_score_is_the_same_bit_for_bit(family, do_sample):
     token_heads = make_heads(family, Backbone(tiny_model("llama", attn="sdpa")))
     decoding = heads.TreeDecoding(token_heads, TREE)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from matrices import covering
 from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads
 from tiny import PAD, left_padded, random_tokens
@@ -26,8 +26,7 @@ def example() -> tuple[str, Any]:
     return code, names["decode"]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_windowed"])
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, name=["llama", "mistral_windowed"])
 def test_the_pages_loop_writes_generates_text(family, name):
     token_heads = fitted_heads(family, name)
     _, decode = example()

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from tiny import EOS, PAD, left_padded, random_tokens
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
-from tree_runs import NO_EOS, PROMPT, WITH_AND_WITHOUT_LOOKUP, both, check_stats, decoding_of
+from tree_runs import NO_EOS, PROMPT, both, check_stats, decoding_of
+
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 
 PROCESSORS: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.7},
@@ -39,8 +42,7 @@ def text_without_processors(name: str, eos: int | tuple[int, ...] | None) -> lis
     return model.generate(PROMPT, max_new_tokens=24, do_sample=False, eos_token_id=eos, pad_token_id=PAD)[0].tolist()
 
 
-@WITH_AND_WITHOUT_LOOKUP
-@pytest.mark.parametrize("processor", PROCESSORS)
+@covering(processor=[*PROCESSORS], lookup=[DEFAULT_LOOKUP, 0])
 def test_processors_see_each_nodes_own_prefix(processor, lookup):
     changed = 0
     for name in ("llama", "qwen3", "codegen"):

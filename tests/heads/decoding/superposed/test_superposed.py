@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from matrices import covering
 from tiny import EOS, PAD, VOCAB, left_padded, random_tokens, tiny_model
 from transformers import StoppingCriteria, SynthIDTextWatermarkingConfig
 
@@ -50,8 +51,7 @@ def check_equal(out, expected, prompts, k, tolerance=1e-6):
             assert out.sequences_scores[row * k + i].item() == pytest.approx(score, abs=tolerance)
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@covering(name=ARCHITECTURES, k=[1, 3, 8])
 def test_drafts_and_scores_are_the_reference_s(name, k, table, documents):
     model = float64(name)
     prompts = random_tokens(2, 7, seed=5)
