@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from matrices import wide
 from plain_text import plain_generate
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import EOS, PAD, left_padded, random_tokens, tiny_model
@@ -147,7 +148,8 @@ def drafts(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Whether heads are asked is not theirs to decide; with a state of their own they miss what was copied meanwhile.
+@pytest.mark.parametrize("family", [f if f in ("medusa", "grounded", "eagle", "kv") else wide(f) for f in FAMILIES])
 def test_while_a_text_copies_itself_the_heads_are_not_asked(family, drafts):
     options = {"eos_token_id": None, "max_new_tokens": 120}
     plain, ours = run(family, LOOP, repeating(family), logits_processor=[Interrupts()], **options)

@@ -73,12 +73,10 @@ def plain_best_paths(
     return set(heapq.nlargest(nodes, scores, key=scores.__getitem__))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "depth", "width"), [(2, 3, 4), (6, 1, 4), (9, 3, 1), (16, 3, 2), (16, 2, 15), (40, 3, 3)]
-)
-@pytest.mark.parametrize("family", FAMILIES)
+@covering(family=FAMILIES, size=[(2, 3, 4), (6, 1, 4), (9, 3, 1), (16, 3, 2), (16, 2, 15), (40, 3, 3)], repeats=2)
 @torch.no_grad()
-def test_the_kept_nodes_are_those_of_the_plain_reference(family, nodes, depth, width):
+def test_the_kept_nodes_are_those_of_the_plain_reference(family, size):
+    nodes, depth, width = size
     token_heads = make_heads(family, Backbone(shared_model("llama", "sdpa")), num_heads=3)
     state, root_B = begin(token_heads)
     projections = [token_heads.projection(k + 1) for k in range(3)]
