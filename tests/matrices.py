@@ -34,7 +34,13 @@ def covering(
         values = [axis[i] for axis, i in zip(axes.values(), place, strict=True)]
         here = place in kept or always(**dict(zip(axes, values, strict=True)))
         rows.append(tuple(values) if here else wide(*values))
-    return pytest.mark.parametrize(list(axes), rows)
+    return pytest.mark.parametrize(list(axes), rows, ids=spelled)
+
+
+def spelled(value: Any) -> str | None:
+    """A tuple of words and numbers by its parts; other values as pytest names them."""
+    plain = isinstance(value, tuple) and all(isinstance(part, str | int) for part in value)
+    return "-".join(map(str, value)) if plain else None
 
 
 def balanced(sizes: Sequence[int], repeats: int) -> list[tuple[int, ...]]:
