@@ -30,6 +30,7 @@ EXTRAS = {
 OURS = {"heads", "train", "benchmarks"} | {file.stem for file in ROOT.glob("tests/**/*.py")}
 BEHIND_THE_COMMAND = ("heads/cli/", "heads/tuning/", "heads/evaluation/")  # `headway` asks for [cli] before it runs
 OTHER_NAMES = {"yaml": "PyYAML"}  # modules whose distribution is named otherwise
+BROUGHT_BY_TORCH = {"triton"}  # where torch is built for CUDA; never imported elsewhere
 USED_WITHOUT_AN_IMPORT = {
     "ninja": "DeepSpeed compiles its operators with it",
     "tensorboard": "report_to of the Trainer",
@@ -68,7 +69,7 @@ def read_imports(node: ast.AST, file: str, extra: str | None = None) -> Iterator
         names = [alias.name for alias in child.names] if isinstance(child, ast.Import) else []
         if isinstance(child, ast.ImportFrom) and not child.level and child.module:
             names = [child.module]
-        for name in {name.partition(".")[0] for name in names} - OURS - sys.stdlib_module_names:
+        for name in {name.partition(".")[0] for name in names} - OURS - BROUGHT_BY_TORCH - sys.stdlib_module_names:
             yield Import(file, canonicalize_name(OTHER_NAMES.get(name, name)), extra)
         yield from read_imports(child, file, extra_asked_for(child) or extra)
 

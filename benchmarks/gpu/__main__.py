@@ -2,6 +2,7 @@
 
     python3 -m benchmarks.gpu tests     # what needs CUDA or several processes on GPUs
     python3 -m benchmarks.gpu costs     # passes, training steps and decoding at the shapes of 1B and 7B models
+    python3 -m benchmarks.gpu mx        # products with microscaling weights beside bfloat16 and humming-kernels
     python3 -m benchmarks.gpu learn     # a 100M model and heads on it, trained here, then tokens per pass and second
 
 The machine needs no network and keeps nothing: each command reads the repository, and a folder of wheels for what the
@@ -80,6 +81,14 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             minutes=3,
         ),
     ),
+    "mx": (
+        Program(
+            name="microscaling",
+            asked="-m benchmarks.gpu.microscaling",
+            tiny="-m benchmarks.gpu.microscaling --tiny",
+            minutes=4,
+        ),
+    ),
     "learn": (
         Program(
             name="learn",
@@ -122,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("commands", nargs="*", metavar="COMMAND", help=f"of {', '.join(COMMANDS)}; all take 25 minutes")
+    parser.add_argument("commands", nargs="*", metavar="COMMAND", help=f"of {', '.join(COMMANDS)}; all take 30 minutes")
     parser.add_argument("--out", default="benchmarks/results/gpu", help="folder for the figures (default: %(default)s)")
     parser.add_argument(
         "--wheels", help="folder of wheels for what this Python lacks; they are unpacked, not installed"

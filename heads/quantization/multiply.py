@@ -3,11 +3,12 @@
 | where | how |
 |---|---|
 | float32, bfloat16, float16 on a CPU with AVX2 | cpu.py: the codes are decoded in registers as they are multiplied |
+| the same on a GPU, with Triton | gpu.py: likewise, and multiplied by tensor cores |
 | float64, gradients for x, other processors | `multiply_plainly`: unpacked and multiplied by PyTorch |
 
-Every way sums in float32 or wider and rounds to x's dtype once, so they differ by the order of sums alone. The plain
-way writes the whole weight out at every call and is slower than 16-bit weights; where it is taken for lack of a kernel,
-one warning says so.
+Every way sums in float32 or wider and rounds to x's dtype once, so they differ by the order of sums alone; only more
+rows than gpu.FUSED_ROWS are summed as PyTorch sums them on a GPU. The plain way writes the whole weight out at every
+call and is slower than 16-bit weights; where it is taken for lack of a kernel, one warning says so.
 """
 # N rows of x, I inputs, O outputs, P bytes of a packed row, G = I / 32 blocks of a row
 
@@ -19,7 +20,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from heads.quantization import cpu
+from heads.quantization import cpu, gpu
 from heads.quantization.codec import Packed, unpack
 from heads.quantization.formats import BLOCK, Format, find_format
 
@@ -57,6 +58,8 @@ def multiply_eagerly(
     needs_gradient = torch.is_grad_enabled() and (x_NI.requires_grad or (bias_O is not None and bias_O.requires_grad))
     if not needs_gradient and x_NI.dtype in KERNEL_DTYPES and x_NI.numel():
         if not (reason := why_plain(x_NI.device.type)):
+            if x_NI.is_cuda:
+                return gpu.multiply_fused(x_NI, codes_OP, scales_OG, format, bias_O)
             return cpu.multiply_compiled(x_NI, codes_OP, scales_OG, format, bias_O).to(x_NI.dtype)
         warn_slow(reason)
     return multiply_plainly(x_NI, codes_OP, scales_OG, format, bias_O)
@@ -65,10 +68,12 @@ def multiply_eagerly(
 def why_plain(device: str) -> str:
     """Why there is no kernel for a device of this type; empty where there is one.
 
-    >>> why_plain("cuda")
-    'there is no kernel for cuda yet'
+    >>> why_plain("mps")
+    'there is no kernel for mps'
     """
-    return cpu.why_unavailable() if device == "cpu" else f"there is no kernel for {device} yet"
+    if device == "cuda":
+        return gpu.why_unavailable()
+    return cpu.why_unavailable() if device == "cpu" else f"there is no kernel for {device}"
 
 
 def multiply_plainly(

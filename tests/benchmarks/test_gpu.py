@@ -13,10 +13,10 @@ from benchmarks.gpu.__main__ import COMMANDS, STOPPED, Program, main, run
 from benchmarks.gpu.wheels import IN_THE_IMAGE, NEEDED, closure, install
 
 
-def test_each_command_takes_under_ten_minutes_and_all_of_them_under_25():
+def test_each_command_takes_under_ten_minutes_and_all_of_them_under_30():
     minutes = {name: sum(program.minutes for program in programs) for name, programs in COMMANDS.items()}
     assert max(minutes.values()) < 10
-    assert sum(minutes.values()) <= 27  # limits; what they take is less
+    assert sum(minutes.values()) <= 30  # limits; what they take is less
 
 
 def test_what_a_program_prints_is_kept_however_it_ends(tmp_path, capsys):
@@ -52,7 +52,7 @@ def test_a_failed_program_is_named_at_the_end_and_the_others_run(tmp_path, monke
 def test_an_unknown_command_is_named(capsys):
     with pytest.raises(SystemExit):
         main(["train"])
-    assert "train is no command; allowed are tests, costs, learn" in capsys.readouterr().err
+    assert "train is no command; allowed are tests, costs, mx, learn" in capsys.readouterr().err
 
 
 def test_wheels_are_what_the_code_needs_without_what_the_image_has():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heads.quantization.codec import Packed, pack, split_bytes, unpack
-from heads.quantization.formats import FORMATS, Format, find_format
+from heads.quantization.formats import FORMATS, Format, element_table, find_format
 
 ALL = list(FORMATS.values())
 NAMES = list(FORMATS)
@@ -222,3 +222,13 @@ def test_rules_and_formats_that_do_not_exist_are_refused() -> None:
         pack(torch.ones(4, 32), find_format("mxint8"), "ceil")
     with pytest.raises(ValueError, match="it is defined for mxfp4_e2m1"):
         pack(torch.ones(4, 32), find_format("mxfp8_e5m2"), "compressed-tensors")
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_every_weight_is_exact_in_bfloat16_and_tf32(format):
+    """What the GPU's kernel relies on: elements have at most eight bits, and a scale moves the exponent alone."""
+    values = element_table(format, torch.device("cpu")).nan_to_num(0, 0, 0)
+    weights = values[:, None] * torch.ldexp(torch.ones(200), torch.arange(-100, 100))
+    exact = weights[:, 10:-20]  # within the exponents of float32, which both share
+    assert torch.equal(exact.bfloat16().float(), exact)
+    assert not (exact.view(torch.int32) & 0x1FFF).any()  # TF32 keeps the first ten bits after the point
