@@ -23,6 +23,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.shared import (
+    add_decoding_flags,
     describe_cpu,
     held_out,
     parse_with_defaults_of,
@@ -101,9 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"write the table into README.md and the picture into docs/: {changed}",
     )
-    parser.add_argument("--prompts", type=int, default=4, help="held-out prompts")
-    parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each")
-    parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats")
+    add_decoding_flags(parser, prompts=4, new_tokens=128, repeats=2)
     return parser
 
 

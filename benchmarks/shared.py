@@ -36,6 +36,20 @@ def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=f"python -m {module}", description=lines[0], formatter_class=formatter)
 
 
+def add_decoding_flags(parser: argparse.ArgumentParser, *, prompts: int, new_tokens: int, repeats: int) -> None:
+    """How much is decoded, with these defaults: --prompts, --new-tokens and --repeats."""
+    parser.add_argument("--prompts", type=int, default=prompts, help="held-out prompts")
+    parser.add_argument("--new-tokens", type=int, default=new_tokens, help="new tokens for each")
+    parser.add_argument("--repeats", type=int, default=repeats, help="interleaved repeats")
+
+
+def add_file_flags(parser: argparse.ArgumentParser, *, picture: str | None = None) -> None:
+    """--json for all figures, and --picture where one is drawn: what it shows."""
+    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
+    if picture is not None:
+        parser.add_argument("--picture", metavar="FILE", help=f"draw {picture} here, as PNG")
+
+
 def parse_with_defaults_of(
     flag: str, defaults: Mapping[str, Any], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> argparse.Namespace:

@@ -38,6 +38,7 @@ from heads.evaluation.judged.sentences import prompts_of
 from heads.evaluation.judged.win_rates import fit_line, same_quality
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
 from heads.evaluation.runs.rows import Rows
+from heads.evaluation.throughput import RESAMPLES, SHARES, resample
 
 Figures = NDArray[np.float64]
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -51,7 +52,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 PAPERS_OWN = "CO + AT + G-3"
 ABLATED_AT = 0.5
 COLUMNS = ("× plain", "tokens\nper pass", "wins", "ties", "losses", "win rate", "score", "repeated\n4-grams")
-RESAMPLES, SHARES = 1000, (0.025, 0.975)
 KEPT = Path("checkpoints/runs/dynamo-sentences")
 
 
@@ -185,13 +185,11 @@ def regression(speeds_E: Figures, rates_E: Figures) -> tuple[float, float]:
 
 def resampled_lines(points: Sequence[Point], speed: Callable[[Point], Figures]) -> Figures:
     """(S, 2): lines of resampled pairs of a prompt and a seed, the same for all ε_b: a paired bootstrap."""
-    draw, many = np.random.default_rng(0), len(points[0].won_N)
-    lines = []
-    for _ in range(RESAMPLES):
-        chosen = draw.integers(0, many, many)
-        speeds = np.array([speed(point)[chosen].mean() for point in points])
-        lines.append(regression(speeds, np.array([win_rate(point.won_N[chosen]) for point in points])))
-    return np.array(lines)
+    won_NE = np.stack([point.won_N for point in points], axis=1)
+    times_SN = resample(len(won_NE), RESAMPLES, np.random.default_rng(0))
+    rates_SE = (times_SN @ (won_NE > 0) + 0.5) / (times_SN @ (won_NE < 0) + 0.5)  # `win_rate` of each resample
+    speeds_SE = times_SN @ np.stack([speed(point) for point in points], axis=1) / len(won_NE)
+    return np.array([regression(*line) for line in zip(speeds_SE, rates_SE, strict=True)])
 
 
 def show(console: Console, points: Sequence[Point], ablated: dict[str, Point], bench: Bench) -> None:

@@ -22,7 +22,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.shared import describe_cpu, figures_table, held_out, parser_of, run_benchmark, say, wide_console
+from benchmarks.shared import (
+    add_file_flags,
+    describe_cpu,
+    figures_table,
+    held_out,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+)
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
@@ -118,8 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=96, help="new tokens of each row at most")
     parser.add_argument("--repetition-penalty", type=float, default=1.1, help="1 is none")
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats")
-    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
-    parser.add_argument("--picture", metavar="FILE", help="draw tokens per second by batch size here, as PNG")
+    add_file_flags(parser, picture="tokens per second by batch size")
     return parser
 
 

@@ -23,7 +23,15 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.shared import held_out, parse_with_defaults_of, parser_of, run_benchmark, say, wide_console
+from benchmarks.shared import (
+    add_file_flags,
+    held_out,
+    parse_with_defaults_of,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+)
 from benchmarks.speed.decoding_report import (
     ALONE,
     WITH_LOOKUP,
@@ -227,8 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--new-tokens", type=int, default=128, help="new tokens for each prompt")
     parser.add_argument("--repeats", type=int, default=3, help="repeats, of which medians are taken")
-    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
-    parser.add_argument("--picture", metavar="FILE", help="write bars of speeds and milliseconds here, as PNG")
+    add_file_flags(parser, picture="bars of speeds and milliseconds")
     return parser
 
 

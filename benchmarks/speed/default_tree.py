@@ -10,7 +10,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.shared import describe_cpu, held_out, parser_of, run_benchmark, say, wide_console
+from benchmarks.shared import (
+    add_decoding_flags,
+    add_file_flags,
+    describe_cpu,
+    held_out,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+)
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.defaults import default_nodes
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
@@ -62,10 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, nargs="+", default=[12, 16, 24], help="of static trees beside the default")
     parser.add_argument("--dynamic", type=int, nargs="+", default=[16, 40], help="nodes of dynamic trees")
     parser.add_argument("--penalty", type=float, default=1.1, help="repetition penalty of the second table")
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts")
-    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats")
-    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
+    add_decoding_flags(parser, prompts=16, new_tokens=64, repeats=3)
+    add_file_flags(parser)
     return parser
 
 

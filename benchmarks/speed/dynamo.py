@@ -9,7 +9,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.shared import NGRAMS, describe_cpu, held_out, open_ngrams, parser_of, run_benchmark, say, wide_console
+from benchmarks.shared import (
+    NGRAMS,
+    add_decoding_flags,
+    add_file_flags,
+    describe_cpu,
+    held_out,
+    open_ngrams,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+)
 from heads.checkpoint.opening import open_draft_model, open_heads
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.evaluation.methods import GreedySettings, dynamic, lookup_alone, plain, tree
@@ -54,10 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--top-k", type=int, default=16, help="candidates of a place: 50³ n-grams take longer than a small model's pass"
     )
-    parser.add_argument("--prompts", type=int, default=20, help="held-out prompts")
-    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats")
-    parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
+    add_decoding_flags(parser, prompts=20, new_tokens=64, repeats=3)
+    add_file_flags(parser)
     return parser
 
 
