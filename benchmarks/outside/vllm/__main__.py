@@ -3,7 +3,7 @@
     make verify-vllm        or        python -m benchmarks.outside.vllm
 
 Exports heads, lets vLLM 0.32.0 serve the demo backbone with and without them, and compares texts, the ids drafted at
-every pass and accepted counts. Whatever differs ends in an error.
+every pass and accepted counts; then `regenerate-data --server` asks its API server. Whatever differs ends in an error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import heads
 from benchmarks.outside.chain import Chain, generated, run_chain
 from benchmarks.outside.environment import Environment
 from benchmarks.outside.vllm.comparing import check_equal
+from benchmarks.outside.vllm.regenerating import check_regenerated
 from benchmarks.shared import ROOT, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_backbone
 from heads.export.exporting import export_heads
@@ -114,6 +115,8 @@ def main() -> None:
             check_equal(served.name, engine, plain, ours, depth)
             counted = check_generated(served.name, token_heads, prompts, ours, options.new_tokens)
             add_rows(table, served, engine["counts"], counted)
+        print("vLLM: regenerate-data", flush=True)
+        regenerated = check_regenerated(VLLM, Path(place))
     console.print(table)
     say(
         console,
@@ -121,6 +124,7 @@ def main() -> None:
         "vLLM's counts are its own metrics; generate leaves out drafts that lie behind the last token asked for, which "
         "vLLM counts, and nothing else differs.",
     )
+    say(console, regenerated)
 
 
 def heads_of(served: Served, model: Any) -> TokenHeads:
