@@ -284,6 +284,13 @@ CHECKS = {
         measures=("heads/backbone", "heads/decoding", "heads/interface"),
         needs="HEADWAY_TRANSFORMERS",
     ),
+    "transformers_tests_of_hybrids": Check(
+        command="python -m benchmarks.outside.transformers_tests --models qwen3_next qwen3_5 qwen3_5_moe nemotron_h "
+        "granitemoehybrid falcon_h1 olmo_hybrid lfm2 lfm2_moe bamba jamba",
+        shows="the same for hybrid architectures alone, with the mark taken away by which transformers skips them",
+        measures=("heads/backbone", "heads/decoding", "heads/interface"),
+        needs="HEADWAY_TRANSFORMERS",
+    ),
     "downstream": Check(
         command="headway evaluate checkpoints/demo/dynamo --suite lm-eval --tasks python_next_line,python_write_line "
         "--task-folder benchmarks/tasks --without-heads checkpoints/runs/demo-base-longer/last --limit 200",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from transformers import GenerationMixin, PreTrainedModel
 import heads
 
 FILES, METHOD = "HEADWAY_TRANSFORMERS", "HEADWAY_METHOD"
-METHODS = ("draft", "medusa", "grounded", "gru", "dynamo")
+METHODS = ("draft", "medusa", "grounded", "gru", "eagle", "dynamo")
 ROOT = Path(__file__).resolve().parent.parent.parent
 LEFT_OUT = ("output_hidden_states", "output_attentions", "cache_implementation", "token_type_ids")
 
@@ -47,13 +48,17 @@ def main() -> None:
             f"{options.files!r} holds no tests/generation/test_utils.py; set {FILES} or --files to a checkout of "
             f"huggingface/transformers at the version that is installed."
         )
+    if importlib.util.find_spec("parameterized") is None:
+        sys.exit("The tests of transformers need the package parameterized: pip install parameterized.")
     print("| decoded by | passed | refused in a sentence | failed | skipped by the tests |\n|---|---|---|---|---|")
-    unequal = []
+    unequal, ran = [], 0
     for method in options.methods:
         found = outcomes(run(Path(options.files).resolve(), method, options.models))
         count = Counter(kind for kind, _, _ in found)
         print(f"|{method}|{count['passed']}|{count['refused']}|{count['failed']}|{count['skipped']}|", flush=True)
+        ran += len(found) - count["skipped"]
         unequal += [(method, *rest) for kind, *rest in found if kind in ("failed", "refused")]
+    print(f"{ran} tests ran")
     for method, test, said in unequal:
         print(f"- {method}, {test}: {said}")
 
@@ -65,7 +70,7 @@ def run(files: Path, method: str, models: list[str]) -> ElementTree.Element:
     asked += ["--continue-on-collection-errors", "-k", "assisted_decoding_matches"]
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
-        path = os.pathsep.join([str(ROOT), str(files), str(files / "utils")])
+        path = os.pathsep.join([str(ROOT), str(files), str(files / "utils"), os.environ.get("PYTHONPATH", "")])
         subprocess.run(
             [sys.executable, "-m", "pytest", "-p", __spec__.name, *asked, f"--junitxml={report}", *folders],
             cwd=files,

@@ -142,8 +142,13 @@ def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
     put_plain_layers(layer, backbone.dtype)  # of a packed backbone: heads train plain weights
     layer.requires_grad_(True)
     if start == "random":
-        layer.apply(backbone.model._init_weights)
+        draw_weights(backbone, layer)
     return layer
+
+
+def draw_weights(backbone: Backbone, module: nn.Module) -> None:
+    """New weights as the class of the backbone's text model draws them: an image-text class can lack what it takes."""
+    module.apply(getattr(backbone.decoder, "_init_weights", backbone.model._init_weights))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
-from heads.interface.layers import new_layer
+from heads.interface.layers import draw_weights, new_layer
 
 
 class ModuleConfig(Protocol):
@@ -68,5 +68,5 @@ class Module(nn.Module):
 def new_norm(backbone: Backbone) -> nn.Module:
     """Of the kind of the backbone's final norm, as its class draws new ones."""
     norm = copy.deepcopy(backbone.norm)
-    backbone.model._init_weights(norm)
+    draw_weights(backbone, norm)
     return norm

@@ -1,6 +1,6 @@
 """A model of a pass's time, fitted to measurements: predicts the seconds of a pass with a tree.
 
-    seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + rest
+    seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + level · (depth - 1) + rest
 
 heads/tuning/timing.py measures the terms. Between measured numbers of nodes time is interpolated linearly; above the
 largest it grows in proportion.
@@ -26,6 +26,8 @@ class PassTimes:
         verify: verifying, by number of nodes, the root included.
         step: one head's step, by (head, expanding nodes of a row).
         grow: drafting a dynamic tree, by (depth, width); heads that read no drafted token have only width 1.
+        level: what verifying takes longer for each level of drafted nodes beyond the first: recurrent layers run level
+            by level. 0 on attention, which reads all levels at once.
         rest_static, rest_dynamic: the rest of a pass after drafting and verifying.
         grounded: whether each expanding node of a level costs a row; otherwise one row serves the level.
     """
@@ -39,6 +41,7 @@ class PassTimes:
     rest_static: float
     rest_dynamic: float
     grounded: bool
+    level: float = 0.0
 
     def scaled(self, factor: float) -> PassTimes:
         """The times on a machine that is slower by this factor."""
@@ -48,6 +51,7 @@ class PassTimes:
             verify={nodes: factor * seconds for nodes, seconds in self.verify.items()},
             step={at: factor * seconds for at, seconds in self.step.items()},
             grow={at: factor * seconds for at, seconds in self.grow.items()},
+            level=factor * self.level,
             rest_static=factor * self.rest_static,
             rest_dynamic=factor * self.rest_dynamic,
         )
@@ -70,8 +74,13 @@ class PassTimes:
         return seconds * max(1.0, nodes / counts[-1])
 
     def static(self, tree: Tree) -> float:
-        return self.draft(tree) + self.verify[tree.num_nodes] + self.rest_static
+        return self.draft(tree) + self.verify[tree.num_nodes] + self.deeper(tree.depth) + self.rest_static
 
     def dynamic(self, tree: DynamicTree) -> float:
         assert tree.depth is not None
-        return self.grow[tree.depth, tree.width] + self.verify[tree.nodes] + self.rest_dynamic
+        drafted = self.grow[tree.depth, tree.width]
+        return drafted + self.verify[tree.nodes] + self.deeper(tree.depth) + self.rest_dynamic
+
+    def deeper(self, depth: int) -> float:
+        """What the levels beyond the first add to verifying."""
+        return self.level * max(0, depth - 1)

@@ -15,7 +15,7 @@ from heads.decoding.tuned_file import Kind
 from heads.evaluation.pictures import GREY, MARKERS, PALETTE, new_figure, save_figure, tidy
 from heads.tuning.acceptance_rates import RankCounts
 from heads.tuning.pass_times import PassTimes
-from heads.tuning.search import Choice, best_by_size
+from heads.tuning.search import Choice, best_by_size, fastest
 from heads.tuning.tuned_tree import COMPILED, Tuning
 
 RANKS_SHOWN = 4
@@ -32,7 +32,7 @@ def show(console: Console, tuning: Tuning) -> None:
     )
     for table in tables:
         console.print(table)
-    for sentence in (verdict(tuning), describe_heads(tuning)):
+    for sentence in filter(None, (verdict(tuning), describe_heads(tuning), describe_levels(tuning))):
         console.print(sentence, highlight=False, soft_wrap=True)
 
 
@@ -121,6 +121,25 @@ def describe_heads(tuning: Tuning) -> str:
     return (
         f"It uses {tuning.tree.depth or 0} of {tuning.num_heads} heads. The fastest static trees, heads alone and "
         f"predicted for up to {max(tuning.times.verify)} nodes, use {', '.join(budgets)}."
+    )
+
+
+def describe_levels(tuning: Tuning) -> str:
+    """For recurrent layers: what a level costs, and whether a chain or a tree is the faster; nothing on attention."""
+    times = tuning.times
+    if not times.level:
+        return ""
+    best = {
+        name: fastest(found)
+        for name, chain in (("chain", True), ("tree", False))
+        if (found := [one for one in tuning.static if (one.nodes == one.depth + 1) == chain])
+    }
+    said = [f"the best {name} ({one.nodes} nodes) {one.tokens_per_second:.1f} tokens/s" for name, one in best.items()]
+    pays = max(best, key=lambda name: best[name].tokens_per_second)
+    return (
+        f"Recurrent layers take a tree level by level: each level beyond the first adds "
+        f"{times.level / times.plain:.2f} plain steps. Heads alone and predicted, {' and '.join(said)}: "
+        f"a {pays} pays more here."
     )
 
 

@@ -51,7 +51,7 @@ class Choice:
 
 
 def static_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
-    """The best tree for each depth, limit on expanding nodes, and size that was timed."""
+    """The best tree for each depth, limit on expanding nodes, and size that was timed; chains where levels cost."""
     ranks = [replay.ranks_PK for replay in replays]
     halves = [(ranks[0::2], ranks[1::2]), (ranks[1::2], ranks[0::2])]
     counted, counts = [RankCounts(grown_on) for grown_on, _ in halves], RankCounts(ranks)
@@ -66,6 +66,8 @@ def static_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choi
                 for ranks_PK in replayed_on
             ]
             yield from static_sizes(nodes, places, times)
+        if times.level and depth + 1 in times.verify:
+            yield choice_of(Tree([[0] * k for k in range(1, depth + 1)]), replays, times)
 
 
 def static_sizes(

@@ -29,6 +29,8 @@ NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 EXPANDING = (1, 2, 4, 8, 16)
 WIDTHS = (1, 2, 4, 8)
 REFERENCE_NODES, CANDIDATES, TIMED_TOKENS = 8, 4, 24
+CHAIN = 6
+"""Nodes of the chain that is timed beside as many siblings, on backbones with recurrent layers."""
 Clock = Callable[[], float]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -51,7 +53,7 @@ def measure_times(
     """
     timer = PassTimer(token_heads, tokens_BS, clock, settings)
     medians = interleaved_medians(timer.tasks(), repeats, advance)
-    found: dict[str, dict[Any, float]] = {"verify": {}, "step": {}, "grow": {}, "pass": {}}
+    found: dict[str, dict[Any, float]] = {"verify": {}, "step": {}, "grow": {}, "pass": {}, "chain": {}}
     for (kind, at), seconds in medians.items():
         found[kind][at] = seconds
     modelled = PassTimes(
@@ -64,6 +66,7 @@ def measure_times(
         rest_static=0.0,
         rest_dynamic=0.0,
         grounded=token_heads.grounded,
+        level=seconds_per_level(found["chain"], found["verify"]),
     )
     static, dynamic = found["pass"]["static"], found["pass"]["dynamic"]
     rest = {
@@ -71,6 +74,15 @@ def measure_times(
         "rest_dynamic": max(0.0, dynamic - modelled.dynamic(timer.dynamic)),
     }
     return PassTimes(**{**vars(modelled), **rest})
+
+
+def seconds_per_level(chain: Mapping[int, float], verify: Mapping[int, float]) -> float:
+    """What each level of drafted nodes beyond the first adds, from a chain and as many siblings; 0 without a chain.
+
+    >>> seconds_per_level({6: 5.0}, {6: 3.0}), seconds_per_level({}, {6: 3.0})
+    (0.5, 0.0)
+    """
+    return max([0.0, *((seconds - verify[nodes]) / (nodes - 2) for nodes, seconds in chain.items())])
 
 
 def interleaved_medians(
@@ -114,6 +126,8 @@ class PassTimer:
         heads_range = range(1, self.token_heads.num_heads + 1)
         grounded = self.token_heads.grounded
         found: dict[tuple[str, Any], Callable[[], float]] = {("verify", n): self.verify(n) for n in NODES}
+        if self.backbone.recurrence is not None:
+            found["chain", CHAIN] = self.verify(CHAIN, Tree([[0] * depth for depth in range(1, CHAIN)]))
         for k in heads_range:
             for expanding in EXPANDING if grounded and k > 1 else EXPANDING[:1]:
                 found["step", (k, expanding)] = self.step(k, expanding)
@@ -133,8 +147,10 @@ class PassTimer:
 
         return run
 
-    def verify(self, nodes: int) -> Callable[[], float]:
-        tree = Tree([[rank] for rank in range(nodes - 1)]) if nodes > 1 else Tree.root_only()
+    def verify(self, nodes: int, tree: Tree | None = None) -> Callable[[], float]:
+        """A pass over so many nodes: the root with siblings below it, where no tree is given."""
+        if tree is None:
+            tree = Tree([[rank] for rank in range(nodes - 1)]) if nodes > 1 else Tree.root_only()
         device = self.tokens_BS.device
         back_N = -1 - torch.arange(nodes, device=device) % self.tokens_BS.shape[1]
         tokens_BN = self.tokens_BS[:, back_N]  # different ones: a mixture of experts reads those that they wake

@@ -42,7 +42,7 @@ def test_text_is_generates(name):
     assert torch.equal(ours.sequences, plain.sequences)
 
 
-@covering(name=HYBRIDS, family=["medusa", "gru", "dynamo"])
+@covering(name=HYBRIDS, family=["medusa", "gru", "eagle", "dynamo"])
 def test_every_family(name, family):
     token_heads = make_heads(family, Backbone(shared_model(name, "sdpa", dtype_of(name))))
     tokens_BT, mask_BT = PADDED

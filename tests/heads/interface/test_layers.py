@@ -10,7 +10,18 @@ import torch
 from family_checks import DEFAULT_TOLERANCE, TOLERANCE, backbone_of, check_greedy, drafted, prefilled
 from matrices import covering
 from throwaway_families import VARIANTS, fitted_heads, make_heads
-from tiny import CONFIGS, FLOAT32_ONLY, PAD, left_padded, random_tokens, shared_model, tiny_model
+from tiny import (
+    CONFIGS,
+    FLOAT32_ONLY,
+    HYBRID_CONFIGS,
+    PAD,
+    TINY_VISION,
+    left_padded,
+    random_tokens,
+    shared_model,
+    tiny_model,
+)
+from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 
 import heads
 from heads.backbone.model import Backbone
@@ -33,6 +44,24 @@ def test_a_prefix_layer_starts_as_the_identity(name, offset):
     found, wanted = (h.first_level(prefilled(h, text)[1]) for h in (token_heads, plain))
     assert torch.equal(found, wanted)
     assert sum(p.count_nonzero() for p in token_heads.prefix.parameters()) > 0, "the layer is not all zeros"
+
+
+def test_new_layers_of_an_image_text_model_are_drawn_by_its_text_model():
+    """Its own config says nothing of how experts are drawn."""
+    text = {
+        **HYBRID_CONFIGS["qwen3_5"]().to_dict(),
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    }
+    text |= {"shared_expert_intermediate_size": 16, "model_type": "qwen3_5_moe_text"}
+    config = Qwen3_5MoeConfig(text_config=text, vision_config={**TINY_VISION, "depth": 1, "num_heads": 2})
+    model = Qwen3_5MoeForConditionalGeneration(config).eval()
+    token_heads, tokens_BT = heads.create("dynamo", model, num_heads=2), random_tokens(1, 5)
+    assert not hasattr(config, "initializer_range")
+    asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": PAD, "eos_token_id": None}
+    plain = model.generate(tokens_BT, **asked)
+    assert torch.equal(model.generate(tokens_BT, custom_generate=heads.TreeDecoding(token_heads), **asked), plain)
 
 
 def test_a_layer_that_does_not_become_the_identity_is_refused(monkeypatch):

@@ -32,6 +32,13 @@ def test_the_seconds_of_a_pass_by_hand():
     assert times.dynamic(DynamicTree(nodes=5, depth=2, width=2)) == pytest.approx(0.6 + 1.5 + 0.07)
 
 
+def test_recurrent_layers_cost_time_by_levels():
+    times, tree, dynamic = some_times(level=0.25), Tree([[0], [0, 0], [1]]), DynamicTree(nodes=5, depth=3, width=2)
+    assert times.static(tree) == pytest.approx(some_times().static(tree) + 0.25)
+    assert times.dynamic(dynamic) == pytest.approx(some_times().dynamic(dynamic) + 2 * 0.25)
+    assert times.scaled(2.0).static(tree) == pytest.approx(2 * times.static(tree))
+
+
 def test_times_of_a_slower_machine():
     times, tree, dynamic = some_times(), Tree([[0], [0, 0], [1]]), DynamicTree(nodes=5, depth=2, width=2)
     assert times.scaled(2.0).static(tree) == pytest.approx(2 * times.static(tree))

@@ -21,12 +21,12 @@ from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import read_tree_file
 from heads.families import create
-from heads.tuning import search
+from heads.tuning import search, timing
 from heads.tuning import tune as tune_module
 from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import Speed, measure_speeds
 from heads.tuning.replay import write_texts
-from heads.tuning.report import draw_tuning, show, verdict
+from heads.tuning.report import describe_levels, draw_tuning, show, verdict
 from heads.tuning.tune import context_of, decode_winner, tune, tune_batches
 from heads.tuning.tuned_tree import Tuning, build_tuned_tree
 
@@ -155,6 +155,28 @@ def test_what_decoded_fastest_is_what_is_written_and_said(speeds, uses_tree, loo
         assert said.startswith("No tree pays at batch 1: a ")
         assert f"plain {speeds[0]:.1f}, lookup alone {speeds[1]:.1f}" in said
         assert said.endswith(f"TreeDecoding decodes {'with prompt lookup alone' if lookup else 'plainly'} here.")
+
+
+def test_on_recurrent_layers_it_is_said_whether_a_chain_or_a_tree_pays():
+    tuning = tuned_tiny()
+    assert describe_levels(tuning) == "", "attention reads all levels at once"
+    times = replace(tuning.times, level=0.5 * tuning.times.plain)
+    costly = replace(tuning, times=times, static=list(search.static_choices(tuning.replays, times)))
+    chains = [one for one in costly.static if one.nodes == one.depth + 1]
+    assert {one.depth for one in chains} == {1, 2, 3}
+    said = describe_levels(costly)
+    pays = "chain" if search.fastest(costly.static) in chains else "tree"
+    assert "each level beyond the first adds 0.50 plain steps" in said
+    assert said.endswith(f"a {pays} pays more here.")
+
+
+def test_a_hybrid_is_tuned_by_levels():
+    """The clock counts its readings, so that a chain takes as long as siblings, and no level costs anything."""
+    token_heads = fitted_heads("grounded", "qwen3_5", "sdpa", torch.float32)
+    timer = timing.PassTimer(token_heads, random_tokens(1, 9), counting_clock(), {})
+    assert ("chain", timing.CHAIN) in timer.tasks()
+    llama = timing.PassTimer(fitted_heads("grounded", "llama"), random_tokens(1, 9), counting_clock(), {})
+    assert ("chain", timing.CHAIN) not in llama.tasks()
 
 
 def test_heads_whose_drafts_are_never_accepted_are_tuned_to_plain(monkeypatch, tmp_path):
