@@ -24,19 +24,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from heads.backbone.cache import TreeCache
 from heads.backbone.masks import within_documents
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap
-from heads.interface.draft_attention import Context, by_text
-from heads.interface.draft_layer import MidLayer, Rope, rms_weight, rope_parameters_of, shape_like
+from heads.interface.draft_attention import Context, by_text, seen_as_bias
+from heads.interface.draft_layer import MidLayer, Rope, Turn, rms_weight, rope_parameters_of, shape_like
+from heads.interface.draft_rows import CONTEXT, DraftRows, no_rows
 from heads.interface.layers import OneUnembedding, Unembedding
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
-
-CONTEXT_STEP = 256
-"""Slots that the shape of a context grows by, so that compiled drafting meets few shapes."""
 
 
 @validated
@@ -83,22 +80,6 @@ class Config(HeadsConfig):
     def validate_taps(self) -> None:
         if self.taps is not None and (not self.taps or sorted(set(self.taps)) != self.taps or self.taps[0] < 0):
             raise ValueError(f"taps={self.taps} was given; allowed are ascending numbers of hidden states, from 0.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleState:
-    """A row for each committed slot: that of its token with the state of the slot before; a text's first has none.
-
-    Attributes:
-        cache: layer 0 holds the rows' keys and values, layer 1 each slot's r in place of keys, for rolling back.
-        real_BS: False where a slot only pads.
-        newest_BD: r at the last committed position, which `position_B` is.
-    """
-
-    cache: TreeCache
-    real_BS: Tensor
-    newest_BD: Tensor
-    position_B: Tensor
 
 
 class Heads(TokenHeads):
@@ -192,92 +173,50 @@ class Heads(TokenHeads):
         """
         hidden_BTD, attention = self.fuse(batch.taps), self.midlayer.self_attn
         may_attend_BTT = within_documents((batch.positions_BT == 0).cumsum(dim=1))
+        bias_BTT = seen_as_bias(may_attend_BTT, hidden_BTD.dtype)
         context, own_keys, own_values = None, list[Tensor](), list[Tensor]()
         for k in range(1, self.num_heads + 1):
-            positions_BT = batch.positions_BT + (k - 1)
+            turn = self.rope.at(batch.positions_BT + (k - 1), hidden_BTD.dtype)
             inputs_BTI, residual_BTD = self.join(shifted(batch.tokens_BT, k), hidden_BTD)
-            keys_BTGE, values_BTGE = attention.rows(inputs_BTI, positions_BT, self.rope)
+            keys_BTGE, values_BTGE = attention.rows(inputs_BTI, turn)
             if context is None:
-                context = Context(
-                    keys_BGSE=keys_BTGE.transpose(1, 2),
-                    values_BGSE=values_BTGE.transpose(1, 2),
-                    may_attend_BWS=may_attend_BTT,
-                )
+                keys_BGTE, values_BGTE = keys_BTGE.transpose(1, 2), values_BTGE.transpose(1, 2)
+                context = Context(keys_BGSE=keys_BGTE, values_BGSE=values_BGTE, bias_BWS=bias_BTT, causal=True)
                 own = keys_BTGE[:, :, None][:, :, :0], values_BTGE[:, :, None][:, :, :0]
             else:
                 own_keys.append(keys_BTGE)
                 own_values.append(values_BTGE)
                 own = torch.stack(own_keys, dim=2), torch.stack(own_values, dim=2)
-            read_BTD = attention(inputs_BTI, positions_BT, self.rope, context, own)
-            scored_BTD, hidden_BTD = self.finish(residual_BTD, read_BTD)
+            scored_BTD, hidden_BTD = self.finish(residual_BTD, attention(inputs_BTI, turn, context, own))
             yield scored_BTD.flatten(0, 1)[batch.rows[k - 1]]
 
     # --- drafting --------------------------------------------------------------------------------------------------
 
     def commit(
-        self, state: EagleState | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
-    ) -> EagleState:
+        self, state: DraftRows | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
+    ) -> DraftRows:
         """Rows of the committed slots, from true states: keys and values alone, since nothing is drafted from them."""
         positions_BA = plan.select(positions_BN)
         fused_BAD = self.fuse({tap: plan.select(taps[tap]) for tap in self.hidden_taps})
-        if state is None:
-            state = EagleState(
-                cache=TreeCache(),
-                real_BS=plan.valid_BA[:, :0],
-                newest_BD=torch.zeros_like(fused_BAD[:, 0]),
-                position_B=torch.zeros_like(positions_BA[:, 0]),
-            )
-        before_BAD = torch.cat([state.newest_BD[:, None], fused_BAD[:, :-1]], dim=1)
-        inputs_BAI, _ = self.join(plan.select(tokens_BN), before_BAD)
-        keys, values = self.midlayer.self_attn.rows(inputs_BAI, (positions_BA - 1).clamp(min=0), self.rope)
-        state.cache.update(keys.transpose(1, 2), values.transpose(1, 2), 0)
-        state.cache.update(fused_BAD[:, None], fused_BAD[:, None, :, :0], 1)
-        state.cache.commit(None, positions_BA.shape[1])
-        any_B = plan.valid_BA.any(dim=1)
-        return EagleState(
-            cache=state.cache,
-            real_BS=torch.cat([state.real_BS, plan.valid_BA], dim=1),
-            newest_BD=torch.where(any_B[:, None], plan.last(fused_BAD), state.newest_BD),
-            position_B=torch.where(any_B, plan.last(positions_BA), state.position_B),
-        )
+        state = state or no_rows(fused_BAD, positions_BA)
+        inputs_BAI, _ = self.join(plan.select(tokens_BN), state.read_by(fused_BAD))
+        turn = self.rope.at((positions_BA - 1).clamp(min=0), inputs_BAI.dtype)
+        return state.add(*self.midlayer.self_attn.rows(inputs_BAI, turn), fused_BAD, positions_BA, plan)
 
-    def keep_rows(self, state: EagleState, rows_R: Tensor) -> EagleState:
-        state.cache.keep_rows(rows_R)
-        return EagleState(
-            cache=state.cache,
-            real_BS=state.real_BS[rows_R],
-            newest_BD=state.newest_BD[rows_R],
-            position_B=state.position_B[rows_R],
-        )
+    def keep_rows(self, state: DraftRows, rows_R: Tensor) -> DraftRows:
+        return state.keep_rows(rows_R)
 
-    def keep_slots(self, state: EagleState, num_slots: int) -> EagleState:
-        real_BS = state.real_BS[:, :num_slots]
-        last_B = (real_BS * torch.arange(num_slots, device=real_BS.device)).argmax(dim=1)
-        rows_B = torch.arange(len(last_B), device=last_B.device)
-        newest_BD = state.cache.layers[1].keys[rows_B, 0, last_B]
-        state.cache.keep_slots(num_slots)
-        position_B = real_BS.sum(dim=1) - 1
-        return EagleState(cache=state.cache, real_BS=real_BS, newest_BD=newest_BD, position_B=position_B)
+    def keep_slots(self, state: DraftRows, num_slots: int) -> DraftRows:
+        return state.keep_slots(num_slots)
 
-    def first_level(self, state: EagleState) -> dict[str, Tensor]:
-        """No node yet: r at the last committed position, no rows of its own, and the context of each text.
-
-        The context's slots are a multiple of `CONTEXT_STEP`, of which those that hold no row are masked.
-        """
-        layer, length = state.cache.layers[0], state.real_BS.shape[1]
-        slots = min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, layer.keys.shape[2])
-        has_row_BS = state.real_BS & (state.real_BS.cumsum(dim=1) > 1)
-        nothing = layer.keys.new_zeros(len(layer.keys), 0, *layer.keys.shape[1::2])
-        return {
-            "hidden": state.newest_BD,
-            "positions": state.position_B,
-            "texts": torch.arange(len(state.position_B), device=state.position_B.device),
-            "keys": nothing,
-            "values": nothing,
-            "context_keys": layer.keys[:, :, :slots],
-            "context_values": layer.values[:, :, :slots],
-            "has_row": nn.functional.pad(has_row_BS, (0, slots - length)),
-        }
+    def first_level(self, state: DraftRows) -> dict[str, Tensor]:
+        """No node yet: r at the last committed position, no rows of its own, and the context of each text."""
+        context, num_texts = state.context(), len(state.position_B)
+        keys_BGSE = context["context_keys"]
+        nothing_B0GE = keys_BGSE.new_zeros(num_texts, 0, *keys_BGSE.shape[1::2])
+        texts_B = torch.arange(num_texts, device=state.position_B.device)
+        start = (state.newest_BD, state.position_B, texts_B, nothing_B0GE, nothing_B0GE)
+        return dict(zip(NODE, start, strict=True)) | context
 
     def step(
         self, k: int, level: dict[str, Tensor], tokens_M: Tensor, parents_M: Tensor
@@ -285,29 +224,29 @@ class Heads(TokenHeads):
         """See `TokenHeads.step`, for any k."""
         hidden_MD, positions_M, texts_M = (level[name].index_select(0, parents_M) for name in NODE[:3])
         inputs_MI, residual_MD = self.join(tokens_M, hidden_MD)
-        new = self.midlayer.self_attn.rows(inputs_MI, positions_M, self.rope)
+        turn = self.rope.at(positions_M, inputs_MI.dtype)
         own_keys, own_values = (
             torch.cat([level[name].index_select(0, parents_M), rows[:, None]], dim=1)
-            for name, rows in zip(NODE[3:], new, strict=True)
+            for name, rows in zip(NODE[3:], self.midlayer.self_attn.rows(inputs_MI, turn), strict=True)
         )
-        read_MD = self.read(level, texts_M, inputs_MI, positions_M, own_keys, own_values)
+        read_MD = self.read(level, texts_M, inputs_MI, turn.cos, turn.sin, own_keys, own_values)
         scored_MD, next_MD = self.finish(residual_MD, read_MD)
         nodes = dict(zip(NODE, (next_MD, positions_M + 1, texts_M, own_keys, own_values), strict=True))
         return scored_MD, level | nodes
 
     def read(self, level: dict[str, Tensor], texts_M: Tensor, *of_nodes: Tensor) -> Tensor:
         """(M, D): the attention of nodes; in as many groups as there are texts where their order allows it."""
-        context = [level[name] for name in ("context_keys", "context_values", "has_row")]
+        context = [level[name] for name in CONTEXT]
         groups = len(context[0])
         if not by_text(texts_M, groups):  # each node is a group of its own, with a copy of its context
             groups, context = len(texts_M), [x.index_select(0, texts_M) for x in context]
-        inputs, positions, keys, values = (torch.unflatten(x, 0, (groups, -1)) for x in of_nodes)
-        seen = Context(keys_BGSE=context[0], values_BGSE=context[1], may_attend_BWS=context[2][:, None])
-        return self.midlayer.self_attn(inputs, positions, self.rope, seen, (keys, values)).flatten(0, 1)
+        inputs, cos, sin, keys, values = (torch.unflatten(x, 0, (groups, -1)) for x in of_nodes)
+        seen = Context(keys_BGSE=context[0], values_BGSE=context[1], bias_BWS=context[2][:, None])
+        return self.midlayer.self_attn(inputs, Turn(cos=cos, sin=sin), seen, (keys, values)).flatten(0, 1)
 
 
 NODE = ("hidden", "positions", "texts", "keys", "values")
-"""What a level has of each node; the rest it has of each text."""
+"""What a level has of each node; of each text it has `CONTEXT`."""
 
 
 def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:

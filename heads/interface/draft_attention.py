@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 SCORES_AT_A_TIME = 2**24
 """Attention scores that are stored for backward; of more, parts are computed again there."""
+CAUSAL_PART = 64
+"""Queries of a block that are read together: each part reads the slots up to its own end and no score beyond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,30 +30,54 @@ class Context:
 
     Attributes:
         keys, values: (B, G, S, E).
-        may_attend_BWS: which of them each query sees; W is 1 where all nodes of a text see the same.
+        bias_BWS: added to the scores: 0 where a query sees a slot, else -inf; W is 1 where all nodes of a text see the
+            same. One for all steps: `seen_as_bias`.
+        causal: query w sees no slot after w, as in training.
     """
 
     keys_BGSE: Tensor
     values_BGSE: Tensor
-    may_attend_BWS: Tensor
+    bias_BWS: Tensor
+    causal: bool = False
+
+    def of_queries(self, at: slice) -> Context:
+        """What these queries see, without slots after the last of them."""
+        if not self.causal:
+            return replace(self, bias_BWS=self.bias_BWS[:, at])
+        keys_BGSE, values_BGSE = self.keys_BGSE[:, :, : at.stop], self.values_BGSE[:, :, : at.stop]
+        return Context(keys_BGSE=keys_BGSE, values_BGSE=values_BGSE, bias_BWS=self.bias_BWS[:, at, : at.stop])
+
+
+def seen_as_bias(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may attend, else -inf.
+
+    >>> seen_as_bias(torch.tensor([True, False]), torch.float32)
+    tensor([0., -inf])
+    """
+    return torch.zeros_like(may_attend, dtype=dtype).masked_fill_(~may_attend, -torch.inf)
 
 
 def attend(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tensor, own_values_BWkGE: Tensor) -> Tensor:
     """(B, W, H, E): softmax attention over the context and each query's own rows together.
 
-    Long texts are read in parts, whose scores backward computes again, so that memory does not grow with their square.
+    A block is read in parts, and long texts in parts whose scores backward computes again, so that memory does not grow
+    with their square.
     """
     batch, nodes, heads, _ = queries_BWHE.shape
     slots = context.keys_BGSE.shape[2] + own_keys_BWkGE.shape[2]
-    part = max(64, SCORES_AT_A_TIME // max(1, batch * heads * slots))
+    fit = max(64, SCORES_AT_A_TIME // max(1, batch * heads * slots))
+    part = min(fit, CAUSAL_PART) if context.causal else fit
     if nodes <= part:
         return attend_at_once(queries_BWHE, context, own_keys_BWkGE, own_values_BWkGE)
-    seen_BWS, found = context.may_attend_BWS.expand(batch, nodes, -1), []
+    context, found = replace(context, bias_BWS=context.bias_BWS.expand(batch, nodes, -1)), []
     for start in range(0, nodes, part):
-        at = slice(start, start + part)
-        of_part = replace(context, may_attend_BWS=seen_BWS[:, at])
-        of_queries = (x[:, at] for x in (queries_BWHE, own_keys_BWkGE, own_values_BWkGE))
-        found.append(checkpoint(attend_at_once, next(of_queries), of_part, *of_queries, use_reentrant=False))
+        at = slice(start, min(start + part, nodes))
+        of_part = context.of_queries(at)
+        queries, keys, values = (x[:, at] for x in (queries_BWHE, own_keys_BWkGE, own_values_BWkGE))
+        if nodes <= fit:
+            found.append(attend_at_once(queries, of_part, keys, values))
+        else:
+            found.append(checkpoint(attend_at_once, queries, of_part, keys, values, use_reentrant=False))
     return torch.cat(found, dim=1)
 
 
@@ -59,13 +85,13 @@ def attend_at_once(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tenso
     kv_heads, slots, width = context.keys_BGSE.shape[1:]
     queries_BWGRE = torch.unflatten(queries_BWHE, 2, (kv_heads, -1)) / math.sqrt(width)
     of_context = torch.einsum("bwgre,bgse->bgrws", queries_BWGRE, context.keys_BGSE)
-    of_context = of_context.masked_fill(~context.may_attend_BWS[:, None, None], -torch.inf)
     of_own = torch.einsum("bwgre,bwkge->bgrwk", queries_BWGRE, own_keys_BWkGE)
-    scores = torch.cat([of_context, of_own], dim=-1)
+    scores = torch.cat([of_context + context.bias_BWS[:, None, None], of_own], dim=-1)
     wide = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.softmax(dim=-1, dtype=wide).to(own_values_BWkGE.dtype)
-    read = torch.einsum("bgrws,bgse->bwgre", weights[..., :slots], context.values_BGSE)
-    read = read + torch.einsum("bgrwk,bwkge->bwgre", weights[..., slots:], own_values_BWkGE)
+    at_context, at_own = torch.split(weights, [slots, own_keys_BWkGE.shape[2]], dim=-1)
+    read = torch.einsum("bgrws,bgse->bwgre", at_context, context.values_BGSE)
+    read = read + torch.einsum("bgrwk,bwkge->bwgre", at_own, own_values_BWkGE)
     return read.flatten(2, 3)
 
 

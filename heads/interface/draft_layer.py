@@ -74,6 +74,19 @@ def rope_parameters_of(backbone: Backbone, theta: float | None) -> dict[str, Any
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Rotary embeddings of some positions, made once for the queries and keys there: cos and sin (…, 1, E)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(…, heads, E), turned."""
+        left, right = x.chunk(2, dim=-1)
+        return x * self.cos + torch.cat([-right, left], dim=-1) * self.sin
+
+
 class Rope:
     """Rotary embeddings of Llama's kind. No module: a cast of the heads must not round the frequencies."""
 
@@ -90,16 +103,14 @@ class Rope:
         self.scale = float(rotary.attention_scaling)
         self.frequencies = {torch.device("cpu"): rotary.inv_freq.detach().clone()}
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """(…, heads, E) at positions (…)."""
-        if x.device not in self.frequencies:
-            self.frequencies[x.device] = self.frequencies[torch.device("cpu")].to(x.device)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        half = positions[..., None, None].to(wide) * self.frequencies[x.device].to(wide)
+    def at(self, positions: Tensor, dtype: torch.dtype) -> Turn:
+        """The turn (…, 1, E) at positions (…), the same for all heads."""
+        if positions.device not in self.frequencies:
+            self.frequencies[positions.device] = self.frequencies[torch.device("cpu")].to(positions.device)
+        wide = torch.promote_types(dtype, torch.float32)
+        half = positions[..., None, None].to(wide) * self.frequencies[positions.device].to(wide)
         angles = torch.cat([half, half], dim=-1)
-        left, right = x.chunk(2, dim=-1)
-        turned = torch.cat([-right, left], dim=-1)
-        return x * (angles.cos() * self.scale).to(x.dtype) + turned * (angles.sin() * self.scale).to(x.dtype)
+        return Turn(cos=(angles.cos() * self.scale).to(dtype), sin=(angles.sin() * self.scale).to(dtype))
 
 
 class Attention(nn.Module):
@@ -118,24 +129,17 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(input_width, key_value, bias=False)
         self.o_proj = nn.Linear(query, shape.hidden_size, bias=False)
 
-    def rows(self, inputs: Tensor, positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Keys and values (…, G, E) of inputs (…, I) at positions (…)."""
+    def rows(self, inputs: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Keys and values (…, G, E) of inputs (…, I) at the positions of `turn`."""
         key_value = (self.shape.num_key_value_heads, self.shape.head_dim)
         keys, values = (proj(inputs).unflatten(-1, key_value) for proj in (self.k_proj, self.v_proj))
-        return rope.rotate(keys, positions), values
+        return turn(keys), values
 
-    def forward(
-        self,
-        inputs_BWI: Tensor,
-        positions_BW: Tensor,
-        rope: Rope,
-        context: Context,
-        own: tuple[Tensor, Tensor],
-    ) -> Tensor:
+    def forward(self, inputs_BWI: Tensor, turn: Turn, context: Context, own: tuple[Tensor, Tensor]) -> Tensor:
         """(B, W, D): what each node reads from the context and from its own rows (B, W, k, G, E)."""
         queries = self.q_proj(inputs_BWI).unflatten(-1, (self.shape.num_attention_heads, self.shape.head_dim))
-        read = attend(rope.rotate(queries, positions_BW), context, *own)
-        return self.o_proj(read.flatten(2))
+        read: Tensor = self.o_proj(attend(turn(queries), context, *own).flatten(2))
+        return read
 
 
 class MLP(nn.Module):

@@ -19,15 +19,8 @@ from typing import Literal
 import torch
 
 from heads.backbone.model import Backbone
-from heads.export.eagle_draft import (
-    STEPS,
-    check_eagle,
-    classes_named,
-    draft_tensors,
-    layer_config,
-    read_draft,
-    read_steps,
-)
+from heads.export.eagle_draft import STEPS, check_eagle, draft_tensors, layer_config
+from heads.export.eagle_reading import classes_named, read_draft, read_steps
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.export.plain_logits import refuse_scaled_embedding
 from heads.interface.token_heads import TokenHeads

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from heads.backbone.model import Backbone
-from heads.export.eagle_draft import FILES, STEPS, read_steps
+from heads.export.eagle_draft import STEPS
+from heads.export.eagle_reading import FILES, read_steps
 from heads.export.folder import (
     create_with,
     find_tensors,

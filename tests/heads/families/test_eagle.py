@@ -126,15 +126,17 @@ def test_long_texts_are_read_in_parts_with_the_same_states_and_gradients(monkeyp
     token_heads = make_heads("eagle", backbone_of("llama"), num_heads=3)
     tokens_BT = random_tokens(2, 150, seed=2)
     found = []
-    for scores in (1, 2**24):  # parts of 64 queries, and one part
+    for scores, part in ((1, 64), (2**24, 64), (2**24, 150)):  # parts computed again, parts that are stored, one part
         monkeypatch.setattr(draft_attention, "SCORES_AT_A_TIME", scores)
+        monkeypatch.setattr(draft_attention, "CAUSAL_PART", part)
         model = TrainedModel(token_heads.backbone, token_heads, loss=LossConfig(hard=0.0, soft=1.0)).train()
         token_heads.zero_grad()
         loss = model(tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), torch.zeros_like(tokens_BT))["loss"]
         loss.backward()
         found.append([loss.detach(), *(p.grad.clone() for p in token_heads.parameters())])
-    for in_parts, at_once in zip(*found, strict=True):
-        torch.testing.assert_close(in_parts, at_once, atol=1e-10, rtol=0.0)  # float64 sums in another order
+    for again, stored, at_once in zip(*found, strict=True):
+        for in_parts in (again, stored):
+            torch.testing.assert_close(in_parts, at_once, atol=1e-10, rtol=0.0)  # float64 sums in another order
         assert at_once.abs().max() > 0, "every weight is trained"
 
 
