@@ -25,8 +25,21 @@ from heads.ngrams.table import NgramTable
 from train.run import explain_errors
 
 ROOT = Path(__file__).resolve().parent.parent
+ON_BASE = ("medusa", "grounded", "gru", "eagle")
+"""Families of the shipped heads on the demo backbone: a table that compares families has a row for each."""
+OWN_BACKBONE = ("dynamo",)
+"""Families whose shipped heads have a backbone of their own."""
 WIDTH = 132
 NGRAMS = "checkpoints/runs/demo-ngrams"
+
+
+def shipped(*families: str) -> list[str]:
+    """Folders of shipped heads.
+
+    >>> shipped("medusa", "eagle")
+    ['checkpoints/demo/medusa', 'checkpoints/demo/eagle']
+    """
+    return [f"checkpoints/demo/{family}" for family in families]
 
 
 def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:

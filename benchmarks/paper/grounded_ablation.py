@@ -4,7 +4,7 @@ Rows are those of Ankner et al., sections 5.1 and 5.3 (figures 2 and 5 to 8), an
 configs/demo/grounded.yaml with its own changes; blocks, their order, steps, batch and seed are the same. No block is
 seen twice (the paper trains for one epoch). Each finished row is stored in --out and not trained again, so an
 interrupted call can be repeated; --rows and --seeds train only some rows. Each family has the better rate of 5e-3
-(`grounded`) and 1e-2 (`medusa`, `gru`; docs/decisions.md).
+(`grounded`) and 1e-2 (`medusa`, `gru`, `eagle`; docs/decisions.md).
 
 Tokens per pass are measured greedily with the heads alone (no prompt lookup) over held-out prompts: once with a static
 tree of --nodes nodes grown from the row's own accuracy by rank on held-out blocks, and once with Medusa's tree of 63
@@ -116,10 +116,10 @@ VARIANTS = (
     Variant(name="offset_4", figure="6", changes={"heads": {"hidden_offset": 4}}),
     Variant(name="embeddings", figure="7", changes={"heads": {"hidden_offset": 8}}),
     Variant(name="gru", figure="8", changes={"family": "gru", **FAST}),
-    Variant(name="eagle_soft", figure="–", changes={"family": "eagle", "loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="prefix", figure="–", changes={"heads": {"prefix_layers": 1}}),
     Variant(name="soft", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="medusa_soft", figure="–", changes={"family": "medusa", **FAST, "loss": {"hard": 0.0, "soft": 1.0}}),
+    Variant(name="eagle_soft", figure="–", changes={"family": "eagle", **FAST, "loss": {"hard": 0.0, "soft": 1.0}}),
     Variant(name="soft_top_n", figure="–", changes={"loss": {"hard": 0.0, "soft": 1.0, "top_n": 64}}),
     Variant(name="regression", figure="–", changes={"loss": {"regression": 0.1}}),
     Variant(name="hydra++", figure="–", changes={"heads": {"prefix_layers": 1}, "loss": {"hard": 0.0, "soft": 1.0}}),

@@ -23,12 +23,14 @@ from torch import Tensor
 
 import heads
 from benchmarks.shared import (
+    ON_BASE,
     describe_cpu,
     figures_table,
     held_out,
     parser_of,
     run_benchmark,
     say,
+    shipped,
     wide_console,
     write_figures,
 )
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.speed.acceptance_rules", __doc__)
-    parser.add_argument("--heads", nargs="+", default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"])
+    parser.add_argument("--heads", nargs="+", default=shipped(*ON_BASE))
     parser.add_argument(
         "--other-model", default="checkpoints/demo/draft", help="a model with the backbone's tokenizer scores the texts"
     )

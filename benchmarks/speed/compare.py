@@ -1,6 +1,6 @@
 """The shipped heads on the same questions: `python -m benchmarks.speed.compare`.
 
-Runs `headway evaluate --suite speed` for medusa, grounded, gru, eagle and dynamo, and `headway compare` of the runs.
+Runs `headway evaluate --suite speed` for each family of shipped heads, and `headway compare` of the runs.
 Rows that an earlier call finished are kept in the folder --out.
 """
 
@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
+from benchmarks.shared import ON_BASE, OWN_BACKBONE, shipped
 from heads.cli.main import app
 
-HEADS = ("medusa", "grounded", "gru", "eagle", "dynamo")
-DEMO = Path("checkpoints/demo")
+HEADS = (*ON_BASE, *OWN_BACKBONE)
 COLUMNS = "180"
 
 
@@ -25,9 +25,9 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out / "quick" if options.quick else options.out
     small = ["--per-category", "1", "--repeats", "1", "--new-tokens", "24", "--position-tokens", "64"]
-    for name in HEADS:
+    for name, folder in zip(HEADS, shipped(*HEADS), strict=True):
         suite = ["--suite", "speed", "--out", str(out / name)]
-        headway("evaluate", str(DEMO / name), *suite, *(small if options.quick else []))
+        headway("evaluate", folder, *suite, *(small if options.quick else []))
     headway("compare", *(str(out / name) for name in HEADS), "--out", str(out / "compare.html"))
 
 

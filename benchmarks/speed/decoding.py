@@ -24,12 +24,14 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.shared import (
+    ON_BASE,
     add_file_flags,
     held_out,
     parse_with_defaults_of,
     parser_of,
     run_benchmark,
     say,
+    shipped,
     wide_console,
 )
 from benchmarks.speed.decoding_report import (
@@ -196,7 +198,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--heads",
         nargs="+",
-        default=[f"checkpoints/demo/{family}" for family in ("medusa", "grounded", "gru", "eagle")],
+        default=shipped(*ON_BASE),
         help="folders of heads on one backbone",
     )
     parser.add_argument(

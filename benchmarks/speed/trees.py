@@ -5,7 +5,7 @@ For each folder of heads a tree is tuned on one half of held-out prompts. The ot
 tree fitted for it, and with prompt lookup without heads, of which nothing is predicted. Then the halves swap and both
 results are pooled: one half may repeat itself more than the other, which a fit to one half cannot know and the swap
 cancels; the deviations of each half stay in the table. Predictions and measurements leave out the prompts' passes. A
-last line tunes for a large batch, where trees do not pay.
+last line tunes the heads that were fastest alone for a large batch, where trees do not pay.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.shared import (
+    ON_BASE,
     figures_table,
     held_out,
     or_dash,
     parser_of,
     run_benchmark,
     say,
+    shipped,
     wide_console,
     write_figures,
 )
@@ -122,13 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 say(console, f"  {line.decoding}: {line.tree}")
         lines += pool(*halves)
     console.print(lines_table(lines))
+    alone = [line for line in lines if line.decoding not in (BESIDE, LOOKUP_ALONE)]
     for what, ours in (
-        ("heads alone", [line for line in lines if line.decoding not in (BESIDE, LOOKUP_ALONE)]),
+        ("heads alone", alone),
         ("with a looked-up chain", [line for line in lines if line.decoding == BESIDE]),
     ):
         if ours:
             say_worst(console, what, ours)
-    say_large_batch(console, opened, prompts[0::2], options)
+    fastest = max(alone, key=lambda line: line.measured.tokens_per_second).heads
+    say_large_batch(console, fastest, opened.token_heads[fastest], prompts[0::2], options)
     if options.json:
         found = [
             dataclasses.asdict(line)
@@ -189,8 +193,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--heads",
         nargs="+",
-        default=["checkpoints/demo/medusa", "checkpoints/demo/grounded"],
-        help="folders of heads on one backbone; the last one is tuned for the large batch too",
+        default=shipped(*ON_BASE),
+        help="folders of heads on one backbone; those that are fastest alone are tuned for the large batch too",
     )
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts of either half")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt")
@@ -300,13 +304,14 @@ def known(value: float, form: str) -> str:
     return or_dash(None if math.isnan(value) else value, form)
 
 
-def say_large_batch(console: Console, opened: Opened, prompts: Sequence[Tensor], options: argparse.Namespace) -> None:
+def say_large_batch(
+    console: Console, name: str, token_heads: TokenHeads, prompts: Sequence[Tensor], options: argparse.Namespace
+) -> None:
     """Print the result of tuning for a large batch, whose passes have no room for trees."""
     if not options.batch:
         return
-    name, token_heads = list(opened.token_heads.items())[-1]
     config = TuneConfig(new_tokens=options.new_tokens, batch=options.batch, repeats=min(5, options.repeats))
-    tuning = tune(token_heads, prompts, config, clock=clock_of(opened.model.device))
+    tuning = tune(token_heads, prompts, config, clock=clock_of(token_heads.backbone.device))
     say(console, f"\n{name}, batch {options.batch}: {verdict(tuning)}")
 
 

@@ -20,6 +20,8 @@ import torch
 
 from benchmarks.paper.trained_rows import StoredRow, load_or_measure
 from benchmarks.shared import (
+    ON_BASE,
+    OWN_BACKBONE,
     describe_cpu,
     parse_with_defaults_of,
     parser_of,
@@ -41,8 +43,6 @@ from heads.checkpoint.opening import default_device
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.tables import describe_machine, versions
 
-ON_BASE = ("medusa", "grounded", "gru")
-OWN_BACKBONE = ("dynamo",)
 PENALTY = 1.1
 README = Path("README.md")
 MARKERS = (
@@ -117,6 +117,7 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
                 asked: dict[str, Any] = {"rounds": options.rounds}
                 if batch:
                     asked = {name: getattr(options, name) for name in ("groups", "new_tokens", "no_tuned")}
+                    asked["families"] = [*ON_BASE, *OWN_BACKBONE]
                 settings = {**common, **asked, "shape": shape, "dtype": dtype, "batch": batch}
                 name = f"{shape}-{dtype}-" + (f"batch{batch}" if batch else "passes")
                 stored = StoredRow(folder=Path(options.out), name=name, settings=settings)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.shared import shipped
 from benchmarks.speed.real_costs.shapes import Shape
 from benchmarks.speed.real_costs.wide_backbone import widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
@@ -29,7 +30,7 @@ class Widened:
 
 def open_widened(families: Sequence[str], shape: Shape, dtype: torch.dtype) -> Widened:
     """Families on one backbone, in another shape."""
-    narrow = open_heads([f"checkpoints/demo/{family}" for family in families])
+    narrow = open_heads(shipped(*families))
     narrow.model.generation_config.eos_token_id = None
     backbone = Backbone(widen_backbone(narrow.model, shape, dtype))
     wide = {name: widen_heads(one, backbone) for name, one in narrow.token_heads.items()}
