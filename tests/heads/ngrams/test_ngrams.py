@@ -28,6 +28,7 @@ from heads.data.documents import DataConfig, SourceConfig, load_documents
 from heads.ngrams import counting as ngram_counting
 from heads.ngrams import trie
 from heads.ngrams.counting import count_ngrams
+from heads.ngrams.runs import count_equal
 from heads.ngrams.table import NgramTable
 
 BASE = DEMO / "base"
@@ -551,3 +552,19 @@ def test_tables_of_the_first_format_are_read(tmp_path, vocab_size):
     assert torch.equal(old.joint_counts(candidates), table.joint_counts(candidates))
     asked = torch.tensor([documents[-1][:5]]), torch.tensor([[7, 1, 65_535 + 8]])
     assert torch.equal(old.next_token_probabilities(*asked), table.next_token_probabilities(*asked))
+
+
+@pytest.mark.parametrize(
+    ("first_bits", "second_bits"), [(60, 4), (60, 5), (60, 12), (60, 20), (40, 40), (60, 21), (20, 20)]
+)
+def test_pairs_of_words_are_counted_as_plain_pairs(first_bits, second_bits):
+    generator = np.random.default_rng(first_bits + second_bits)
+    most = np.array([[1 << first_bits], [1 << second_bits]], np.uint64)
+    chosen_WM = generator.integers(0, most, size=(2, 300), dtype=np.uint64)
+    chosen_WM[0, 100:] = chosen_WM[0, :100].repeat(2)  # pairs that differ in their second word alone
+    chosen_WM[1, :20] = chosen_WM[1, 20:40]  # and in their first
+    chosen_WM[:, -1] = most[:, 0] - 1
+    words_WN = chosen_WM[:, generator.integers(0, 300, 2000)]
+    found_WN, counts_N = count_equal(words_WN)
+    expected = Counter(zip(*words_WN.tolist(), strict=True))
+    assert list(zip(zip(*found_WN.tolist(), strict=True), counts_N.tolist(), strict=True)) == sorted(expected.items())
