@@ -20,6 +20,7 @@ from heads.families import create, families
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
 from heads.packed import pack_weights
+from heads.quantization.packed_heads import pack_heads
 from heads.quantization.quantizer import MXConfig
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "load_tokenizer",
     "load_with_backbone",
     "most_frequent_tokens",
+    "pack_heads",
     "pack_weights",
     "prune_vocabulary",
     "push_to_hub",

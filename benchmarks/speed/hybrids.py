@@ -31,7 +31,7 @@ from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import rotated
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = ("medusa", "grounded", "gru", "dynamo")
+FAMILIES = ("medusa", "grounded", "gru", "eagle", "dynamo")
 ARCHITECTURES = (
     "qwen3_next",
     "qwen3_5",

@@ -35,6 +35,7 @@ from heads.decoding.tuned_file import TUNED_TREE
 from heads.inside import find_inside
 from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
+from heads.quantization.packed_heads import refuse_packed_heads
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +233,7 @@ def prune_vocabulary(token_heads: TokenHeads, tokens: Tensor | Sequence[int]) ->
         ValueError: invalid ids, or a token that the given heads do not score.
     """
     check_token_heads(token_heads)
+    refuse_packed_heads(token_heads, "Cutting heads to some tokens")
     ids_S = check_draft_tokens(tokens, None, token_heads.backbone.vocab_size)
     rows_S = ids_S
     if (vocabulary := token_heads.draft_vocabulary) is not None:

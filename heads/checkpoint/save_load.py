@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from heads.families import build_config, family_module
 from heads.inside import is_foreign_link, is_one_name, open_new, remove
 from heads.interface.draft_vocabulary import check_draft_tokens
 from heads.interface.token_heads import TokenHeads
+from heads.quantization.linear import MXLinear
+from heads.quantization.packed_heads import packed_layers, put_packed_heads
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +84,13 @@ def save(
         "config": vars(token_heads.config),
         "backbone": describe_backbone(token_heads.backbone),
         "trained_backbone": trained,
-        "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+        "num_parameters": num_parameters(token_heads, tensors),
         "measured_accuracy": token_heads.measured_accuracy,
         "sha256": hashlib.sha256(content).hexdigest(),
         "recipe": recipe or {},
     }
+    if packed := packed_layers(token_heads):
+        description["packed_layers"] = packed
     text = json.dumps(description, indent=2, default=str) + "\n"
     new = None if trained is None else folder / trained["folder"]
     try:
@@ -96,6 +101,13 @@ def save(
         raise
     if old is not None and old != new:
         remove(old)
+
+
+def num_parameters(token_heads: TokenHeads, tensors: Mapping[str, Tensor]) -> int:
+    """Numbers in the tensors, those of packed layers included."""
+    packed = (module for module in token_heads.modules() if isinstance(module, MXLinear))
+    plain = (tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+    return sum(plain) + sum(layer.in_features * layer.out_features for layer in packed)
 
 
 def named_backbone(folder: Path) -> Path | None:
@@ -172,6 +184,7 @@ def load(
     token_heads = family_module(description.family).Heads(
         build_config(description.family, **description.config), backbone
     )
+    put_packed_heads(token_heads, description.packed_layers or {})
     token_heads.load_state_dict(tensors)
     if token_heads.draft_tokens_S is not None:
         check_draft_tokens(token_heads.draft_tokens_S, None, backbone.vocab_size)

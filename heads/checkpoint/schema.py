@@ -74,6 +74,7 @@ class HeadsDescription:
         measured_accuracy: [k - 1][r]: share of positions at which rank r of head k was right; null where not measured.
         recipe: how the heads were made: resolved config, versions, commit, measurements.
         merged_from: the folder whose adapter was merged into the backbone.
+        packed_layers: the microscaling format of each packed layer, by name; null for heads in floating point.
     """
 
     format_version: int
@@ -86,6 +87,7 @@ class HeadsDescription:
     measured_accuracy: list[list[float]] | None = None
     recipe: dict[str, Any] | None = None
     merged_from: str | None = None
+    packed_layers: dict[str, str] | None = None
 
     def validate_accuracy(self) -> None:
         rows = self.measured_accuracy

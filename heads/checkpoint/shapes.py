@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from heads.backbone.model import Backbone
 from heads.checkpoint.schema import DESCRIPTION, TENSORS, HeadsDescription
 from heads.families import build_config, family_module
+from heads.quantization.packed_heads import put_packed_heads
 
 SHOWN = 8  # problems in one sentence
 
@@ -31,8 +32,9 @@ def check_fit(description: HeadsDescription, backbone: Backbone, folder: str | P
     config = build_config(description.family, **description.config)
     with torch.device("meta"):
         on_meta = Backbone(without_memory(backbone.model), check_projection=False)
-        wanted = family_module(description.family).Heads(config, on_meta).state_dict()
-    check_shapes(found, wanted, folder)
+        wanted = family_module(description.family).Heads(config, on_meta)
+    put_packed_heads(wanted, description.packed_layers or {})
+    check_shapes(found, wanted.state_dict(), folder)
 
 
 def read_shapes(path: Path) -> dict[str, Sequence[int]]:

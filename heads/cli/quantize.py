@@ -12,11 +12,15 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file
 from torch import Tensor
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_backbone, open_heads
 from heads.checkpoint.packed_backbone import RECORD, pack_backbone
+from heads.checkpoint.remote import find_heads
+from heads.checkpoint.save_load import save
+from heads.checkpoint.schema import TENSORS
 from heads.cli.hub import BY_NAME
 from heads.cli.options import print_aside
 from heads.evaluation.lossy.rounded_weights import Quality, measure_quality, rounded
@@ -26,6 +30,8 @@ from heads.evaluation.predictions import read_texts
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_content
 from heads.quantization.formats import FORMATS, Format, find_format
+from heads.quantization.packed_heads import pack_heads
+from heads.quantization.quantizer import MXConfig
 
 LEGEND = (
     "error: of the weights, relative; PPL: perplexity of the next token; tokens/pass: heads alone, greedy; text: "
@@ -61,6 +67,10 @@ def quantize_command(
             metavar="FOLDER", help="New folder for the packed backbone, in one --format; it opens without the original."
         ),
     ] = None,
+    heads_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="New folder for the heads, packed as the backbone is; with --out."),
+    ] = None,
 ) -> None:
     """Show what weights of 4, 6 or 8 bits cost in perplexity and accepted drafts; with --out, write them packed.
 
@@ -70,10 +80,14 @@ def quantize_command(
     """
     if out is not None and formats == "all":
         raise ValueError(f"--out {out} takes one format; give --format, one of {', '.join(FORMATS)}.")
+    if heads_out is not None and (out is None or heads is None):
+        raise ValueError(f"--heads-out {heads_out} goes with --heads, which are packed, and --out.")
     chosen = list(FORMATS.values()) if formats == "all" else [find_format(formats)]
     if out is not None:
         size = pack_backbone(backbone, formats, out, dtype=dtype)
         typer.echo(f"{out}: {backbone} in {formats}, {size / 2**20:.1f} MiB of weights")
+    if heads is not None and heads_out is not None:
+        write_packed_heads(heads, str(out), formats, heads_out)
     opened = open_backbone(backbone, dtype) if heads is None else open_heads([heads], backbone, dtype)
     texts = cut_texts(opened, text or [], blocks, block_tokens)
     prompts = find_prompts(opened, text or [], num_prompts) if heads is not None else []
@@ -90,7 +104,8 @@ def quantize_command(
         else:
             with rounded(opened.model, chosen[0]) as (_, error):
                 pass  # the weights' error alone; all else is the packed folder's own
-            folder = open_backbone(str(out), dtype) if heads is None else open_heads([heads], str(out), dtype)
+            used = heads_out or heads
+            folder = open_backbone(str(out), dtype) if used is None else open_heads([used], str(out), dtype)
             (packed,) = measured(folder, [None])
             found = [*measured(opened, [None]), replace(packed, format=chosen[0], weight_error=error)]
     console.print(quality_table(found, f"{backbone}: {len(texts)} texts, {len(prompts)} prompts"))
@@ -98,6 +113,21 @@ def quantize_command(
     if json_file is not None:
         write_content(json_file, as_content(found, opened.model.device))
         print_aside(f"figures: {json_file}")
+
+
+def write_packed_heads(heads: Path, backbone: str, format: str, out: Path) -> None:
+    """Pack heads and save them with the tree that was fitted to them left out, since their accuracy changes.
+
+    Raises:
+        ValueError: `out` exists, or the heads cannot be packed.
+    """
+    if out.exists():
+        raise ValueError(f"--heads-out {out} exists already; give a new folder.")
+    (token_heads,) = open_heads([heads], backbone).token_heads.values()
+    stored = load_file(Path(find_heads(heads)) / TENSORS).values()
+    dtype = next((tensor.dtype for tensor in stored if tensor.is_floating_point()), None)
+    save(pack_heads(token_heads, MXConfig(format)), out, recipe={"packed_from": str(heads)}, dtype=dtype)
+    typer.echo(f"{out}: {heads} in {format}, {(out / TENSORS).stat().st_size / 2**20:.1f} MiB")
 
 
 def cut_texts(opened: Opened, files: Sequence[Path], count: int, length: int) -> list[Tensor]:

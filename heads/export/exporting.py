@@ -15,6 +15,7 @@ from heads.backbone.model import Backbone, CommitPlan
 from heads.export.formats import format_module, reads, recognise, writes
 from heads.export.replacing import check_place
 from heads.interface.token_heads import TokenHeads
+from heads.quantization.packed_heads import refuse_packed_heads
 from heads.validation import build
 
 ROWS, TOKENS = 2, 12
@@ -45,6 +46,7 @@ def export_heads(
         raise ValueError(f"The format {format} is only read; headway export --list shows the others.")
     if hasattr(module, "convert"):
         raise ValueError(f"The format {format} is made of a folder: save the heads, then headway export --to {format}.")
+    refuse_packed_heads(token_heads, f"Exporting as {format}")
     config = build(module.Config, options, of=f"format {format}")
     if overwrite and hasattr(module, "write_in_place"):
         said = module.write_in_place(token_heads, folder, config)

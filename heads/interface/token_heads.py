@@ -206,7 +206,7 @@ class TokenHeads(nn.Module):
 
     def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
         """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
-        if all(p.dtype == dtype for p in self.parameters()):
+        if all(p.dtype == dtype for p in self.parameters() if p.is_floating_point()):
             return self
         return copy.deepcopy(self, {id(self.backbone): self.backbone}).to(dtype)
 

@@ -19,6 +19,7 @@ from heads.checkpoint.opening import load_recorded
 from heads.checkpoint.schema import read_description
 from heads.families import build_config, create_unchosen
 from heads.interface.token_heads import TokenHeads
+from heads.quantization.packed_heads import refuse_packed_heads
 from train.checkpoint.interruption import Interruption
 from train.checkpoint.progress import read_progress
 from train.config import TrainConfig
@@ -126,6 +127,7 @@ def build_heads(config: TrainConfig, backbone: Backbone) -> TokenHeads:
     if config.init_from is None:
         return create_unchosen(config.family, backbone, **config.heads).float()
     token_heads = save_load.load(config.init_from, backbone, dtype=torch.float32)
+    refuse_packed_heads(token_heads, "Training")
     wanted = build_config(config.family, **config.heads)
     if token_heads.family != config.family or (config.heads and token_heads.config != wanted):
         raise ValueError(

@@ -147,7 +147,8 @@ def check_heads(token_heads: TokenHeads, model: Any) -> None:
     if unwrap(model) is not backbone.model:
         raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
     token_heads.refresh()
-    others = sorted({str(p.dtype) for p in token_heads.parameters() if p.dtype != backbone.dtype})
+    dtypes = {p.dtype for p in token_heads.parameters() if p.is_floating_point()}  # the codes of packed layers are not
+    others = sorted(str(dtype) for dtype in dtypes - {backbone.dtype})
     if others and not torch.is_autocast_enabled(backbone.device.type):
         raise ValueError(
             f"The heads are in {' and '.join(others)}, but the backbone is in {backbone.dtype}; "
