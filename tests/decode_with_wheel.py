@@ -6,6 +6,7 @@ where decoding differs from `generate`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -61,7 +62,7 @@ def adapt() -> None:
 
 
 def read_rows() -> None:
-    pass
+    importlib.import_module("heads.data.documents")
 
 
 if __name__ == "__main__":
