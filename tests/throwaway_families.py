@@ -231,6 +231,7 @@ def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tok
     index_BT = torch.arange(batch * length).view(batch, length)
     rows = [index_BT[:, : length - 1 - k].flatten() for k in range(1, token_heads.num_heads + 1)]
     forcing = TeacherForcing(tokens_BT=tokens_BT, taps=taps, positions_BT=positions_BT, mask=mask, rows=rows)
+    token_heads.requires_grad_(True)  # layers are copied from a shared model, which another test may have frozen
     parameters = list(token_heads.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     loss = torch.zeros(())

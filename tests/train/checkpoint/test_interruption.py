@@ -130,7 +130,8 @@ def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
     add_bad_token(folder)
     batch = {"per_device_train_batch_size": 2}
     config = write_config(folder, "two", trainer=batch, save_every_steps=0)
-    port, script = free_port(), slow_script(folder, step=0.1)
+    # Slow enough to stop in step 5: step 6 ends an epoch, whose last blocks two processes fill up differently than one.
+    port, script = free_port(), slow_script(folder, step=0.5)
     processes = [start_rank(config, rank, port, script) for rank in (0, 1)]
     wait_until((folder / "two/metrics.jsonl").is_file, processes[0])
     processes[1].send_signal(signal.SIGTERM)
