@@ -33,6 +33,7 @@ from transformers import (
     GraniteConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
@@ -218,6 +219,20 @@ HYBRID_CONFIGS: dict[str, Any] = {
         **HYBRID, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
     ),
     "bamba": lambda: BambaConfig(**HYBRID, **MAMBA, attn_layer_indices=[1], mamba_expand=2),
+    "kimi_linear": lambda: KimiLinearConfig(
+        **{**HYBRID, "num_key_value_heads": 4},
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        linear_head_dim=8,
+        linear_num_heads=4,
+        moe_intermediate_size=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    ),
     "jamba": lambda: JambaConfig(
         **HYBRID,
         attn_layer_period=2,

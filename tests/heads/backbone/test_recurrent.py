@@ -21,7 +21,7 @@ from heads.decoding.trees.static import Tree
 
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 1]])
 SECOND, IN_PLACE, SHORT, LAST = [0, 6, 7], [0, 1, 2, 3], [0, 1, 5], [0, 6, 8]
-OTHERS = ("bamba", "jamba")
+OTHERS = ("bamba", "jamba", "kimi_linear")
 TOLERANCE = 2e-5  # of the largest logit, in float32; 3e-6 is seen. LFM2 in float64: 1e-15 is seen.
 
 
