@@ -49,7 +49,7 @@ from matplotlib import pyplot as plt
 VOCABULARIES = (2_048, 32_000, 128_256)
 ROWS, WIDTH, HEADS = 1024, 64, 4
 LOSSES = {"plain": plain_cross_entropy, "chunked": chunked_cross_entropy}
-CHUNKS = (2**21, 2**22, 2**23, 2**24)
+CHUNK_ROWS = (65, 130, 520)
 
 
 def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None:
@@ -63,27 +63,38 @@ def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None
     answer.put(resident("VmHWM") - before)
 
 
-def chunk_table(console: Console, rounds: int, width: int = 512) -> dict[int, float]:
-    """Seconds of one head's loss and gradients with a trained unembedding, for several chunk sizes, interleaved."""
-    vocab = 32_000
-    weight, hidden = torch.randn(vocab, width, requires_grad=True), torch.randn(ROWS, width, requires_grad=True)
-    labels = torch.randint(vocab, (ROWS,))
+def chunk_table(console: Console, rounds: int, width: int = 512) -> list[dict[str, Any]]:
+    """Milliseconds of one head's loss and gradients with a trained unembedding, by rows of a chunk, interleaved."""
+    usual = chunks.CHUNK_ELEMENTS, chunks.LEAST_ROWS
+    title = f"One loss with its gradients: {ROWS:,} rows, width {width}, float32"
+    table = figures_table(title, "vocabulary", "rows in a chunk", "logits", "ms", "in use", left=0)
+    found = []
+    for vocab in VOCABULARIES[1:]:
+        in_use = chunks.rows_of_chunk(vocab, usual[0]["cpu"])
+        seconds = take_turns({str(rows): chunk_step(vocab, width, rows) for rows in (*CHUNK_ROWS, in_use)}, rounds)
+        for rows, values in sorted(seconds.items(), key=lambda item: int(item[0])):
+            milliseconds, size = 1000 * statistics.median(values), 4 * int(rows) * vocab / MIB
+            found.append({"vocab": vocab, "rows": int(rows), "milliseconds": milliseconds})
+            mark = "yes" if int(rows) == in_use else ""
+            table.add_row(f"{vocab:,}", rows, f"{size:,.0f} MiB", f"{milliseconds:,.0f}", mark)
+    chunks.CHUNK_ELEMENTS, chunks.LEAST_ROWS = usual
+    console.print(table)
+    return found
 
-    def step(elements: int) -> None:
-        chunks.CHUNK_ELEMENTS = {"cpu": elements}
+
+def chunk_step(vocab: int, width: int, rows: int) -> Callable[[], None]:
+    generator = torch.Generator().manual_seed(0)
+    weight, hidden = (
+        torch.randn(n, width, generator=generator).div_(width**0.5).requires_grad_() for n in (vocab, ROWS)
+    )
+    labels = torch.randint(vocab, (ROWS,), generator=generator)
+
+    def step() -> None:
+        chunks.CHUNK_ELEMENTS, chunks.LEAST_ROWS = {"cpu": rows * vocab}, 1
+        weight.grad = None
         chunked_cross_entropy(Projection(weight=weight), hidden, labels).backward()
 
-    usual = chunks.CHUNK_ELEMENTS
-    found = take_turns({str(elements): functools.partial(step, elements) for elements in CHUNKS}, rounds)
-    chunks.CHUNK_ELEMENTS = usual
-    title = f"One loss with its gradients: {ROWS:,} rows, width {width}, vocabulary {vocab:,}, float32"
-    table = figures_table(title, "logits in a chunk", "rows", "ms", "in use", left=0)
-    medians = {int(elements): statistics.median(seconds) for elements, seconds in found.items()}
-    for elements, seconds in medians.items():
-        size = f"{4 * elements / MIB:,.0f} MiB"
-        table.add_row(size, str(elements // vocab), f"{1000 * seconds:,.0f}", "yes" if elements == usual["cpu"] else "")
-    console.print(table)
-    return medians
+    return step
 
 
 def memory_table(console: Console) -> list[dict[str, Any]]:
