@@ -122,6 +122,12 @@ CHECKS = {
         shows="stored hidden states, two processes, chunk sizes of the loss",
         measures=(),
     ),
+    "training_masks": Check(
+        command="python -m benchmarks.training attention",
+        shows="a block of 2,048 tokens with 1, 8 and 32 documents: plain causal attention, a dense mask, and document "
+        "by document as runs train; the states of the two that keep documents apart are equal",
+        measures=("train/objective/document_attention.py",),
+    ),
     "training_compile": Check(
         command="python -m benchmarks.training compile",
         shows="decoder layers as they are and compiled, at two widths",

@@ -8,7 +8,7 @@ Parts, by default all:
     chunks    seconds of the loss against the size of its chunks
     step      steps of the demo config through the real Trainer: the share outside forward, backward and optimizer
     compile   uncompiled and compiled decoder layers (training_options.py, as the next ones)
-    attention a long block with a dense mask, and document by document
+    attention a long block plainly causal, with a dense mask, and document by document
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
     gpu       a 1B-shape backbone with model FLOPs utilisation, beside a plain loop; --tiny tries it on a CPU
