@@ -69,6 +69,22 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind)
         assert all(names <= line.keys() for line in steps)
 
 
+STREAMED = pytest.param({"streaming": True, "max_eval_blocks": 4}, id="streamed")
+
+
+@pytest.mark.parametrize("data", [pytest.param({}, id="stored", marks=pytest.mark.wide), STREAMED])
+def test_several_workers_and_a_resume_change_no_batch(folder, monkeypatch, data):
+    """Two workers read, the run is killed and goes on: the run that one process reads for, bit by bit."""
+    alone = train(write_config(folder, "alone", data=data))
+    parts = write_config(folder, "parts", data=data, trainer={"dataloader_num_workers": 2})
+    with monkeypatch.context() as patch:
+        kill_at(patch, 8)
+        with pytest.raises(Killed):
+            train(parts)
+    train(parts, "--resume", "true")
+    assert_same_run(alone, folder / "parts")
+
+
 def test_the_sums_that_are_logged_make_the_loss(folder):
     """Step by step: a mean of steps is not the mean over their labels, of which steps have unequal numbers."""
     lines = logged(
