@@ -214,7 +214,7 @@ CHECKS = {
         shows="superposed decoding beside nucleus sampling, beam search, greedy decoding and n-grams alone: perplexity "
         "under two judges by k, prefix and length, exact match, rankings, repetition, cosines, long texts, and which "
         "of the paper's claims hold; parts that an earlier call finished are kept",
-        measures=("checkpoints/demo/base", "checkpoints/demo/draft", "heads/decoding/superposed"),
+        measures=("checkpoints/demo/base", "checkpoints/demo/draft", "heads/decoding/superposed", "heads/ngrams"),
     ),
     "sinkhorn": Check(
         command="python -m benchmarks.paper.sinkhorn",
@@ -252,7 +252,7 @@ CHECKS = {
         shows="6-grams in our table, in dictionaries, DuckDB, Polars and infini-gram: seconds, memory and disk of "
         "building, questions a second; the curve to 200 M tokens",
         quick="--tokens 500000 --curve 1000000 2000000",
-        measures=(),
+        measures=("heads/ngrams",),
     ),
     "mx_quality": Check(
         command="headway quantize checkpoints/demo/base --heads checkpoints/demo/grounded",
@@ -266,6 +266,7 @@ CHECKS = {
         shows="seconds for k drafts by superposed decoding, beside nucleus sampling one after another and in a batch, "
         "and the share of n-gram look-ups",
         quick="--k 1 3 8 --prefixes 4",
+        measures=("checkpoints/demo/base", "heads/decoding/superposed", "heads/ngrams"),
     ),
     "resume": Check(
         command="python -m benchmarks.training.resume",

@@ -297,6 +297,11 @@ REFUSED = {
         {},
     ),
     f"k=30 was given; the vocabulary has {VOCAB} tokens": ({}, {"k": 30}),
+    "Multi-token decoding starts from input_ids of at least one token": ({"input_ids": random_tokens(1, 0)}, {}),
+    r"attention_mask of shape \(2, 4\) must match input_ids": (  # one prompt of a batch is empty
+        {"input_ids": random_tokens(2, 4), "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])},
+        {},
+    ),
 }
 
 
@@ -308,8 +313,7 @@ def test_what_generate_asks_and_drafts_cannot_do(said):
         heads.generate(
             tiny_model("llama"),
             decoding,
-            input_ids=random_tokens(1, 4),
-            **{"do_sample": False, "max_new_tokens": 4, **asked},
+            **{"input_ids": random_tokens(1, 4), "do_sample": False, "max_new_tokens": 4, **asked},
         )
 
 
