@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
-from benchmarks.speed.ngram_stores.__main__ import compare, extrapolate
+from benchmarks.speed.ngram_stores.__main__ import compare, extrapolate, run_store
 from benchmarks.speed.ngram_stores.measure import measure_store
-from benchmarks.speed.ngram_stores.stores import ORDER, build_dictionaries, build_headway, windows
+from benchmarks.speed.ngram_stores.stores import ORDER, PACKAGES, build_dictionaries, build_headway, windows
 
 
 @pytest.fixture
@@ -46,3 +48,8 @@ def test_other_answers_are_said():
 def test_a_curve_is_continued():
     curve = [{"tokens": n, "disk": 5 * n**0.8} for n in (1000, 2000, 4000)]
     assert extrapolate(curve, "disk", 200_000) == pytest.approx(5 * 200_000**0.8)
+
+
+def test_a_store_whose_package_is_nowhere_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setitem(PACKAGES, "polars", ("no_such_package",))
+    assert run_store("polars", 10, tmp_path / "corpus", sys.executable) is None

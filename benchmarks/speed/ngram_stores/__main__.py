@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_store(store: str, tokens: int, corpus: Path, python: str) -> Figures | None:
     """One store's figures; None where its package is missing."""
-    here = sys.executable if has_packages(sys.executable, store) else python
-    if here != sys.executable and not has_packages(here, store):
+    here = next((found for found in (sys.executable, python) if has_packages(found, store)), None)
+    if here is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         command = [here, "-m", "benchmarks.speed.ngram_stores.stores", store, str(corpus), str(tokens), folder]
