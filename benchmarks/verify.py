@@ -7,7 +7,8 @@
 
 transformers_tests is skipped unless HEADWAY_TRANSFORMERS=FOLDER names a checkout of
 github.com/huggingface/transformers at the installed version, and outside unless HEADWAY_HARNESSES=FOLDER holds
-checkouts of github.com/hemingkx/Spec-Bench and github.com/NVIDIA/Model-Optimizer. No other program writes into
+checkouts of github.com/hemingkx/Spec-Bench and github.com/NVIDIA/Model-Optimizer. ngram_stores leaves out DuckDB,
+Polars and infini-gram unless HEADWAY_STORES names a Python that has them. No other program writes into
 benchmarks/results/. A new benchmark adds its command to `CHECKS`.
 """
 

@@ -27,8 +27,8 @@ from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, MAX_VOCAB, fingerprint
 from heads.ngrams.runs import Packing, count_equal, cut_orders, merge
 from heads.ngrams.table import NgramTable
 
-SHARD_TOKENS = 1 << 21  # an interruption loses at most this much work of each worker
-PART_NGRAMS = 1 << 21  # in about one part, which holds all n-grams of at least one first token
+SHARD_TOKENS = 1 << 20  # an interruption loses at most this much of each worker; more takes memory, thus time
+PART_NGRAMS = 1 << 20  # in about one part, which holds all n-grams of at least one first token
 QUEUED_JOBS = 2  # for each worker, so that shards do not pile up in memory
 
 Report = Callable[[str, int, int | None], Any]

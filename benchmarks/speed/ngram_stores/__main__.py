@@ -2,10 +2,10 @@
 
 The corpus is the Python source of the installed packages. Each store is built and asked in a process of its own, on one
 core: this library's, the paper's Python dictionaries, DuckDB, Polars, and the infini-gram engine. Packages that are
-missing here are looked for in the Python of `--python`; a store whose package is nowhere is left out, and a line says
-so. Seconds are the processor's, so that a busy machine changes little; a question is one probability of one n-gram
-order after one draft, and a step of 8 drafts asks 320 of them. The curve of our building is continued to 200 million
-tokens, the paper's corpus, by the power law of its last two points.
+missing here are looked for in the Python of `--python` or HEADWAY_STORES; a store whose package is nowhere is left
+out, and a line says so. Seconds are the processor's, so that a busy machine changes little; a question is one
+probability of one n-gram order after one draft, and a step of 8 drafts asks 320 of them. The curve of our building is
+continued to 200 million tokens, the paper's corpus, by the power law of its last two points.
 """
 # N tokens counted
 
@@ -35,6 +35,7 @@ from heads.evaluation.tables import describe_machine
 
 PAPER_TOKENS, MEMORY_TARGET = 200_000_000, 24 * 2**30
 PAPER_DISK = 14e9  # bytes of the paper's dictionaries (section 4)
+LIBRARIES, TIMES_AS_FAST = ("duckdb", "polars"), 2.0  # what counting of our own has to beat, and by how much
 MIB = 2**20
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), "1")
 Figures = dict[str, Any]
@@ -109,6 +110,20 @@ def show_stores(console: Console, stores: dict[str, Figures | None]) -> None:
     for store, found in stores.items():
         if ours and found and found is not ours:
             say(console, compare(store, found, ours))
+    for store in LIBRARIES:
+        if ours and (found := stores.get(store)):
+            say(console, verdict(store, found, ours))
+
+
+def verdict(store: str, found: Figures, ours: Figures) -> str:
+    """Whether counting of our own is worth keeping beside a library's.
+
+    >>> verdict("duckdb", {"cpu_seconds": 3.0}, {"cpu_seconds": 2.0})
+    'counting at least twice as fast as duckdb: does not hold (1.50 ×)'
+    """
+    ratio = found["cpu_seconds"] / ours["cpu_seconds"]
+    holds = "holds" if ratio >= TIMES_AS_FAST else "does not hold"
+    return f"counting at least twice as fast as {store}: {holds} ({ratio:.2f} ×)"
 
 
 def compare(store: str, found: Figures, ours: Figures) -> str:
@@ -179,11 +194,12 @@ def draw(curve: Sequence[Figures], path: str) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.speed.ngram_stores", __doc__)
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens that every store counts")
+    parser.add_argument("--tokens", type=int, default=5_000_000, help="tokens that every store counts")
     curve = [2_500_000, 5_000_000, 10_000_000, 20_000_000]
     parser.add_argument("--curve", type=int, nargs="+", default=curve, help="tokens that ours counts as well")
     parser.add_argument("--stores", nargs="+", choices=list(STORES), default=list(STORES), help="what is compared")
-    parser.add_argument("--python", default=sys.executable, help="a Python that has the packages missing here")
+    python = os.environ.get("HEADWAY_STORES", sys.executable)
+    parser.add_argument("--python", default=python, help="a Python that has the packages missing here")
     parser.add_argument("--picture", metavar="FILE", help="draw the curve here")
     parser.add_argument("--json", metavar="FILE", help="write the figures, machine and versions here")
     return parser
