@@ -269,6 +269,12 @@ CHECKS = {
         quick="--k 1 3 8 --prefixes 4",
         measures=("checkpoints/demo/base", "heads/decoding/superposed", "heads/ngrams"),
     ),
+    "superposed_speed_wide": Check(
+        command="python -m benchmarks.speed.superposed --shape 0.16B --k 3 8 --prefixes 4",
+        shows="the same at the price of a backbone of 0.16B parameters, where a pass costs more than what is around it",
+        quick="--prefixes 1 --repeats 1",
+        measures=("checkpoints/demo/base", "heads/decoding/superposed", "heads/ngrams"),
+    ),
     "resume": Check(
         command="python -m benchmarks.training.resume",
         shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",

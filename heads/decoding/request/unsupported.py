@@ -181,11 +181,17 @@ def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Which prompt tokens are real. Padding must be on the left: a row is continued after its last token.
 
     Raises:
-        ValueError: a mask of another shape, or with zeros elsewhere.
+        ValueError: a mask of another shape, or with zeros elsewhere; a row without a real token.
     """
     if attention_mask is None:
         return torch.ones_like(input_ids_BT, dtype=torch.bool)
     valid_BT = attention_mask.to(input_ids_BT.device).bool()
+    if valid_BT.shape == input_ids_BT.shape and not bool((is_read_B := valid_BT.any(dim=1)).all()):
+        empty = [row for row, is_read in enumerate(is_read_B.tolist()) if not is_read]
+        raise ValueError(
+            f"attention_mask hides every token of row {empty[0]} of input_ids, an empty prompt; "
+            f"leave such prompts out or begin them with a token."
+        )
     if valid_BT.shape != input_ids_BT.shape or not bool(
         (valid_BT.long().diff(dim=1) >= 0).all() & valid_BT[:, -1].all()
     ):

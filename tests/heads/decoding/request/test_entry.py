@@ -38,7 +38,7 @@ from heads.decoding.request.unsupported import check_inputs
         ({"labels": PROMPT}, "generate was given labels"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "padding_side='left'"),
         ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, "padding_side='left'"),
-        ({"attention_mask": torch.tensor([[0, 0, 0, 0, 0]])}, "padding_side='left'"),
+        ({"attention_mask": torch.tensor([[0, 0, 0, 0, 0]])}, "an empty prompt"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

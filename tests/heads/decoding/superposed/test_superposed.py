@@ -298,7 +298,7 @@ REFUSED = {
     ),
     f"k=30 was given; the vocabulary has {VOCAB} tokens": ({}, {"k": 30}),
     "Multi-token decoding starts from input_ids of at least one token": ({"input_ids": random_tokens(1, 0)}, {}),
-    r"attention_mask of shape \(2, 4\) must match input_ids": (  # one prompt of a batch is empty
+    "attention_mask hides every token of row 1 of input_ids, an empty prompt": (
         {"input_ids": random_tokens(2, 4), "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])},
         {},
     ),
