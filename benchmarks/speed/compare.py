@@ -25,6 +25,8 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out / "quick" if options.quick else options.out
     small = ["--per-category", "1", "--repeats", "1", "--new-tokens", "24", "--position-tokens", "64"]
+    if kept := [name for name in HEADS if (out / name).exists()]:
+        print(f"An earlier call had begun these runs, and its minutes are not counted above: {', '.join(kept)}.\n")
     for name, folder in zip(HEADS, shipped(*HEADS), strict=True):
         suite = ["--suite", "speed", "--out", str(out / name)]
         headway("evaluate", folder, *suite, *(small if options.quick else []))

@@ -14,6 +14,8 @@ from heads.evaluation.speed.speakers import PLAIN
 Row = dict[str, Any]
 FEW_PASSES = 0.25
 """A point of the curve over positions with a smaller share of the median point's passes is not drawn."""
+FEW_REACHED = 10
+"""Conditional acceptance of fewer passes than this is not shown."""
 INTERVAL = "In brackets: 95 % interval, a paired bootstrap over questions. "
 
 
@@ -113,25 +115,46 @@ def pictures_section(results: Row) -> Section:
 
 
 def depth_section(results: Row) -> Section:
+    methods = results["depth"]
     lines: dict[str, list[tuple[float, float]]] = {}
-    rows = []
-    for method, found in results["depth"].items():
+    for method, found in methods.items():
         for kind in ("conditional", "joint"):
-            points = [(float(d), share) for d, share in enumerate(found[kind], start=1) if share is not None]
-            if points:
+            if points := [(float(d), found[kind][d - 1]) for d in enough_passes(found)]:
                 lines[f"{kind}, {method}"] = points
-            rows.append([f"{method}, {kind}", *("" if share is None else f"{share:.1%}" for share in found[kind])])
-    depth = max(len(row) for row in rows) - 1
-    rows = [[*row, *[""] * (depth + 1 - len(row))] for row in rows]
     table = Table(
-        columns=["", *(f"depth {d}" for d in range(1, depth + 1))],
-        rows=rows,
+        columns=["depth", *(f"{method}, {kind}" for method in methods for kind in ("conditional", "joint"))],
+        rows=depth_rows(methods),
         note="Joint: share of all verifying passes that accepted at least so many drafted tokens. Conditional: share "
-        "of those that had accepted all tokens before.",
+        f"of those that had accepted all tokens before; empty where these were fewer than {FEW_REACHED} passes.",
     )
     shows = "Acceptance by depth: of all passes (joint), and given the tokens before (conditional)."
     pictures = [draw_lines(lines, shows, "depth", "accepted", percent=True, whole_steps=True)] if lines else []
     return Section(title="Acceptance by depth", tables=[table], pictures=pictures)
+
+
+def depth_rows(methods: Mapping[str, Any]) -> list[list[str]]:
+    """One row a depth, down to the last that enough passes of a method reached.
+
+    >>> depth_rows({"heads alone": {"passes": 40, "joint": [0.5, 0.1, 0.05], "conditional": [0.5, 0.2, 0.5]}})
+    [['1', '50.0%', '50.0%'], ['2', '20.0%', '10.0%']]
+    """
+    shown = {method: set(enough_passes(found)) for method, found in methods.items()}
+    deepest = max((d for depths in shown.values() for d in depths), default=0)
+    return [
+        [str(d)]
+        + [
+            f"{found[kind][d - 1]:.1%}" if d in shown[method] else ""
+            for method, found in methods.items()
+            for kind in ("conditional", "joint")
+        ]
+        for d in range(1, deepest + 1)
+    ]
+
+
+def enough_passes(found: Mapping[str, Any]) -> list[int]:
+    """The depths before which enough passes had accepted every token for a share of them to say something."""
+    reached = [found["passes"], *(round(share * found["passes"]) for share in found["joint"])]
+    return [d for d in range(1, len(reached)) if reached[d - 1] >= min(FEW_REACHED, found["passes"]) > 0]
 
 
 def position_section(results: Row) -> Section:

@@ -23,7 +23,7 @@ from heads.evaluation.runs.rows import Rows
 from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.figures import by_depth
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
-from heads.evaluation.speed.shown import verdict
+from heads.evaluation.speed.shown import depth_section, verdict
 from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_prompt
 from heads.families import create
 
@@ -165,6 +165,17 @@ def test_intervals_of_a_ratio():
     with pytest.raises(ValueError, match="give as many of each"):
         ratio_of_sums([1.0], [])
     assert by_depth([0, 0], 2)["conditional"] == [0.0, None]
+
+
+def test_acceptance_by_depth_has_a_row_for_each_depth_that_enough_passes_reached():
+    found = {"alone": by_depth([2, 1, 0, 2] * 10, 3), "lookup": by_depth([9, *[1] * 20], 9), "nothing": by_depth([], 2)}
+    table = depth_section({"depth": found}).tables[0]
+    assert table.columns[:3] == ["depth", "alone, conditional", "alone, joint"]
+    assert table.rows == [
+        ["1", "75.0%", "75.0%", "100.0%", "100.0%", "", ""],
+        ["2", "66.7%", "50.0%", "4.8%", "4.8%", "", ""],
+        ["3", "0.0%", "0.0%", "", "", "", ""],
+    ]
 
 
 def test_the_shipped_questions_have_several_turns():
