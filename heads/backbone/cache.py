@@ -118,6 +118,14 @@ class TreeCache(Cache):
         for layer in self.layers:
             layer.keep_slots(num_slots)
 
+    def states(self) -> list[Any]:
+        """What `go_back` needs besides the slots: nothing, since every slot has its own keys and values."""
+        return []
+
+    def go_back(self, num_slots: int, states: list[Any]) -> None:
+        """Keep the first slots; `states` is what `states()` returned, for the same rows, when there were so many."""
+        self.keep_slots(num_slots)
+
     def as_dynamic(self, config: Any, num_slots: int) -> DynamicCache:
         """A copy of the first slots as `generate` returns them: without layers of heads, and windows cut."""
         cache = DynamicCache(config=config)

@@ -218,6 +218,14 @@ class BackboneState:
             ValueError: the cache keeps a recurrent state, and none of that time; `cache.nearest` says which it keeps.
         """
         self.cache.keep_slots(num_slots)
+        return self._first(num_slots)
+
+    def go_back(self, num_slots: int, states: list[Any]) -> BackboneState:
+        """The same, however long ago it was, with what `cache.states()` returned then for the rows of today."""
+        self.cache.go_back(num_slots, states)
+        return self._first(num_slots)
+
+    def _first(self, num_slots: int) -> BackboneState:
         valid_BS = self.valid_BS[:, :num_slots]
         return BackboneState(
             cache=self.cache,

@@ -214,6 +214,12 @@ class RecurrentCache(TreeCache):
         """The committed states; a pass over nodes never changes them in place."""
         return [layer.committed for layer in self.recurrent_layers]
 
+    def go_back(self, num_slots: int, states: list[State]) -> None:
+        super().keep_slots(num_slots)
+        for layer, state in zip(self.recurrent_layers, states, strict=True):
+            layer.committed = state
+        self.path, self.levels = (), None
+
     def set_states(self, of_rows: Sequence[list[State]]) -> None:
         """Commit earlier states: for each row, `states()` as they were at some time."""
         for i, layer in enumerate(self.recurrent_layers):

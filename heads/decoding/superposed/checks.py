@@ -107,14 +107,9 @@ def check_embeddings(backbone: Backbone) -> None:
     """Compare what the backbone makes of embeddings with what it makes of the same tokens, and try a mean of two.
 
     Raises:
-        ValueError: it takes none, looks tokens up by them, or reads them as something else; or a recurrent state.
+        ValueError: it takes none, looks tokens up by them, or reads them as something else.
     """
     name = type(backbone.model).__name__
-    if backbone.recurrence is not None:
-        raise ValueError(
-            f"{name} keeps a recurrent state, and superposed decoding takes several passes back at once, of which no "
-            f"state is kept; use a backbone of attention layers, or another decoding."
-        )
     backbone.refresh()
     was_training = backbone.model.training
     backbone.model.eval()

@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from heads.backbone.model import Backbone
 from heads.backbone.support import fastest_mode, unwrap
 from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads
-from heads.decoding.reuse import ReusableCaches
+from heads.decoding.reuse import ReusableCaches, check_keeps
 from heads.decoding.superposed.checks import (
     check_embeddings,
     fit_weights,
@@ -115,6 +115,8 @@ class SuperposedDecoding(Decoding):
             self._backbone = None
             backbone = Backbone(model)
             check_embeddings(backbone)
+            if self.reusable is not None:
+                check_keeps(backbone)
             self._backbone = backbone
         if self.token_heads is not None:
             check_heads(self.token_heads, model)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput
 
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
+from heads.backbone.recurrent.cache import State, select_rows
 from heads.decoding.request.entry import Call
 from heads.decoding.request.output import DecodingStats
 from heads.decoding.reuse import CachedText, ReusableCaches
@@ -102,6 +103,7 @@ class SuperposedRun:
         self.prompts_BT = call.tokens_BT.to(self.device).masked_fill(~valid_BT, NO_TOKEN)
         self.running = list(range(prompts))
         self.superposed = 0  # slots behind the last certain one, the prompt's last or the last reset's
+        self.certain: list[State] = []  # recurrent layers' states behind that one
         self.finished: dict[int, Drafts] = {}
 
     def decode(self) -> None:
@@ -112,11 +114,12 @@ class SuperposedRun:
             unread = (self.call.tokens_BT[:, shared:], self.call.valid_BT[:, shared:])
             state, output = self.backbone.read(*unread, self.taps, kept, commit=commit)
             self.stats.prompt_tokens = int(unread[1].sum())
-            drafts = self.begin(output, self.prompts_BT[:, :0])
+            drafts = self.begin(state, output, self.prompts_BT[:, :0])
+            of_prompt = self.certain
         while True:
             state, drafts = self.drop(state, drafts, drafts.ended_BK.all(dim=1) | self.is_full(drafts))
             if not self.running:
-                self.keep(state)
+                self.keep(state, of_prompt)
                 return
             resets = self.superposed + 1 == self.config.reset_every
             state, drafts = (self.reset if resets else self.extend)(state, drafts)
@@ -142,16 +145,20 @@ class SuperposedRun:
         kept = self.reusable.take(self.call.tokens_BT[0].tolist())
         return (None, 0) if kept is None else (kept.state, len(kept.tokens))
 
-    def keep(self, state: BackboneState) -> None:
-        """Keep the prompt's slots; those behind hold superposed embeddings or drafts."""
+    def keep(self, state: BackboneState, of_prompt: list[State]) -> None:
+        """Keep the prompt's slots; those behind hold superposed embeddings or drafts.
+
+        Args:
+            of_prompt: recurrent layers' states behind the prompt.
+        """
         if self.reusable is not None:
             tokens = self.call.tokens_BT[0].tolist()
-            state = state.keep_slots(len(tokens))
+            state = state.go_back(len(tokens), of_prompt)
             self.reusable.put(CachedText(tokens=tokens, state=state, drafter=NothingKept()))
 
-    def begin(self, output: Pass, before_RT: Tensor) -> Drafts:
+    def begin(self, state: BackboneState, output: Pass, before_RT: Tensor) -> Drafts:
         """Equation 1, on the pass over a text that is certain: the prompt, and the tokens sampled at resets."""
-        self.superposed = 0
+        self.superposed, self.certain = 0, state.cache.states()
         log_p_RV = self.log_p(output, before_RT[:, None])[:, 0]
         return self.stopped(first_drafts(log_p_RV, self.config.k, self.eos_E).after(before_RT))
 
@@ -210,7 +217,7 @@ class SuperposedRun:
         """
         with self.stats.time("prefill"):
             unread = self.superposed + 1
-            state = state.keep_slots(state.valid_BS.shape[1] - self.superposed)
+            state = state.go_back(state.valid_BS.shape[1] - self.superposed, self.certain)
             chosen_B1 = torch.multinomial(draft_weights(drafts.scores_BK), 1, generator=self.generator)
             ended_B = drafts.ended_BK.gather(1, chosen_B1)[:, 0]
             going_on_R = (~ended_B).nonzero()[:, 0]
@@ -222,7 +229,7 @@ class SuperposedRun:
             new_RT = tokens_RT[:, -unread:]
             valid_RT, commit = torch.ones_like(new_RT, dtype=torch.bool), self.head.commit if self.head else None
             state, output = self.backbone.read(new_RT, valid_RT, self.taps, state, commit=commit)
-            return state, self.begin(output, tokens_RT)
+            return state, self.begin(state, output, tokens_RT)
 
     def is_full(self, drafts: Drafts) -> bool:
         return drafts.tokens_BKT.shape[2] >= self.length
@@ -240,6 +247,7 @@ class SuperposedRun:
             return state, drafts.rows(going_on_R)
         if self.head:
             self.head.keep_rows(going_on_R)
+        self.certain = [select_rows(layer, going_on_R) for layer in self.certain]
         return state.keep_rows(going_on_R), drafts.rows(going_on_R)
 
     def result(self) -> Tensor | SuperposedOutput:

@@ -107,7 +107,5 @@ def test_what_cannot_be_kept_is_refused():
     hybrid = shared_model("lfm2", "sdpa")
     with pytest.raises(ValueError, match="Lfm2ForCausalLM as the draft model"):
         heads.DraftModelDecoding(hybrid, keep_caches=True)
-    with pytest.raises(ValueError, match="superposed decoding takes several"):
-        hybrid.generate(random_tokens(1, 5), custom_generate=heads.SuperposedDecoding(k=2), **ASKED)
     with pytest.raises(ValueError, match="recurrent layers"):
         heads.TreeDecoding(make_heads("medusa", Backbone(hybrid)), compile=True)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from matrices import covering
-from tiny import EOS, PAD, VOCAB, left_padded, random_tokens, tiny_model
+from tiny import EOS, HYBRIDS, PAD, VOCAB, left_padded, random_tokens, tiny_model
 from transformers import StoppingCriteria, SynthIDTextWatermarkingConfig
 
 import heads
@@ -23,6 +23,8 @@ ARCHITECTURES = ("llama", "gpt_neox", "gemma", "gemma2", "mistral_windowed", "co
 COUNTED = SimpleNamespace(max_order=6, next_token_probabilities=None)
 FLOAT32_INSIDE = {"codegen": "multiplies queries with keys in float32", "gemma2": "has its norms in float32"}
 """A text that is read at once and token by token is rounded differently there, and logits reach 30."""
+STEPS_INSIDE = 1e-3
+"""Recurrent layers step in float32 inside, and a text that is read at once is rounded differently there."""
 ASKED = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
 SETTINGS = {"temperature": 0.7, "alpha": 0.4, "penalty": 0.01}
 
@@ -39,6 +41,12 @@ def table(documents, tmp_path_factory):
 
 def float64(name):
     return tiny_model(name, attn="eager" if name in ("codegen", "gemma2") else "sdpa", dtype=torch.float64)
+
+
+def with_experts_in_float64(model):
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # torch's grouped product takes no float64
+    return model
 
 
 def check_equal(out, expected, prompts, k, tolerance=1e-6):
@@ -143,6 +151,54 @@ def test_resets_of_a_batch_with_n_grams_padding_and_ends(table, documents):
     assert lengths[0] < lengths[-1] == 10  # some end early and some do not
     check_equal(out, expected, prompts, 3, 1e-5)  # logits of 30 are divided by 0.02
     assert out.stats.tokens == sum(lengths)
+
+
+@covering(name=HYBRIDS, k=[1, 3], reset_every=[None, 1, 3])
+def test_recurrent_layers_go_back_at_resets(name, k, reset_every, table, documents):
+    """A reset begins at the states behind the last certain token, and the reference reads the whole text anew."""
+    model = with_experts_in_float64(tiny_model(name))
+    prompt = torch.tensor([documents[1][3:9]])
+    settings = {"k": k, "temperature": 0.7, "alpha": 0.3, "penalty": 1e-4, "reset_every": reset_every}
+    decoding = heads.SuperposedDecoding(ngrams=table, generator=torch.Generator().manual_seed(4), **settings)
+    out = model.generate(prompt, custom_generate=decoding, **ASKED)
+    settings |= {"length": 10, "weights": PAPER_WEIGHTS, "counts": count_plainly(documents, 6)}
+    seed = torch.Generator().manual_seed(4)
+    expected = superposed_drafts(model, prompt[0].tolist(), eos=frozenset({EOS}), generator=seed, **settings)
+    check_equal(out, [expected], prompt, k, STEPS_INSIDE)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2"])
+def test_a_batch_on_recurrent_layers_is_its_prompts(name, documents):
+    """One draft with resets is greedy text, whichever prompts have left the batch."""
+    model = with_experts_in_float64(tiny_model(name))
+    with torch.no_grad():
+        model.get_output_embeddings().weight[EOS] *= 2.0
+    texts = [documents[0][10:11], documents[1][3:9], documents[2][7:11], documents[3][:5]]
+    prompts, mask = left_padded(texts)
+    out = model.generate(
+        prompts, attention_mask=mask, custom_generate=heads.SuperposedDecoding(k=1, reset_every=3), **ASKED
+    )
+    alone = [model.generate(torch.tensor([text]), max_new_tokens=10, do_sample=False)[0, len(text) :] for text in texts]
+    assert len({len(text_T) for text_T in alone}) > 1  # some end early and some do not
+    for found_T, expected_T in zip(out.sequences[:, prompts.shape[1] :], alone, strict=True):
+        assert found_T.tolist() == expected_T.tolist() + [PAD] * (len(found_T) - len(expected_T))
+
+
+@pytest.mark.parametrize("reset_every", [None, 2])
+def test_kept_caches_of_recurrent_layers_are_those_of_the_prompt(reset_every):
+    model = with_experts_in_float64(tiny_model("qwen3_next"))
+    text = random_tokens(1, 14, seed=12)
+    given, seed, read = {"temperature": 1.0, "reset_every": reset_every}, torch.Generator(), []
+    kept = heads.SuperposedDecoding(keep_caches=True, generator=seed, **given)
+    for prompt in (text[:, :9], text[:, :10], text[:, :14], text[:, :4]):
+        seed.manual_seed(1)
+        ours = model.generate(prompt, custom_generate=kept, **ASKED)
+        alone = heads.SuperposedDecoding(generator=torch.Generator().manual_seed(1), **given)
+        plain = model.generate(prompt, custom_generate=alone, **ASKED)
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert torch.allclose(ours.sequences_scores, plain.sequences_scores, atol=STEPS_INSIDE)
+        read.append(ours.stats.prompt_tokens)
+    assert read == [9, 1, 4, 4]  # a prompt that leaves the last one is read from its beginning
 
 
 @pytest.mark.parametrize(("name", "with_ngrams", "reset_every"), [("llama", True, 4), ("gemma", False, None)])
