@@ -142,7 +142,8 @@ class Backbone(WrappedModel):
     def read_embeddings(self, state: BackboneState, embeddings_BD: Tensor, taps: Sequence[Tap] = ()) -> Pass:
         """One pass over one new slot of each row, whose input is an embedding in place of a token's.
 
-        `check_embeddings` says whether a model reads embeddings as it reads tokens. The pass's token ids are 0.
+        heads/decoding/superposed/checks.py says whether a model reads embeddings as it reads tokens. The pass's token
+        ids are 0.
         """
         positions_B1 = state.next_position_B[:, None]
         itself_11 = torch.ones(1, 1, dtype=torch.bool, device=positions_B1.device)

@@ -103,8 +103,11 @@ def refuse_heads_with_kept_caches(token_heads: Any) -> None:
         )
 
 
-def check_embeddings(backbone: Backbone) -> None:
-    """Compare what the backbone makes of embeddings with what it makes of the same tokens, and try a mean of two.
+def embedding_factor(backbone: Backbone) -> float:
+    """The factor from a token's embedding to what the backbone reads in its place: 1.0 but for models that multiply
+    only the embeddings which they look up themselves (Falcon-H1).
+
+    Compares what the backbone makes of embeddings with what it makes of the same tokens, and tries a mean of two.
 
     Raises:
         ValueError: it takes none, looks tokens up by them, or reads them as something else.
@@ -114,13 +117,17 @@ def check_embeddings(backbone: Backbone) -> None:
     was_training = backbone.model.training
     backbone.model.eval()
     tokens_14 = torch.arange(4, device=backbone.heads_device)[None] % backbone.vocab_size
+    first = len(backbone.layers)  # the tap of what the first layer reads
     try:
         with torch.no_grad():
             embeddings_14D = backbone.embed(tokens_14)
+            expected, seen = backbone.forward(tokens_14, taps=[first], use_cache=False)
+            _, given = backbone.forward(tokens_14, taps=[first], use_cache=False, inputs_embeds=embeddings_14D)
+            factor = float((seen[first].double() / given[first].double()).nanmedian())
+            factor = 1.0 if abs(factor - 1) < 1e-2 else factor
             means_14D = embeddings_14D.add(embeddings_14D.flip(1)) / 2
-            expected = backbone.forward(tokens_14, use_cache=False)[0]
-            found = backbone.forward(tokens_14, use_cache=False, inputs_embeds=embeddings_14D)[0]
-            backbone.forward(tokens_14, use_cache=False, inputs_embeds=means_14D)
+            found = backbone.forward(tokens_14, use_cache=False, inputs_embeds=embeddings_14D * factor)[0]
+            backbone.forward(tokens_14, use_cache=False, inputs_embeds=means_14D * factor)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{name} cannot read embeddings in place of tokens ({error}), which superposed decoding feeds it; use "
@@ -133,3 +140,4 @@ def check_embeddings(backbone: Backbone) -> None:
             f"{name} reads the embeddings of tokens otherwise than the tokens themselves, so superposed decoding would "
             f"draft from wrong numbers; use another backbone."
         )
+    return factor

@@ -23,7 +23,7 @@ from heads.backbone.support import fastest_mode, unwrap
 from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads
 from heads.decoding.reuse import ReusableCaches, check_keeps
 from heads.decoding.superposed.checks import (
-    check_embeddings,
+    embedding_factor,
     fit_weights,
     refuse_heads_with_kept_caches,
     refuse_other_choices,
@@ -104,6 +104,7 @@ class SuperposedDecoding(Decoding):
             refuse_heads_with_kept_caches(token_heads)
             self.reusable = ReusableCaches()
         self._backbone: Backbone | None = None
+        self._factor = 1.0
 
     def __call__(self, model: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
         config = named.get("generation_config") or next(x for x in given if isinstance(x, GenerationConfig))
@@ -114,7 +115,7 @@ class SuperposedDecoding(Decoding):
         if self._backbone is None or self._backbone.model is not unwrap(model):
             self._backbone = None
             backbone = Backbone(model)
-            check_embeddings(backbone)
+            self._factor = embedding_factor(backbone)
             if self.reusable is not None:
                 check_keeps(backbone)
             self._backbone = backbone
@@ -136,6 +137,7 @@ class SuperposedDecoding(Decoding):
         run = SuperposedRun(
             self.config,
             self._backbone,
+            self._factor,
             call,
             self.ngrams,
             self.weights,

@@ -81,6 +81,7 @@ class SuperposedRun:
         self,
         config: SuperposedConfig,
         backbone: Backbone,
+        embedding_factor: float,
         call: Call,
         ngrams: NgramModel | None,
         weights: tuple[float, ...],
@@ -89,6 +90,7 @@ class SuperposedRun:
         reusable: ReusableCaches[NothingKept] | None = None,
     ) -> None:
         self.config, self.backbone, self.call = config, backbone, call
+        self.embedding_factor = embedding_factor  # from a token's embedding to what the backbone reads in its place
         self.ngrams, self.weights, self.generator, self.reusable = ngrams, weights, generator, reusable
         self.head = DraftHead(token_heads, config.head_weight, config.temperature) if token_heads else None
         self.taps = self.head.taps if self.head else ()
@@ -177,7 +179,8 @@ class SuperposedRun:
         """One token more in each draft: superpose, read, interpolate, keep the k best."""
         with self.stats.time("verify"):
             embeddings_BKD = self.backbone.embed(drafts.tokens_BKT[:, :, -1])
-            output = self.backbone.read_embeddings(state, superpose(embeddings_BKD, drafts), self.taps)
+            read_BD = superpose(embeddings_BKD, drafts) * self.embedding_factor
+            output = self.backbone.read_embeddings(state, read_BD, self.taps)
             log_p_BKM, tokens_BKM = self.candidates(output, drafts)
         with self.stats.time("commit"):
             plan = CommitPlan.whole(torch.ones_like(output.tokens_BN, dtype=torch.bool))

@@ -15,6 +15,8 @@ from tiny import EOS, HYBRIDS, PAD, VOCAB, left_padded, random_tokens, tiny_mode
 from transformers import StoppingCriteria, SynthIDTextWatermarkingConfig
 
 import heads
+from heads.backbone.model import Backbone
+from heads.decoding.superposed.checks import embedding_factor
 from heads.decoding.superposed.reference import count_plainly, superposed_drafts
 from heads.decoding.superposed.step import PAPER_WEIGHTS
 from heads.ngrams.counting import count_ngrams
@@ -415,6 +417,16 @@ def test_a_backbone_that_looks_tokens_up_by_their_embeddings_is_refused(name):
         tiny_model(name).generate(
             random_tokens(1, 4), do_sample=False, max_new_tokens=3, custom_generate=heads.SuperposedDecoding()
         )
+
+
+def test_a_backbone_that_multiplies_only_what_it_looks_up_itself():
+    """One draft is greedy text where the embeddings that are read are multiplied as the model multiplies its own."""
+    model = tiny_model("falcon_h1", embedding_multiplier=5.6)
+    assert embedding_factor(Backbone(model)) == pytest.approx(5.6)
+    prompt = random_tokens(1, 6, seed=3)
+    out = model.generate(prompt, custom_generate=heads.SuperposedDecoding(k=1), **ASKED)
+    assert torch.equal(out.sequences, model.generate(prompt, **ASKED).sequences)
+    assert embedding_factor(Backbone(float64("gemma"))) == 1.0
 
 
 @pytest.mark.parametrize("reset_every", [None, 2])
