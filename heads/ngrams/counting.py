@@ -17,10 +17,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, MAX_VOCAB, fingerprint, write_atomically, write_table
@@ -66,8 +68,7 @@ def count_ngrams(
     """
     check_settings(order, vocab_size, min_count, workers)
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already; give a new folder for the n-gram table or delete the old one.")
+    check_new(folder)
     settings = {
         "order": order,
         "vocab_size": vocab_size,
@@ -77,17 +78,41 @@ def count_ngrams(
         "sources": list(sources),
     }
     work = folder.with_name(folder.name + ".counting")
-    begin_or_resume(work, settings)
     packing = Packing(order, vocab_size)
-    with ThreadPoolExecutor(workers) as pool:
-        counted = count_shards(documents, packing, work, (pool, workers), report)
-        parts = merge_runs(counted["runs"], packing, min_count, work, (pool, workers), report)
-    (work / "table").mkdir(exist_ok=True)
-    description = {"format_version": FORMAT_VERSION, **settings, "num_documents": counted["documents"]}
-    write_table(work / "table", parts, description)
-    os.replace(work / "table", folder)
-    shutil.rmtree(work)
+    with alone_in(work):
+        check_new(folder)  # another process may have finished it meanwhile
+        begin_or_resume(work, settings)
+        with ThreadPoolExecutor(workers) as pool:
+            counted = count_shards(documents, packing, work, (pool, workers), report)
+            parts = merge_runs(counted["runs"], packing, min_count, work, (pool, workers), report)
+        (work / "table").mkdir(exist_ok=True)
+        description = {"format_version": FORMAT_VERSION, **settings, "num_documents": counted["documents"]}
+        write_table(work / "table", parts, description)
+        os.replace(work / "table", folder)
+        shutil.rmtree(work)
     return NgramTable.open(folder, tokenizer)
+
+
+@contextmanager
+def alone_in(work: Path) -> Iterator[None]:
+    """Lock the folder of an unfinished count; the lock ends with the process, however that ends.
+
+    Raises:
+        ValueError: another process counts there.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(work / "lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(
+            f"{work} is in use: another process counts there; wait for it, or give another folder."
+        ) from error
+
+
+def check_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already; give a new folder for the n-gram table or delete the old one.")
 
 
 def check_settings(order: int, vocab_size: int, min_count: int, workers: int) -> None:
@@ -106,7 +131,6 @@ def begin_or_resume(work: Path, settings: dict[str, Any]) -> None:
     path = work / "settings.json"
     settings = {**settings, "shard_tokens": SHARD_TOKENS, "part_ngrams": PART_NGRAMS}
     if not path.is_file():
-        work.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(json.dumps(settings, indent=2).encode()))
         return
     begun = json.loads(path.read_text(encoding="utf-8"))

@@ -7,9 +7,11 @@ n-grams of each order, the sources, and the type, length and checksum of every a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -45,10 +47,23 @@ def array_names(order: int) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """NumPy says of a full disk only how many numbers it wrote; the sentence names the file and what is free."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(
+            f"{path} could not be written ({error}); its disk has {free / 1e6:,.1f} MB free. Free some space and give "
+            f"the same command again: what was counted stays."
+        ) from error
+
+
 def write_array(path: Path, kind: str, pieces: Iterable[NDArray[Any]]) -> dict[str, Any]:
     """Write pieces one after the other; returns the file's entry in ngrams.json."""
     length, crc = 0, 0
-    with open_new(path) as file:
+    with explained(path), open_new(path) as file:
         for piece in pieces:
             content = np.ascontiguousarray(piece, dtype=kind).data
             file.write(content)
@@ -138,7 +153,7 @@ def are_counts(values: Any) -> bool:
 def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
     """Write a file under a temporary name and rename it when it is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open_new(unfinished) as file:
+    with explained(path), open_new(unfinished) as file:
         write(file)
     os.replace(unfinished, path)
 

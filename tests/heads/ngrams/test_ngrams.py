@@ -214,6 +214,38 @@ def test_another_count_does_not_go_on_from_an_interrupted_one(tmp_path, monkeypa
                 count_ngrams(documents, **settings)
 
 
+def test_two_counts_never_share_a_folder(tmp_path):
+    """The second is refused while the first runs; what the first has begun stays as it is."""
+    settings: dict[str, Any] = {"folder": tmp_path / "t", "order": 2, "vocab_size": 1000}
+
+    def documents():
+        yield from random_documents(1000)
+        with pytest.raises(ValueError, match="another process counts there"):
+            count_ngrams(random_documents(1000), **settings)
+
+    assert count_ngrams(documents(), **settings).max_order == 2
+    assert not (tmp_path / "t.counting").exists()
+
+
+def test_a_full_disk_ends_in_a_sentence_and_the_same_call_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(ngram_counting, "SHARD_TOKENS", 200)
+    documents, settings = random_documents(1000), {"folder": tmp_path / "t", "order": 2, "vocab_size": 1000}
+
+    def save(file: Any, content: Any) -> None:
+        if "000002" in file.name:
+            raise OSError("58278 requested and 37872 written")
+        np.lib.format.write_array(file, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", save)
+        with pytest.raises(OSError, match=r"could not be written \(58278 .*MB free. Free some space and give the same"):
+            count_ngrams(documents, **settings)
+    names = {path.name[:10] for path in (tmp_path / "t.counting").glob("run-*.npy")}
+    assert {"run-000000", "run-000001"} <= names
+    assert "run-000002" not in names
+    count_ngrams(documents, **settings)
+
+
 def test_cooccurrence_is_the_ratio_of_equation_3(tmp_path):
     documents = random_documents(300)
     table = count_ngrams(documents, folder=tmp_path / "table", order=3, vocab_size=300)
