@@ -85,6 +85,8 @@ class DataConfig:
         eval: Sources to evaluate on; when empty, eval_fraction is taken from the training rows.
         eval_fraction: Share of training documents, whole ones, set aside for evaluation; 0 for none.
         block_size: Tokens in a packed row.
+        packing: "cut" lays documents end to end and cuts them at the edges of rows, without padding; "whole" keeps each
+            in one row where it fits, for chats, and pads what is left.
         max_eval_blocks: Use at most so many packed rows for evaluation; null for all.
         streaming: Read the training rows when they are needed, without a copy on disk.
         attend_across_documents: Let attention cross document boundaries within a block; heads never predict across.
@@ -99,6 +101,7 @@ class DataConfig:
     eval: list[SourceConfig] = field(default_factory=list)
     eval_fraction: float = within(0, below=1, default=0.0)
     block_size: int = within(2, default=2048)
+    packing: Literal["cut", "whole"] = "cut"
     max_eval_blocks: int | None = within(1, default=None, advice="null takes all")
     streaming: bool = False
     attend_across_documents: bool = False

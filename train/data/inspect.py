@@ -147,7 +147,8 @@ def colour(
 def show_packing(report: DataReport, config: DataConfig, console: Console) -> None:
     if report.packed_train is None:
         console.print(
-            f"training: blocks of {config.block_size} tokens, packed while they are streamed", highlight=False
+            f"training: blocks of {config.block_size} tokens, packed ({config.packing}) while they are streamed",
+            highlight=False,
         )
     for split, packed in (("training", report.packed_train), ("evaluation", report.packed_eval)):
         if packed is not None:
@@ -156,7 +157,9 @@ def show_packing(report: DataReport, config: DataConfig, console: Console) -> No
 
 def describe(packed: PackReport, block_size: int) -> str:
     unused = f", {packed.unused_blocks:,} more not used (max_eval_blocks)" if packed.unused_blocks else ""
+    positions = (packed.blocks + packed.unused_blocks) * block_size
     return (
         f"{packed.blocks:,} blocks of {block_size:,} tokens from {packed.documents:,} documents{unused}; "
-        f"{packed.dropped_tokens:,} tail tokens dropped"
+        f"{packed.cut / packed.documents:.1%} of them cut at edges of blocks, {packed.padding / positions:.1%} "
+        f"padding, {packed.dropped_tokens:,} tail tokens dropped"
     )

@@ -30,6 +30,7 @@ from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, pack, t
 from train.data.refusals import check_config, refuse, refuse_no_block, refuse_unlabelled, warn
 from train.data.report import CHECKED_ROWS, CountedSource, DataReport, PackReport, SourceReport, count_rows
 from train.data.streaming import pack_streamed
+from train.data.whole_documents import fill_cut, fill_whole, pack_whole
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +99,12 @@ def pack_stored(train: list[CountedSource], evaluated: list[CountedSource], conf
 
     mixed = mix(parts, [source.report for source in train], [source.documents.weight for source in train], config.seed)
     report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
-    blocks, report.packed_train = pack_cached(mixed, config.block_size, None, "training")
+    blocks, report.packed_train = pack_cached(mixed, config, None, "training")
     eval_blocks = None
     if eval_parts:
         joined = datasets.concatenate_datasets(eval_parts).shuffle(seed=config.seed)
         limit = config.max_eval_blocks
-        eval_blocks, report.packed_eval = pack_cached(joined, config.block_size, limit, "evaluation")
+        eval_blocks, report.packed_eval = pack_cached(joined, config, limit, "evaluation")
     return PackedData(train=blocks, eval=eval_blocks, report=report)
 
 
@@ -134,20 +135,29 @@ def mix(parts: list[Dataset], reports: list[SourceReport], weights: list[float],
     return mixed
 
 
-def pack_cached(documents: Dataset, block_size: int, max_blocks: int | None, split: str) -> tuple[Dataset, PackReport]:
+def pack_cached(
+    documents: Dataset, config: DataConfig, max_blocks: int | None, split: str
+) -> tuple[Dataset, PackReport]:
     """The blocks of documents in the given order, from the cache if they were packed before."""
-    num_tokens = int(documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].sum())
-    refuse_no_block(split, num_tokens, block_size)
-    path = cache_file("blocks", Hasher.hash((CACHE_VERSION, documents._fingerprint, block_size, max_blocks)))
+    block_size, whole = config.block_size, config.packing == "whole"
+    lengths_D = documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].tolist()
+    filling = (fill_whole if whole else fill_cut)(lengths_D, block_size)
+    if not filling.blocks:
+        refuse_no_block(split, sum(lengths_D), block_size)
+    key = (CACHE_VERSION, documents._fingerprint, block_size, max_blocks, *([config.packing] if whole else []))
+    path = cache_file("blocks", Hasher.hash(key))
     if not path.is_file():
-        write_blocks(path, islice(pack(read_documents(documents), block_size), max_blocks))
+        packed = (pack_whole if whole else pack)(read_documents(documents), block_size)
+        write_blocks(path, islice(packed, max_blocks))
     blocks = Dataset.from_file(str(path))
     return blocks, PackReport(
         documents=len(documents),
-        tokens=num_tokens,
+        tokens=sum(lengths_D),
         blocks=len(blocks),
-        unused_blocks=num_tokens // block_size - len(blocks),
-        dropped_tokens=num_tokens % block_size,
+        unused_blocks=filling.blocks - len(blocks),
+        dropped_tokens=filling.dropped,
+        cut=filling.cut,
+        padding=filling.padding,
     )
 
 

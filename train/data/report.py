@@ -60,15 +60,36 @@ class SourceReport:
         return self.supervised_tokens / max(self.tokens, 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Filling:
+    """What packing makes of documents, before a limit of blocks.
+
+    Attributes:
+        cut: documents that lie in more than one block, so that a part of them has lost its beginning.
+        padding: positions that hold no token.
+        dropped: tokens behind the last whole block.
+    """
+
+    blocks: int
+    cut: int
+    padding: int
+    dropped: int
+
+
 @dataclass(kw_only=True)
 class PackReport:
-    """Counts of one packed split: tokens = (blocks + unused_blocks) * block_size + dropped_tokens."""
+    """Counts of one packed split: tokens = (blocks + unused_blocks) * block_size + dropped_tokens - padding.
+
+    `cut` and `padding` are those of `Filling`, unused blocks included.
+    """
 
     documents: int
     tokens: int
     blocks: int
     unused_blocks: int
     dropped_tokens: int
+    cut: int
+    padding: int
 
 
 @dataclass(kw_only=True)

@@ -25,6 +25,7 @@ from train.data.refusals import (
     refuse_no_block,
 )
 from train.data.report import CHECKED_ROWS, CountedSource, DataReport
+from train.data.whole_documents import pack_whole
 
 STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
 SHUFFLE_BUFFER = 1000  # documents
@@ -60,14 +61,14 @@ def pack_streamed(
             seed=config.seed,
             stopping_strategy="all_exhausted",
         )
-    options = {"documents": mixed, "block_size": config.block_size, "num_heads": num_heads}
+    options = {"documents": mixed, "config": config, "num_heads": num_heads}
     blocks = IterableDataset.from_generator(stream_blocks, features=BLOCK_FEATURES, gen_kwargs=options)
     eval_parts = [stream(source, True) for source in (evaluated or (train if config.eval_fraction else []))]
     eval_blocks = None
     if eval_parts:
         joined = datasets.interleave_datasets(eval_parts, stopping_strategy="all_exhausted_without_replacement")
         limit = config.max_eval_blocks
-        found = list(islice(stream_blocks(joined, config.block_size, num_heads, "evaluation"), limit))
+        found = list(islice(stream_blocks(joined, config, num_heads, "evaluation"), limit))
         eval_blocks = Dataset(to_table(found))
     report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
     return PackedData(train=blocks, eval=eval_blocks, report=report)
@@ -106,7 +107,7 @@ def every_row(rows: IterableDataset) -> Iterator[dict[str, Any]]:
 
 
 def stream_blocks(
-    documents: IterableDataset, block_size: int, num_heads: int, split: str = "training"
+    documents: IterableDataset, config: DataConfig, num_heads: int, split: str = "training"
 ) -> Iterator[dict[str, list[int]]]:
     """Blocks of documents, packed as the documents arrive.
 
@@ -124,11 +125,12 @@ def stream_blocks(
             num_tokens += len(row["input_ids"])
             yield np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
 
-    for num_blocks, block in enumerate(pack(arrays(), block_size), start=1):
+    packed = (pack_whole if config.packing == "whole" else pack)(arrays(), config.block_size)
+    for num_blocks, block in enumerate(packed, start=1):
         missing -= labelled_heads(block, missing)
         if num_blocks >= CHECKED_BLOCKS and missing == heads:
             break
         yield {name: column.tolist() for name, column in block.items()}
     if not num_blocks:
-        refuse_no_block(split, num_tokens, block_size)
+        refuse_no_block(split, num_tokens, config.block_size)
     refuse_missing_labels(missing, split)
