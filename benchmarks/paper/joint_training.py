@@ -117,7 +117,7 @@ def shortened(options: argparse.Namespace) -> TrainConfig:
     """The config with this benchmark's steps and blocks, without evaluations or checkpoints."""
     config = read_config(["--config", options.config])
     data = dataclasses.replace(config.data, block_size=options.block_size, max_eval_blocks=options.eval_blocks)
-    return short_run(config, steps=options.steps, batch=options.batch, data=data, output_dir="")
+    return short_run(config, steps=options.steps, batch=options.batch, data=data, output_dir=options.out)
 
 
 def table(rows: Sequence[JointRow], title: str) -> Table:
