@@ -9,8 +9,6 @@ least 0.9 × humming. `--tiny` runs on a CPU, to show that the program works.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +22,8 @@ from heads.evaluation.tables import describe_machine
 from heads.evaluation.throughput import clock_of
 from heads.quantization.codec import pack
 from heads.quantization.formats import find_format
+from heads.quantization.humming_kernels import humming_layer, why_unavailable
+from heads.quantization.linear import MXLinear
 from heads.quantization.multiply import multiply
 from heads.tuning.timing import interleaved_medians
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(console: Console, width: int, options: Any, device: torch.device) -> Times:
     kinds = {DENSE: dense(width, device)} | {name: packed(width, name, device) for name in options.formats}
-    if device.type == "cuda" and importlib.util.find_spec("humming") is not None:
+    if device.type == "cuda" and not why_unavailable():
         try:
             kinds[HUMMING] = humming(width, device)
         except Exception as error:  # another package's, on hardware it may not know: its row is left out, and said
@@ -92,16 +92,12 @@ def packed(width: int, name: str, device: torch.device) -> tuple[list[Any], Run]
 
 
 def humming(width: int, device: torch.device) -> tuple[list[Any], Run]:
-    """humming-kernels 0.1.19's layers, as its README makes them, in the element and scale that MXFP6 has."""
-    layers = []
-    kind = importlib.import_module("humming.layer").HummingLayer
-    for _ in range(turns(device, width * width * 25 // 32)):
-        config = {"dtype": "float6e2m3", "scale_dtype": "float8e8m0", "group_size": 32}
-        layer = kind(shape_n=width, shape_k=width, weight_config=config, torch_dtype=torch.bfloat16).to(device)
-        layer.load_from_unquantized(torch.randn(width, width, device=device, dtype=torch.bfloat16))
-        layer.transform()
-        layers.append(layer)
-    return layers, lambda x_NI, layer: layer(x_NI)
+    """humming-kernels' layers over our own codes and scales, as `use_humming` makes them."""
+    layer = MXLinear(width, width, find_format(AIMED), bias=False, device=device)
+    layer.weight.random_()
+    layer.weight_scale.fill_(120)
+    count = turns(device, layer.weight.nbytes + layer.weight_scale.nbytes)
+    return [humming_layer(layer) for _ in range(count)], lambda x_NI, layer: layer(x_NI)
 
 
 def turns(device: torch.device, size: int) -> int:
@@ -163,7 +159,7 @@ def describe_aims(console: Console, found: Times) -> None:
             ratio = other / found[width, rows, kind]
             say(console, f"{width:,} wide, {rows} rows: {ratio:.2f} × humming, aim 0.90: {verdict(ratio, 0.9)}")
     if not any(kind == HUMMING for _, _, kind in found):
-        say(console, "humming-kernels is not measured, so its aim is open (pip install humming-kernels).")
+        say(console, f"humming-kernels is not measured, so its aim is open: {why_unavailable() or 'see above'}.")
 
 
 def verdict(found: float, aim: float) -> str:

@@ -8,7 +8,8 @@
 
 Every way sums in float32 or wider and rounds to x's dtype once, so they differ by the order of sums alone; only more
 rows than gpu.FUSED_ROWS are summed as PyTorch sums them on a GPU. The plain way writes the whole weight out at every
-call and is slower than 16-bit weights; where it is taken for lack of a kernel, one warning says so.
+call and is slower than 16-bit weights; where it is taken for lack of a kernel, one warning says so. Where there is a
+kernel, the first row on a large layer measures it beside 16-bit weights (slower.py).
 """
 # N rows of x, I inputs, O outputs, P bytes of a packed row, G = I / 32 blocks of a row
 
@@ -20,7 +21,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from heads.quantization import cpu, gpu
+from heads.quantization import cpu, gpu, slower
 from heads.quantization.codec import Packed, unpack
 from heads.quantization.formats import BLOCK, Format, find_format
 
@@ -58,11 +59,19 @@ def multiply_eagerly(
     needs_gradient = torch.is_grad_enabled() and (x_NI.requires_grad or (bias_O is not None and bias_O.requires_grad))
     if not needs_gradient and x_NI.dtype in KERNEL_DTYPES and x_NI.numel():
         if not (reason := why_plain(x_NI.device.type)):
-            if x_NI.is_cuda:
-                return gpu.multiply_fused(x_NI, codes_OP, scales_OG, format, bias_O)
-            return cpu.multiply_compiled(x_NI, codes_OP, scales_OG, format, bias_O).to(x_NI.dtype)
+            if len(x_NI) == 1:
+                slower.warn_once_where_slower(multiply_in_kernel, x_NI, Packed(codes_OP, scales_OG), format)
+            return multiply_in_kernel(x_NI, codes_OP, scales_OG, format, bias_O)
         warn_slow(reason)
     return multiply_plainly(x_NI, codes_OP, scales_OG, format, bias_O)
+
+
+def multiply_in_kernel(
+    x_NI: Tensor, codes_OP: Tensor, scales_OG: Tensor, format: Format, bias_O: Tensor | None = None
+) -> Tensor:
+    if x_NI.is_cuda:
+        return gpu.multiply_fused(x_NI, codes_OP, scales_OG, format, bias_O)
+    return cpu.multiply_compiled(x_NI, codes_OP, scales_OG, format, bias_O).to(x_NI.dtype)
 
 
 def why_plain(device: str) -> str:
@@ -106,6 +115,8 @@ codes are (outputs, 16) and scales (outputs, 1), both uint8 on x's device.
     groups = inputs // BLOCK
     codes_fit = codes_OP.ndim == 2 and codes_OP.shape[1] == groups * format.block_bytes
     fits = codes_fit and x_NI.ndim == 2 and inputs % BLOCK == 0 and scales_OG.shape == (codes_OP.shape[0], groups)
+    if not x_NI.is_floating_point():
+        raise ValueError(f"x in {x_NI.dtype} was given; allowed are floating-point numbers.")
     bytes_ = codes_OP.dtype == scales_OG.dtype == torch.uint8 and x_NI.device == codes_OP.device == scales_OG.device
     if not (fits and bytes_):
         raise ValueError(

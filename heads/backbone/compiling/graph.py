@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from heads.backbone.model import Backbone
 from heads.backbone.state import HiddenTap, HiddenTaps, Tap, recording
+from heads.quantization.quantizer import METHOD
 
 Buffers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, each (rows, key-value heads, slots, head width)."""
@@ -161,11 +162,17 @@ def what_stops_compiling(backbone: Backbone) -> str:
         return "the backbone's recurrent layers run level by level over a tree, which is no graph of a fixed shape"
     if len(set((getattr(backbone.model, "hf_device_map", None) or {}).values())) > 1:
         return "the backbone is spread over several devices"
-    if getattr(backbone.model, "is_quantized", False):
-        return "the backbone is quantised"
+    if getattr(backbone.model, "is_quantized", False) and not has_products_for_graphs(backbone.model):
+        return "the backbone is quantised, and not in a microscaling format of Headway's"
     if backbone.device.type == "cpu":
         return "" if has_cpp_compiler() else "torch.compile found no C++ compiler"
     return "" if importlib.util.find_spec("triton") else "torch.compile needs triton, which is not installed"
+
+
+def has_products_for_graphs(model: Any) -> bool:
+    """Whether a quantised model's products are nodes of a graph: `heads.quantization.multiply` registers its own."""
+    settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
+    return getattr(settings, "quant_method", None) == METHOD
 
 
 def has_cpp_compiler() -> bool:

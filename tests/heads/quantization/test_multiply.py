@@ -127,6 +127,8 @@ def test_shapes_that_do_not_belong_together_are_refused():
     ):
         with pytest.raises(ValueError, match="for mxfp6_e2m3 codes are"):
             multiply(x_NI, *given, format)
+    with pytest.raises(ValueError, match=r"x in torch\.int64 was given"):
+        multiply(torch.ones(1, 64).long(), codes, scales, format)
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

@@ -13,10 +13,12 @@ import pytest
 import torch
 from repository import ROOT
 from safetensors import safe_open
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from transformers.quantizers import auto
 
 import heads
+from heads.backbone.compiling.graph import what_stops_compiling
 from heads.backbone.model import Backbone
 from heads.quantization.codec import pack, unpack
 from heads.quantization.formats import find_format
@@ -104,10 +106,22 @@ def test_a_packed_draft_model_and_a_packed_backbone(packed: Any) -> None:
     assert greedy(packed, heads.DraftModelDecoding(draft, k=3)) == greedy(packed)
 
 
-def test_compiled_passes_are_refused_in_a_sentence(packed: Any) -> None:
-    from heads.backbone.compiling.graph import what_stops_compiling
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_compiled_passes_write_the_same_text(dtype: torch.dtype, captured: None, tmp_path: Path) -> None:
+    """Each product is one node of the graph; in float32 it is the kernel's."""
+    tiny_model("llama", num_hidden_layers=1, hidden_size=64, intermediate_size=96).save_pretrained(tmp_path)
+    model = load(tmp_path, heads.MXConfig("mxfp6_e2m3"), dtype)
+    token_heads = heads.create("medusa", model, num_heads=2)
+    decoding = heads.TreeDecoding(token_heads, tree=[[0], [0, 0], [1]], lookup=0, compile=True)
+    prompt, room = torch.arange(1, 9)[None], {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    compiled = model.generate(prompt, custom_generate=decoding, **room)
+    assert decoding.backbone.compile_seconds
+    assert torch.equal(compiled, model.generate(prompt, **room))
 
-    assert what_stops_compiling(Backbone(packed)) == "the backbone is quantised"
+
+def test_compiled_passes_of_other_quantizers_are_refused(packed: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(packed.hf_quantizer.quantization_config, "quant_method", "bitsandbytes")
+    assert what_stops_compiling(Backbone(packed)).startswith("the backbone is quantised, and not in a microscaling")
 
 
 def test_dequantize_gives_plain_layers_with_the_same_logits(packed: Any) -> None:
