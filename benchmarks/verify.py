@@ -8,7 +8,8 @@
 transformers_tests is skipped unless HEADWAY_TRANSFORMERS=FOLDER names a checkout of
 github.com/huggingface/transformers at the installed version, and outside unless HEADWAY_HARNESSES=FOLDER holds
 checkouts of github.com/hemingkx/Spec-Bench and github.com/NVIDIA/Model-Optimizer. ngram_stores leaves out DuckDB,
-Polars and infini-gram unless HEADWAY_STORES names a Python that has them. No other program writes into
+Polars and infini-gram unless HEADWAY_STORES names a Python that has them, and training_peers Model-Optimizer unless
+HEADWAY_MODELOPT names one with nvidia-modelopt. No other program writes into
 benchmarks/results/. A new benchmark adds its command to `CHECKS`.
 """
 
@@ -117,6 +118,13 @@ CHECKS = {
         command="python -m benchmarks.training speed memory step",
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead",
         measures=(),
+    ),
+    "training_peers": Check(
+        command="python -m benchmarks.training.training_peers",
+        quick="--rounds 1 --vocab 2000",
+        shows="a step beside Medusa's and Hydra's losses, restated, and Model-Optimizer's own medusa: "
+        "losses, time, memory",
+        measures=("train/objective",),
     ),
     "training_options": Check(
         command="python -m benchmarks.training stored scaling chunks",

@@ -72,6 +72,11 @@ class Workload:
             token_heads = create(self.family, backbone, num_heads=self.heads, unembedding=self.unembedding)
         return TrainedModel(backbone, token_heads.float(), **settings).to(device).train()
 
+    def data_of_seed(self, seed: int = 1) -> dict[str, Tensor]:
+        """The same batch wherever it is made."""
+        torch.manual_seed(seed)
+        return self.data()
+
     def data(self, device: str = "cpu") -> dict[str, Tensor]:
         tokens_BT = torch.randint(self.vocab, (self.batch, self.length), device=device)
         everything_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
