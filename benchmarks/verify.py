@@ -339,9 +339,9 @@ CHECKS = {
     "llamacpp": Check(
         command="python -m benchmarks.outside.llamacpp",
         quick="--prompts 2 --new-tokens 32",
-        shows="backbone and eagle heads as GGUF in llama.cpp on a CPU: the same text with and without the draft and as "
-        "ours, the same drafted and accepted counts, texts split into the same tokens (make verify-llamacpp; installs "
-        "xllamacpp under build/)",
+        shows="backbones (Llama, Qwen3) and eagle heads as GGUF in llama.cpp on a CPU, files in float32, float16 and "
+        "bfloat16: the same text with and without the draft and as ours, the same drafted and accepted counts, texts "
+        "split into the same tokens (make verify-llamacpp; installs xllamacpp under build/)",
         measures=("checkpoints/demo/base", "checkpoints/demo/eagle", "heads/export", "heads/families/eagle.py"),
     ),
     "base_recipe": Check(

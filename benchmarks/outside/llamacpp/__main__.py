@@ -1,14 +1,17 @@
-"""Our GGUF files in llama.cpp, in float32, beside our own chain decoder.
+"""Our GGUF files in llama.cpp beside our own chain decoder.
 
     make verify-llamacpp        or        python -m benchmarks.outside.llamacpp
 
-Exports the demo backbone and eagle heads, lets llama.cpp decode with and without the draft, and compares texts, drafted
-and accepted tokens, and the ids of texts. Whatever differs ends in an error.
+Exports the demo backbone and eagle heads in float32, float16 and bfloat16 and a tiny Qwen3 with a draft vocabulary,
+lets llama.cpp decode with and without the draft, and compares texts, drafted and accepted tokens, and the ids of
+texts. Whatever differs ends in an error.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ import heads
 from benchmarks.outside.chain import run_chain
 from benchmarks.outside.environment import Environment
 from benchmarks.outside.llamacpp.comparing import check_counts, check_texts, check_words, counts_of
+from benchmarks.outside.llamacpp.pair import qwen3_of, taught_heads
 from benchmarks.shared import ROOT, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_backbone
 from heads.export.exporting import export_heads
+from heads.export.gguf.files import DTYPES
 from heads.interface.token_heads import TokenHeads
 
 BASE = "checkpoints/demo/base"
@@ -51,42 +56,39 @@ def main() -> None:
     texts = [*TEXTS, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("heads/decoding/*.py")))]
     LLAMACPP.install()
     console = wide_console()
-    named = {
-        "eagle, random weights": random_heads(opened.model),
-        "eagle, trained": heads.load(ROOT / TRAINED, opened.model),
-    }
-    with tempfile.TemporaryDirectory() as place:
-        job = {
-            "prompts": [prompt_1T[0].tolist() for prompt_1T in prompts],
-            "texts": texts,
-            "new_tokens": options.new_tokens,
-        }
-        table = figures_table(
-            None, "heads", "texts the same", "parted at a tie", "passes", "drafted", "accepted", "both count", left=1
-        )
-        for i, (name, token_heads) in enumerate(named.items()):
-            folder = Path(place) / str(i)
-            said = export_heads(token_heads, "gguf", folder, dtype="f32")
-            job |= {"backbone": str(folder / "backbone.gguf"), "depth": token_heads.num_heads}
-            plain = LLAMACPP.run_job(ENGINE, folder, "plain", job | {"draft": None})
-            drafted = LLAMACPP.run_job(ENGINE, folder, "draft", job | {"draft": str(folder / "draft.gguf")})
-            if i == 0:
-                ids = [opened.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    columns = ("texts the same", "parted at a tie", "passes", "drafted", "accepted", "both count")
+    table = figures_table(None, "backbone and heads", "files", *columns, left=2)
+    ids = [opened.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    for name, token_heads, dtypes in pairs(opened.model, prompts, options.new_tokens):
+        for dtype in dtypes:
+            with tempfile.TemporaryDirectory() as place:
+                pair = Pair(token_heads=token_heads, prompts=prompts, new_tokens=options.new_tokens, dtype=dtype)
+                plain, drafted, said = pair.run(Path(place), texts)
                 compared = check_words(texts, plain["texts"], ids)
-                say(
-                    console,
-                    f"llama.cpp in xllamacpp {plain['version']}, CPU, float32, greedy; {len(prompts)} held-out prompts "
-                    f"of {options.prompt_tokens} tokens, {options.new_tokens} new tokens each; {said}. Both split "
-                    f"{len(texts)} texts into the same {compared} tokens.\n",
-                )
-            table.add_row(name, *compare(token_heads, prompts, plain, drafted, options.new_tokens))
+                table.add_row(name, dtype, *pair.compare(f"{name}, {dtype}", plain, drafted))
+            say(console, f"{name}, {dtype}: {said}.\n")
+    say(
+        console,
+        f"llama.cpp in xllamacpp {plain['version']}, CPU, caches in float32, greedy; {len(prompts)} held-out prompts "
+        f"of {options.prompt_tokens} tokens, {options.new_tokens} new tokens each. Both split {len(texts)} texts into "
+        f"the same {compared} tokens.\n",
+    )
     console.print(table)
     say(
         console,
-        "Each text is llama.cpp's own without a draft, and our plain generation's; drafted and accepted tokens are "
-        "those of our chain on the same prompt, with drafts cut before the last token asked for, as llama.cpp cuts "
-        "them. Counts are compared where no text parts at a tie.",
+        "Each text is llama.cpp's own without a draft, and our plain generation's in float32; drafted and accepted "
+        "tokens are those of our chain on the same prompt, with drafts cut before the last token asked for, as "
+        "llama.cpp cuts them. Counts are compared where no text parts at a tie: a place where both tokens' scores lie "
+        "within rounding of the best, in the dtype of the files, to which llama.cpp rounds what it multiplies.",
     )
+
+
+def pairs(base: Any, prompts: list[Any], new_tokens: int) -> Iterator[tuple[str, TokenHeads, tuple[str, ...]]]:
+    """Name, heads on their backbone, and the dtypes of files that are run."""
+    yield "demo, eagle with random weights", random_heads(base), ("f32",)
+    yield "demo, eagle", heads.load(ROOT / TRAINED, base), ("f32", "f16", "bf16")
+    qwen3 = qwen3_of(base, str(ROOT / BASE))
+    yield "Qwen3, eagle with a draft vocabulary", taught_heads(qwen3, prompts, new_tokens), ("f32",)
 
 
 def random_heads(model: Any) -> TokenHeads:
@@ -99,24 +101,52 @@ def random_heads(model: Any) -> TokenHeads:
     return token_heads
 
 
-def compare(
-    token_heads: TokenHeads, prompts: list[Any], plain: dict[str, Any], drafted: dict[str, Any], new_tokens: int
-) -> list[str]:
-    """The cells of one row, once everything is equal."""
-    depth, model = token_heads.num_heads, token_heads.backbone.model
-    same, passes, totals = 0, 0, {"drafted": 0, "accepted": 0}
-    for i, (prompt_1T, alone, row) in enumerate(zip(prompts, plain["rows"], drafted["rows"], strict=True)):
-        where = f"{token_heads.family}, prompt {i + 1}"
-        chain = run_chain(token_heads, prompt_1T, new_tokens, depth)
-        texts = {"of ours": chain.text[:new_tokens], "without a draft": alone["text"], "with a draft": row["text"]}
-        if not check_texts(where, model, prompt_1T, texts):
-            continue
-        counts = counts_of(chain, depth, new_tokens)
-        check_counts(where, row, counts)
-        same, passes = same + 1, passes + len(chain.drafts)
-        totals = {key: count + counts[key] for key, count in totals.items()}
-    cells = [same, len(prompts) - same, passes, totals["drafted"], totals["accepted"]]
-    return [*map(str, cells), "yes" if same else "–"]
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Heads on their backbone, as files of one dtype.
+
+    Attributes:
+        prompts: each (1, T).
+        new_tokens: for each prompt.
+        dtype: of the files' matrices.
+    """
+
+    token_heads: TokenHeads
+    prompts: list[Any]
+    new_tokens: int
+    dtype: str
+
+    def run(self, place: Path, texts: list[str]) -> tuple[dict[str, Any], dict[str, Any], str]:
+        """What llama.cpp answers without and with the draft, and what the export said."""
+        folder = place / "out"
+        said = export_heads(self.token_heads, "gguf", folder, dtype=self.dtype, tokenizer=str(ROOT / BASE))
+        job = {
+            "backbone": str(folder / "backbone.gguf"),
+            "depth": self.token_heads.num_heads,
+            "prompts": [prompt_1T[0].tolist() for prompt_1T in self.prompts],
+            "new_tokens": self.new_tokens,
+        }
+        plain = LLAMACPP.run_job(ENGINE, folder, "plain", job | {"draft": None, "texts": texts})
+        drafted = LLAMACPP.run_job(ENGINE, folder, "draft", job | {"draft": str(folder / "draft.gguf"), "texts": []})
+        return plain, drafted, said
+
+    def compare(self, name: str, plain: dict[str, Any], drafted: dict[str, Any]) -> list[str]:
+        """The cells of one row, once everything is equal."""
+        depth, model = self.token_heads.num_heads, self.token_heads.backbone.model
+        same, passes, totals = 0, 0, {"drafted": 0, "accepted": 0}
+        for i, (prompt_1T, alone, row) in enumerate(zip(self.prompts, plain["rows"], drafted["rows"], strict=True)):
+            where = f"{name}, prompt {i + 1}"
+            chain = run_chain(self.token_heads, prompt_1T, self.new_tokens, depth)
+            texts = {"of ours": chain.text[: self.new_tokens], "without a draft": alone["text"]}
+            texts["with a draft"] = row["text"]
+            if not check_texts(where, model, prompt_1T, texts, DTYPES[self.dtype]):
+                continue
+            counts = counts_of(chain, depth, self.new_tokens)
+            check_counts(where, row, counts)
+            same, passes = same + 1, passes + len(chain.drafts)
+            totals = {key: count + counts[key] for key, count in totals.items()}
+        cells = [same, len(self.prompts) - same, passes, totals["drafted"], totals["accepted"]]
+        return [*map(str, cells), "yes" if same else "–"]
 
 
 if __name__ == "__main__":

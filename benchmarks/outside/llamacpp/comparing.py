@@ -25,8 +25,13 @@ def counts_of(chain: Chain, depth: int, new_tokens: int) -> dict[str, int]:
     return {"drafted": sum(room), "accepted": accepted}
 
 
-def check_texts(where: str, model: Any, prompt_1T: Tensor, texts: Mapping[str, Sequence[int]]) -> bool:
+def check_texts(
+    where: str, model: Any, prompt_1T: Tensor, texts: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32
+) -> bool:
     """Whether all texts are the first one; False where they part at a tie of our own float32 scores.
+
+    Args:
+        dtype: what the engine rounds to, whose rounding makes a tie.
 
     Raises:
         ValueError: they part where the two tokens' scores lie further apart than rounding.
@@ -38,7 +43,7 @@ def check_texts(where: str, model: Any, prompt_1T: Tensor, texts: Mapping[str, S
         return logits_V
 
     (first, text), *others = texts.items()
-    excused = excuse_ties(scores_at, torch.float32)
+    excused = excuse_ties(scores_at, dtype)
     for name, other in others:
         at = first_difference(list(text), list(other))
         if at is not None and not excused(list(text), list(other)):
