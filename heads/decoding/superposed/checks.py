@@ -122,7 +122,8 @@ def embedding_factor(backbone: Backbone) -> float:
         with torch.no_grad():
             embeddings_14D = backbone.embed(tokens_14)
             expected, seen = backbone.forward(tokens_14, taps=[first], use_cache=False)
-            _, given = backbone.forward(tokens_14, taps=[first], use_cache=False, inputs_embeds=embeddings_14D)
+            read_14D = embeddings_14D.clone()  # CTRL multiplies what it is given in place
+            _, given = backbone.forward(tokens_14, taps=[first], use_cache=False, inputs_embeds=read_14D)
             factor = float((seen[first].double() / given[first].double()).nanmedian())
             factor = 1.0 if abs(factor - 1) < 1e-2 else factor
             means_14D = embeddings_14D.add(embeddings_14D.flip(1)) / 2

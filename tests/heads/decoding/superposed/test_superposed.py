@@ -21,7 +21,7 @@ from heads.decoding.superposed.reference import count_plainly, superposed_drafts
 from heads.decoding.superposed.step import PAPER_WEIGHTS
 from heads.ngrams.counting import count_ngrams
 
-ARCHITECTURES = ("llama", "gpt_neox", "gemma", "gemma2", "mistral_windowed", "codegen", "gpt2", "opt")
+ARCHITECTURES = ("ctrl", "llama", "gpt_neox", "gemma", "gemma2", "mistral_windowed", "codegen", "gpt2", "opt")
 COUNTED = SimpleNamespace(max_order=6, next_token_probabilities=None)
 FLOAT32_INSIDE = {"codegen": "multiplies queries with keys in float32", "gemma2": "has its norms in float32"}
 """A text that is read at once and token by token is rounded differently there, and logits reach 30."""
