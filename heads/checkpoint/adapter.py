@@ -21,6 +21,7 @@ from heads.backbone.support import adapted_layers
 from heads.extras import needs_extra
 from heads.inside import find_inside
 from heads.interface.layers import MAX_RANK, RANK_ADVICE
+from heads.quantization.adapters import packed_layers_adapted
 from heads.validation import validated, within
 
 TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -70,7 +71,8 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
         target_modules=settings.targets,
     )
     try:
-        model.add_adapter(config)
+        with packed_layers_adapted(config):
+            model.add_adapter(config)
     except ValueError as error:
         first = str(error).strip().splitlines()[0]
         name = type(model).__name__
@@ -112,9 +114,12 @@ def put_on_adapter(model: Any, folder: Path) -> None:
 
     transformers would leave the adapter's mapping, with which a merged model would be saved under wrong names.
     """
+    with needs_extra("lora", f"{folder} holds a LoRA adapter"):
+        from peft import LoraConfig
     before = vars(model).get("_weight_conversions")
     check_adapter(folder)
-    model.load_adapter(str(folder))
+    with packed_layers_adapted(LoraConfig.from_pretrained(str(folder))) as config:
+        model.load_adapter(str(folder), peft_config=config)
     vars(model).pop("_weight_conversions", None)
     if before is not None:
         model._weight_conversions = before

@@ -183,6 +183,8 @@ def is_identity(backbone: Backbone, layer: nn.Module, like: Tensor) -> bool:
 def without_adapter(layer: nn.Module) -> nn.Module:
     """The layer with the backbone's LoRA, if it has one, merged into its weights: heads train all of their own."""
     for name, adapted in adapted_layers(layer).items():
+        if isinstance(packed := adapted.get_base_layer(), MXLinear):
+            adapted.base_layer = packed.unpacked(torch.float32)
         adapted.merge()
         layer.set_submodule(name, adapted.get_base_layer())
     return layer
