@@ -7,9 +7,10 @@
 
 transformers_tests is skipped unless HEADWAY_TRANSFORMERS=FOLDER names a checkout of
 github.com/huggingface/transformers at the installed version, and outside unless HEADWAY_HARNESSES=FOLDER holds
-checkouts of github.com/hemingkx/Spec-Bench and github.com/NVIDIA/Model-Optimizer. ngram_stores leaves out DuckDB,
-Polars and infini-gram unless HEADWAY_STORES names a Python that has them, and training_peers Model-Optimizer unless
-HEADWAY_MODELOPT names one with nvidia-modelopt. No other program writes into
+checkouts of github.com/hemingkx/Spec-Bench and github.com/NVIDIA/Model-Optimizer; servers needs HEADWAY_SERVERS=FOLDER
+with checkouts of github.com/huggingface/text-generation-inference, predibase/lorax and NVIDIA/TensorRT-LLM.
+ngram_stores leaves out DuckDB, Polars and infini-gram unless HEADWAY_STORES names a Python that has them, and
+training_peers Model-Optimizer unless HEADWAY_MODELOPT names one with nvidia-modelopt. No other program writes into
 benchmarks/results/. A new benchmark adds its command to `CHECKS`.
 """
 
@@ -329,6 +330,13 @@ CHECKS = {
         measures=("heads/decoding", "checkpoints/demo/grounded"),
         needs="HEADWAY_HARNESSES",
     ),
+    "servers": Check(
+        command="python -m benchmarks.outside.servers",
+        shows="medusa and mlp_speculator folders in the code by which TGI, LoRAX and TensorRT-LLM load heads, executed "
+        "on a CPU: the class that each chooses, and its logits beside ours",
+        measures=("heads/export", "heads/families/medusa.py", "heads/families/mlp_speculator.py"),
+        needs="HEADWAY_SERVERS",
+    ),
     "vllm": Check(
         command="python -m benchmarks.outside.vllm",
         quick="--prompts 4 --new-tokens 32",
@@ -342,7 +350,14 @@ CHECKS = {
         shows="backbones (Llama, Qwen3) and eagle heads as GGUF in llama.cpp on a CPU, files in float32, float16 and "
         "bfloat16: the same text with and without the draft and as ours, the same drafted and accepted counts, texts "
         "split into the same tokens (make verify-llamacpp; installs xllamacpp under build/)",
-        measures=("checkpoints/demo/base", "checkpoints/demo/eagle", "heads/export", "heads/families/eagle.py"),
+        measures=(
+            "checkpoints/demo/base",
+            "checkpoints/demo/eagle",
+            "heads/export/gguf",
+            "heads/export/formats/gguf.py",
+            "heads/export/eagle_draft.py",
+            "heads/families/eagle.py",
+        ),
     ),
     "base_recipe": Check(
         command="accelerate launch train.py --config configs/demo/base.yaml --overwrite true",

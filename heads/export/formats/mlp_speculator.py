@@ -4,8 +4,8 @@ They are `mlp_speculator` heads, whose file has the mathematics. With tie_weight
 and unembedding, and all but the first one transition; some folders repeat the shared tensors under each name, which are
 then compared and read once.
 
-TGI loads folders with tie_weights alone (its class for others fails) and knows no scale_input, so for TGI give heads
-with `tie_weights: true` and `scale_input: false`. IBM's own code (fms-extras) loads all.
+TGI loads folders with tie_weights alone (its class for others multiplies a list of embeddings and fails), with and
+without scale_input; so for TGI give heads with `tie_weights: true`. IBM's own code (fms-extras) loads all.
 
 Source: fms_extras/models/speculator.py and hf/modeling_mlp_speculator.py, text_generation_server/layers/mlp.py.
 """
@@ -37,7 +37,7 @@ from heads.export.plain_logits import refuse_other_logits
 from heads.interface.token_heads import MAX_HEADS, TokenHeads
 from heads.validation import validated
 
-SUMMARY = "IBM fms-extras; TGI 3 (tied, without scale_input)"
+SUMMARY = "IBM fms-extras; TGI 3 (with tie_weights)"
 FORMAT, FILE = "mlp-speculator", "model.safetensors"
 NAMES = Names(
     {

@@ -1,10 +1,10 @@
 """Medusa heads for TensorRT-LLM up to 1.2: the folder that `convert_checkpoint.py --medusa_model_dir` reads.
 
 It reads `medusa_lm_head.pt` first and builds every block, so blocks may differ; each head has an unembedding of its
-own, so one that heads share is written for each of them. Its engine rounds to its own dtype and decodes greedily alone.
-Later versions have no Medusa any more.
+own, so one that heads share is written for each of them. A block's activation is the backbone's `hidden_act` there, and
+SiLU in Medusa. Its engine rounds to its own dtype and decodes greedily alone. Later versions have no Medusa any more.
 
-Source: tensorrt_llm/models/medusa/weight.py, examples/medusa/convert_checkpoint.py.
+Source: tensorrt_llm/models/medusa/{weight,model}.py, examples/medusa/convert_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ class Config:
 def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
     """
     Raises:
-        ValueError: heads of another family, or with what the format cannot say.
+        ValueError: heads of another family, or with what the format cannot say; a backbone with another activation.
     """
+    activation = getattr(token_heads.backbone.config, "hidden_act", None)
+    if activation != "silu":
+        raise ValueError(
+            f"{token_heads.backbone.name} has hidden_act {activation!r}, which TensorRT-LLM would put into Medusa's "
+            f"blocks too; the format {FORMAT} is written for backbones with 'silu'."
+        )
     tensors = medusa.medusa_tensors(token_heads, FORMAT)
     fields = medusa.medusa_fields(token_heads)
     fields.pop("version", None)

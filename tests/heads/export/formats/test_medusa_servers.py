@@ -142,6 +142,13 @@ def test_a_shared_unembedding_must_be_the_backbones(tmp_path):
         export_heads(made("shared", 2), "medusa-servers", tmp_path / "two")
 
 
+def test_tensorrt_llm_would_run_blocks_with_the_backbones_activation(tmp_path):
+    token_heads = make_heads("medusa", heads.Backbone(shared_model("gemma", "sdpa", torch.float64)))
+    with pytest.raises(ValueError, match="written for backbones with 'silu'"):
+        export_heads(token_heads, "tensorrt-llm", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("unembedding", "num_blocks"), [*KINDS, ("shared", 2)])
 def test_tensorrt_llm_computes_our_logits(unembedding, num_blocks, tmp_path):
     token_heads = made(unembedding, num_blocks)
