@@ -334,7 +334,14 @@ CHECKS = {
         command="python -m benchmarks.outside.servers",
         shows="medusa and mlp_speculator folders in the code by which TGI, LoRAX and TensorRT-LLM load heads, executed "
         "on a CPU: the class that each chooses, and its logits beside ours",
-        measures=("heads/export", "heads/families/medusa.py", "heads/families/mlp_speculator.py"),
+        measures=(
+            "heads/export/formats/medusa.py",
+            "heads/export/formats/medusa_servers.py",
+            "heads/export/formats/tensorrt_llm.py",
+            "heads/export/formats/mlp_speculator.py",
+            "heads/families/medusa.py",
+            "heads/families/mlp_speculator.py",
+        ),
         needs="HEADWAY_SERVERS",
     ),
     "vllm": Check(

@@ -22,8 +22,10 @@ class RefusedError(Exception):
 
 
 @contextlib.contextmanager
-def served(answer: Answer, models: Sequence[str] = ()) -> Iterator[str]:
-    """The base URL of a server that runs within the context, and lists these models."""
+def served(
+    answer: Answer, models: Sequence[str] = (), status_of_models: Callable[[], int] = lambda: 200
+) -> Iterator[str]:
+    """The base URL of a server that runs within the context, and lists these models, with this status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -36,6 +38,9 @@ def served(answer: Answer, models: Sequence[str] = ()) -> Iterator[str]:
             self.say(status, said)
 
         def do_GET(self) -> None:
+            if (status := status_of_models()) != 200:
+                self.say(status, {"error": {"message": "no backend"}})
+                return
             self.say(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in models]})
 
         def say(self, status: int, said: dict[str, Any]) -> None:

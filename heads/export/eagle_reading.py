@@ -140,7 +140,7 @@ def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: B
         ValueError: ids that are none, or a map that is missing, of another size or contradicts the other.
     """
     d2t_S, t2d_V = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    if d2t_S is not None and d2t_S.ndim != 1:
+    if d2t_S is not None and (d2t_S.ndim != 1 or not len(d2t_S)):
         raise ValueError(f"{folder} has d2t of shape {tuple(d2t_S.shape)}; allowed is one offset a scored token.")
     if vocab is None:
         vocab = backbone.vocab_size if d2t_S is None else len(d2t_S)
@@ -154,7 +154,7 @@ def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: B
     tokens_S, order_S = (d2t_S.long() + torch.arange(vocab)).sort()
     if bool((tokens_S.diff() == 0).any()) or int(tokens_S[0]) < 0 or int(tokens_S[-1]) >= backbone.vocab_size:
         raise ValueError(f"{folder} has d2t with ids twice, or that {backbone.name} does not have; copy it again.")
-    if t2d_V is not None and not torch.equal(t2d_V.bool().nonzero()[:, 0], tokens_S):
+    if t2d_V is not None and not torch.equal(t2d_V.flatten().bool().nonzero()[:, 0], tokens_S):
         raise ValueError(f"{folder} has t2d that marks other tokens than d2t; copy the folder again.")
     tensors["lm_head.weight"] = rows_SD[order_S]
     return None if vocab == backbone.vocab_size else tokens_S

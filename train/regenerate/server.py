@@ -22,6 +22,8 @@ from train.regenerate.config import RegenerateConfig
 from train.regenerate.rewriting import Answer, Prompt, Tally
 
 TIMEOUT = 600.0  # seconds for one answer
+ALIVE_TIMEOUT = 60.0  # seconds for the list of models
+SERVER_FAILS = 500  # status from which it is not the request's fault
 TRIES = 7
 """Of one answer where the server is busy, fails or does not answer; the pauses double from 0.5 s to 8 s."""
 REFUSED_AT_FIRST = 20
@@ -118,6 +120,7 @@ class Server:
         try:
             response = await self._ask_with_fewer_fields(prompt, key)
         except openai.APITimeoutError:
+            await self._stop_if_down()
             return self._refused(f"no answer within {TIMEOUT:.0f} s")
         except openai.APIConnectionError:
             raise self._unreachable() from None
@@ -128,6 +131,8 @@ class Server:
             ) from None
         except openai.APIStatusError as error:
             self._refuse_key(error)
+            if error.status_code >= SERVER_FAILS:
+                await self._stop_if_down()
             return self._refused(f"status {error.status_code}: {said_by(error)}")
         except (openai.OpenAIError, ValueError) as error:  # the latter: no JSON
             return self._refused(f"an answer that cannot be read ({type(error).__name__})")
@@ -202,6 +207,25 @@ class Server:
                 f"{self.url} has no model {self.model!r}, or no API there (status 404: {said_by(error)}); correct "
                 f"--model or --server."
             ) from None
+
+    async def _stop_if_down(self) -> None:
+        """A prompt that a server fails on is refused; a server that fails on everything writes no rows.
+
+        Raises:
+            ValueError: it does not list its models either, or a proxy in front of it says that it is not there.
+        """
+        try:
+            await self._client.with_options(max_retries=1, timeout=ALIVE_TIMEOUT).models.list()
+        except self._openai.APIStatusError as error:
+            if error.status_code >= SERVER_FAILS:
+                raise ValueError(
+                    f"{self.url} fails on every request (status {error.status_code}: {said_by(error)}); start the "
+                    f"server again. The same command resumes."
+                ) from None
+        except self._openai.APIConnectionError:  # silence too
+            raise self._unreachable() from None
+        except self._openai.OpenAIError:
+            return
 
     def _unreachable(self) -> ValueError:
         return ValueError(

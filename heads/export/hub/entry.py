@@ -28,7 +28,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 logger = logging.get_logger("transformers.headway")  # below transformers' own, so that `--log-level info` shows it
 
 KEPT_AS = "_headway_decoding"
-"""The attribute of a model that keeps its decoding: both go when the model goes."""
+"""The attribute of a model that keeps its decoding, with the dtype and device that it was made for: all go with it."""
 REFUSED = {
     "assistant_model": "drafts come from the heads in this folder",
     "assistant_tokenizer": "drafts come from the heads in this folder",
@@ -109,15 +109,16 @@ def refuse(asked: dict[str, Any]) -> None:
 
 
 def decoding_of(model: Any) -> CountedDecoding:
-    """The decoding with the folder's heads, which are loaded at the model's first call."""
+    """The decoding with the folder's heads, loaded at the model's first call, and again once it was moved or cast."""
+    place = (model.dtype, model.device)
     kept = vars(model).get(KEPT_AS)
-    if kept is None:
+    if kept is None or kept[0] != place:
         source = str(model.name_or_path)
         commit = getattr(model.config, "_commit_hash", None)
         with torch.random.fork_rng(devices=[]):  # new modules draw their weights, and the call's seed is the user's
             token_heads = load(find_heads(source, commit=commit), model)
-        kept = vars(model)[KEPT_AS] = CountedDecoding(token_heads)
-    found: CountedDecoding = kept
+        kept = vars(model)[KEPT_AS] = (place, CountedDecoding(token_heads))
+    found: CountedDecoding = kept[1]
     return found
 
 

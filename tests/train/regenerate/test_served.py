@@ -109,6 +109,40 @@ def test_a_server_that_dies_keeps_whole_lines(folder):
     assert [row["line"] for row in found] == list(range(len(found)))
 
 
+def test_a_server_that_fails_on_everything_loses_no_rows(folder):
+    """A proxy answers for a server that has gone: no row is written without its text, and the same command resumes."""
+
+    def answer(question):
+        if down and question["prompt"] not in answered:
+            raise RefusedError(503, "no backend")
+        answered.append(question["prompt"])
+        return {"text": "a", "finish_reason": "stop"}
+
+    answered, down = [], []
+    with served(answer, status_of_models=lambda: 503 if down else 200) as url:
+        ask(folder, "out.jsonl", url, "--limit", "6", concurrency=2)
+        down.append(True)
+        with pytest.raises(ValueError, match=r"fails on every request \(status 503: no backend\)"):
+            ask(folder, "out.jsonl", url, concurrency=2)
+        assert len(rows((folder / "out.jsonl").read_bytes())) == 6
+        down.clear()
+        assert all(row["input_ids"] for row in rows(ask(folder, "out.jsonl", url, concurrency=2)))
+
+
+def test_a_prompt_on_which_a_server_fails_is_refused(folder, capsys):
+    def answer(question):
+        if not failed or question["prompt"] == failed[0]:
+            failed[:] = [question["prompt"]]
+            raise RefusedError(500, "out of memory")
+        return {"text": "a", "finish_reason": "stop"}
+
+    failed = []
+    with served(answer) as url:
+        found = rows(ask(folder, "out.jsonl", url, "--limit", "6", concurrency=1))
+    assert [row["input_ids"] == [] for row in found] == [True, *[False] * 5]
+    assert "status 500: out of memory" in capsys.readouterr().out
+
+
 def test_what_a_server_refuses_is_counted_by_its_reason(folder, backbone, capsys):
     letters = [chr(100 + i) for i in range(10)]
     first = [backbone[1](letter)["input_ids"][0] for letter in letters]

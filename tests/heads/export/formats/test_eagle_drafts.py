@@ -330,6 +330,14 @@ BAD = {
         "has partial_rotary_factor 0.5",
     ),
     "a map without an axis": (stored("d2t", torch.tensor(3)), "d2t of shape"),
+    "an empty map": (
+        lambda tensors, found: tensors.update({"d2t": torch.zeros(0), "lm_head.weight": torch.zeros(0, WIDTH)}),
+        "d2t of shape",
+    ),
+    "marks without an axis": (
+        lambda tensors, found: tensors.update({"d2t": torch.zeros(VOCAB), "t2d": torch.tensor(True)}),
+        "t2d that marks other tokens",
+    ),
     "a switch of words": (changed(norm_output="false"), "allowed are true and false"),
     "no number": (stored("fc.weight", torch.full((WIDTH, 3 * WIDTH), torch.nan)), "no finite floats"),
     "steps": (changed(num_unrolled_steps=99), "allowed are integers from 1 to 32"),

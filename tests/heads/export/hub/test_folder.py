@@ -83,6 +83,14 @@ def test_the_heads_are_loaded_once_and_go_with_the_model(exported, inputs, monke
     assert not any("headway" in name for name in one.state_dict())
 
 
+def test_a_model_that_was_cast_after_a_call_decodes_on(exported, inputs):
+    """The heads of the first call have the dtype that the model had then."""
+    one = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, dtype=torch.float32)
+    one.generate(**inputs, max_new_tokens=2, do_sample=False)
+    one.double()
+    assert one.generate(**inputs, **GREEDY).tolist() == plain(one, **inputs, **GREEDY).tolist()
+
+
 def test_without_trust_it_is_the_plain_model(exported):
     assert "generate" not in vars(AutoModelForCausalLM.from_pretrained(exported))
 
