@@ -6,6 +6,7 @@ most 12 logarithms of size 100.
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +106,44 @@ def test_ends_of_text_inside_drafts_left_padding_and_prompts_of_one_token():
     ended = sorted(len(tokens) for drafts in expected for tokens, _ in drafts)
     assert ended[0] < ended[-1] == 12  # some end early and some do not
     check_equal(out, expected, prompts, 4)
+
+
+@pytest.mark.parametrize("case", ["order 2", "fewer weights", "no n-grams in the table", "every token", "α is 1"])
+def test_odd_tables_and_drafts_of_every_token_in_a_padded_batch(case, documents, tmp_path):
+    """Prompts of 1, 3 and 9 tokens, with padding on the left."""
+    counted, order, k, weights, alpha = {
+        "order 2": (documents, 2, 3, (0.3,), 0.4),
+        "fewer weights": (documents, 6, 5, (0.2, 0.3), 0.4),
+        "no n-grams in the table": ([[5]], 6, 3, PAPER_WEIGHTS, 0.4),
+        "every token": (documents, 2, VOCAB, (0.3,), 0.4),
+        "α is 1": (documents, 6, 3, PAPER_WEIGHTS, 1.0),
+    }[case]
+    model, table = float64("gpt2"), count_ngrams(counted, folder=tmp_path / "t", order=order, vocab_size=VOCAB)
+    texts = [random_tokens(1, n, seed=60 + n)[0].tolist() for n in (1, 3, 4)]
+    texts[2] += documents[0][10:15]
+    prompts, mask = left_padded(texts)
+    said = {"temperature": 0.7, "alpha": alpha, "penalty": 1e-3}
+    decoding = heads.SuperposedDecoding(k=k, ngrams=table, weights=weights, **said)
+    out = model.generate(prompts, attention_mask=mask, custom_generate=decoding, **ASKED | {"max_new_tokens": 5})
+    counts = count_plainly(counted, order)
+    plain = {"k": k, "length": 5, "weights": weights, "counts": counts, "eos": frozenset({EOS}), **said}
+    check_equal(out, [superposed_drafts(model, text, **plain) for text in texts], prompts, k)
+
+
+def test_adapters_on_embeddings_are_read():
+    peft = pytest.importorskip("peft")
+    targets = ["wte", "c_attn"]
+    lora = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, fan_in_fan_out=True)
+    plain_model, given = float64("gpt2"), {"k": 3, "temperature": 0.7}
+    torch.manual_seed(0)
+    model = peft.get_peft_model(copy.deepcopy(plain_model), lora).double().eval()
+    prompts = random_tokens(2, 5, seed=8)
+    out = model.generate(input_ids=prompts, custom_generate=heads.SuperposedDecoding(**given), **ASKED)
+    plain = given | {"length": 10, "alpha": 0.0, "penalty": 1.0, "eos": frozenset({EOS})}
+    expected = [superposed_drafts(model.base_model.model, text, **plain) for text in prompts.tolist()]
+    check_equal(out, expected, prompts, 3)
+    without = [superposed_drafts(plain_model, text, **plain) for text in prompts.tolist()]
+    assert without != expected
 
 
 @pytest.mark.parametrize("every", [1, 3])
