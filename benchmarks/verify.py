@@ -182,6 +182,14 @@ CHECKS = {
         "backbone, and the target; rows that an earlier call finished are reused",
         measures=("checkpoints/demo/base",),
     ),
+    "grounded_figure_2": Check(
+        command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru soft medusa_soft eagle_soft "
+        "--steps 600 --prompts 16 --rounds 0",
+        quick="--steps 2 --eval-blocks 4 --prompts 2 --new-tokens 16 --out checkpoints/runs/grounded_quick",
+        shows="figure 2 of the grounded paper after 600 steps, the families with soft labels too, each with its own "
+        "tree and on one tree; grounded_ablation reuses these rows at 600 steps",
+        measures=("checkpoints/demo/base",),
+    ),
     "grounded_ablation_seeds": Check(
         command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru --prompts 16 --rounds 0 "
         "--seeds 3",
