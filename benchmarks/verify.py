@@ -246,6 +246,13 @@ CHECKS = {
         "model's log-likelihood, same-quality speed-up, and the ablations of table 8",
         quick="--quick",
     ),
+    "dynamo_sizes": Check(
+        command="python -m benchmarks.paper.dynamo_sizes --picture docs/pictures/dynamo_sizes.png",
+        quick="--steps 3 --heads-steps 3 --seeds 1 --step 0.5 --tokens 8 --out checkpoints/runs/dynamo-sizes-quick",
+        shows="DynaMo on three backbones of one recipe: scores and speed-up of the same quality by size; trains "
+        "for hours, and a repeated call goes on",
+        measures=("configs/demo/base.yaml", "configs/demo/dynamo.yaml"),
+    ),
     "ngrams": Check(
         command="python -m benchmarks.speed.ngrams",
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
