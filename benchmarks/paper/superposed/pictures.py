@@ -6,10 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from benchmarks.paper.superposed.claims import Rows
 from heads.evaluation.pictures import DARK, GREY, PALETTE, STYLE, new_figure, save_figure, tidy
 
+LINES = (
+    ("superposed", "superposed, best of k", "o-"),
+    ("nucleus", "nucleus, one", "o:"),
+    ("nucleus", "nucleus, best of k", "o-"),
+    ("beam", "beam, best of k", "o-"),
+)
+TICKS = (5, 10, 20, 50, 100, 200, 500, 1000)
 COLORS = {"superposed": PALETTE[0], "nucleus": PALETTE[1], "beam": PALETTE[2]}
 
 
@@ -20,15 +28,15 @@ def draw_quality(rows: Rows, path: Path) -> None:
     for axes, axis, label in zip(
         upper, ("drafts", "prefix", "length"), ("drafts k", "tokens of prefix", "tokens of a draft"), strict=True
     ):
-        for name, words in (
-            ("superposed", "superposed, best of k"),
-            ("nucleus", "nucleus, one"),
-            ("beam", "beam, best of k"),
-        ):
+        for name, words, line in LINES:
             points = rows["sweeps"][axis]
             values = [np.asarray(point[name]["perplexity"]) for point in points]
-            means = [value[:, 0].mean() if name == "nucleus" else value.min(axis=1).mean() for value in values]
-            axes.plot([point["value"] for point in points], means, "o-", color=COLORS[name], label=words)
+            means = [value[:, 0].mean() if words.endswith("one") else value.min(axis=1).mean() for value in values]
+            axes.plot([point["value"] for point in points], means, line, color=COLORS[name], label=words)
+        axes.set_yscale("log")  # one text of nucleus sampling can outweigh all others
+        axes.yaxis.set_major_locator(FixedLocator(TICKS))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
         tidy(axes, "perplexity under the judge", label)
         axes.legend(fontsize=8, frameon=False)
     draw_by_length(lower[0], rows, "self_bleu", "Self-BLEU of drafts")
