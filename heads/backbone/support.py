@@ -91,6 +91,16 @@ def refuse_offloaded_weights(model: Any) -> None:
         )
 
 
+def refuse_other_widths(model: Any, hidden_size: int) -> None:
+    """Some models (OPT-350m) project their states to narrower embeddings, and heads read and write states."""
+    width = getattr(model.get_output_embeddings(), "in_features", hidden_size)
+    if width != hidden_size:
+        raise ValueError(
+            f"The output layer of {type(model).__name__} reads {width} numbers a token, and its layers' states have "
+            f"{hidden_size}: it projects between them, which heads do not; choose a backbone without such a projection."
+        )
+
+
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Layers that peft has put an adapter around, by name; peft is not imported where nobody has."""
     if "peft" not in sys.modules:

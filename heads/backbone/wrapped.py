@@ -33,6 +33,7 @@ from heads.backbone.support import (
     read_layer_type,
     read_output_path,
     refuse_offloaded_weights,
+    refuse_other_widths,
     refuse_what_cannot_roll_back,
     refuse_what_is_no_model,
     same_numbers,
@@ -74,6 +75,7 @@ class WrappedModel:
         self._embeddings = model.get_input_embeddings()  # read at every pass, and transformers searches for them
         self._unembedding = model.get_output_embeddings()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
+        refuse_other_widths(model, self.hidden_size)
         rotary = getattr(self.decoder, "rotary_emb", None)
         self._rotary_by_type = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
         self.rope_border = find_rope_border(self.decoder)

@@ -143,6 +143,11 @@ def test_weights_quantised_in_place_are_taken(family, options, tmp_path):
         assert not any(isinstance(parameter, Packed) for parameter in token_heads.parameters())
 
 
+def test_a_model_with_narrower_embeddings_than_states_is_refused():
+    with pytest.raises(ValueError, match=r"output layer of OPTForCausalLM reads 16 numbers a token, .* states have 32"):
+        heads.create("medusa", tiny_model("opt", word_embed_proj_dim=16), num_heads=1)
+
+
 def test_heads_of_layers_are_refused_on_quantised_ones():
     with pytest.raises(ValueError, match="The last layer of LlamaForCausalLM is quantised"):
         heads.create("dynamo", pack(tiny_model("llama")))
