@@ -38,6 +38,7 @@ from heads.evaluation.judged.sentences import prompts_of
 from heads.evaluation.judged.win_rates import fit_line, same_quality
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
 from heads.evaluation.runs.rows import Rows
+from heads.evaluation.runs.task import fingerprint
 from heads.evaluation.throughput import RESAMPLES, SHARES, resample
 
 Figures = NDArray[np.float64]
@@ -104,9 +105,8 @@ class Bench:
         self.prompts = list(self.types)
         self.ngrams = open_ngrams(opened)
         (self.token_heads,) = opened.token_heads.values()
-        self.rows = Rows(
-            path=KEPT / "texts.jsonl", settings={"heads": str(options.heads), "tokens": options.tokens, **PAPER_REQUEST}
-        )
+        heads = {"heads": str(options.heads), "weights": fingerprint(Path(options.heads))}  # they may be trained again
+        self.rows = Rows(path=KEPT / "texts.jsonl", settings={**heads, "tokens": options.tokens, **PAPER_REQUEST})
         self.pairs = [(prompt, seed) for prompt in self.prompts for seed in range(options.seeds)]
 
     def point(self, threshold: float, method: str) -> Point:
