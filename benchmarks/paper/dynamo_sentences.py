@@ -83,8 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     opened.model.generation_config.eos_token_id = None
     judge = open_judge(options, opened)
     bench = Bench(opened, options, judge)
-    thresholds = np.round(np.arange(0, 1 + options.step / 2, options.step), 4).tolist()
-    points = [bench.point(threshold, PAPERS_OWN) for threshold in track(thresholds, "ε_b", transient=True)]
+    points = [bench.point(x, PAPERS_OWN) for x in track(thresholds(options.step), "ε_b", transient=True)]
     ablated = {name: bench.point(ABLATED_AT, name) for name in ABLATIONS}
     say(
         console,
@@ -94,6 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(console, points, ablated, bench)
     if options.picture:
         draw(points, bench, options.picture)
+
+
+def thresholds(step: float) -> list[float]:
+    """Values of ε_b from 0 to 1.
+
+    >>> thresholds(0.5)
+    [0.0, 0.5, 1.0]
+    """
+    found: list[float] = np.round(np.arange(0, 1 + step / 2, step), 4).tolist()
+    return found
 
 
 class Bench:
@@ -218,10 +227,19 @@ def cells(point: Point) -> list[str]:
     return [*speed, *counts, f"{win_rate(point.won_N):.2f}", score, f"{point.repeated:.0%}"]
 
 
+def mean_speeds(points: Sequence[Point], speed: Callable[[Point], Figures]) -> Figures:
+    return np.array([speed(point).mean() for point in points])
+
+
+def crossing_of(points: Sequence[Point], speed: Callable[[Point], Figures]) -> float | None:
+    """The speed at which the line through the win rates is 1; None where it does not fall."""
+    rates = np.array([win_rate(point.won_N) for point in points])
+    return same_quality(regression(mean_speeds(points, speed), rates))
+
+
 def describe_same_quality(points: Sequence[Point], speed: Callable[[Point], Figures]) -> str:
     """The crossing with its interval; * marks one beyond the speeds that were measured."""
-    speeds = np.array([speed(point).mean() for point in points])
-    crossing = same_quality(regression(speeds, np.array([win_rate(point.won_N) for point in points])))
+    speeds, crossing = mean_speeds(points, speed), crossing_of(points, speed)
     if crossing is None:
         return "none, since the win rate does not fall with the speed here"
     found = (same_quality((slope, intercept)) for slope, intercept in resampled_lines(points, speed).tolist())
@@ -294,15 +312,20 @@ def open_judge(options: argparse.Namespace, opened: Opened) -> Judge:
 def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_sentences", __doc__)
     parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads that are not grounded")
-    parser.add_argument("--prompts", choices=["code", "english"], default="code", help="english: table 7")
-    parser.add_argument("--seeds", type=int, default=10, help="texts of each prompt")
-    parser.add_argument("--step", type=float, default=0.02, help="between values of ε_b")
-    parser.add_argument("--tokens", type=int, default=32, help="new tokens of a text")
-    judge = "endpoint (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL), or another model's folder for its log-likelihood"
-    parser.add_argument("--judge", default="checkpoints/demo/draft", help=judge)
+    add_judging_flags(parser, seeds=10, step=0.02)
     parser.add_argument("--quick", action="store_true", help="at most 3 seeds, steps of at least 0.1")
     parser.add_argument("--picture", metavar="FILE", help="draw the figures here")
     return parser
+
+
+def add_judging_flags(parser: argparse.ArgumentParser, *, seeds: int, step: float) -> None:
+    """What is written and who judges it."""
+    parser.add_argument("--prompts", choices=["code", "english"], default="code", help="english: table 7")
+    parser.add_argument("--seeds", type=int, default=seeds, help="texts of each prompt")
+    parser.add_argument("--step", type=float, default=step, help="between values of ε_b")
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens of a text")
+    judge = "endpoint (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL), or another model's folder for its log-likelihood"
+    parser.add_argument("--judge", default="checkpoints/demo/draft", help=judge)
 
 
 if __name__ == "__main__":

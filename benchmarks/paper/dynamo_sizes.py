@@ -32,14 +32,14 @@ from benchmarks.paper.dynamo_sentences import (
     Bench,
     Figures,
     Point,
+    add_judging_flags,
+    crossing_of,
     describe_same_quality,
     open_judge,
-    regression,
-    win_rate,
+    thresholds,
 )
 from benchmarks.shared import describe_cpu, figures_table, open_ngrams, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_heads
-from heads.evaluation.judged.win_rates import same_quality
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
 
 BASE = Path("checkpoints/demo/base")
@@ -100,12 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_sizes", __doc__)
     parser.add_argument("--steps", type=int, default=600, help="steps of each backbone, of 16 blocks of 256 tokens")
     parser.add_argument("--heads-steps", type=int, default=300, help="steps with heads, of 8 blocks")
-    parser.add_argument("--prompts", choices=["code", "english"], default="code", help="english: table 7")
-    parser.add_argument("--seeds", type=int, default=5, help="texts of each prompt")
-    parser.add_argument("--step", type=float, default=0.1, help="between values of ε_b")
-    parser.add_argument("--tokens", type=int, default=32, help="new tokens of a text")
-    judge = "endpoint (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL), or another model's folder for its log-likelihood"
-    parser.add_argument("--judge", default="checkpoints/demo/draft", help=judge)
+    add_judging_flags(parser, seeds=5, step=0.1)
     parser.add_argument("--out", default="checkpoints/runs/dynamo-sizes", help="runs are kept here")
     parser.add_argument("--picture", metavar="FILE", help="draw the figures here")
     return parser
@@ -121,14 +116,13 @@ def judged(size: Size, options: argparse.Namespace, console: Console) -> Judged:
     opened.model.generation_config.eos_token_id = None
     options.heads = str(heads / "last")
     bench = Bench(opened, options, open_judge(options, opened))
-    thresholds = np.round(np.arange(0, 1 + options.step / 2, options.step), 4).tolist()
     (token_heads,) = opened.token_heads.values()
     return Judged(
         size=size,
         backbone=sum(p.numel() for p in opened.model.parameters()),
         overhead=sum(p.numel() for p in token_heads.parameters()) / sum(p.numel() for p in opened.model.parameters()),
         perplexity=math.exp(last_loss(heads)),
-        points=[bench.point(threshold, PAPERS_OWN) for threshold in thresholds],
+        points=[bench.point(threshold, PAPERS_OWN) for threshold in thresholds(options.step)],
         plain_score=float(np.nanmean(bench.plain_scores)),
         drafted=1 + token_heads.num_heads,
     )
@@ -181,8 +175,7 @@ def last_loss(run: Path) -> float:
 
 def crossing(one: Judged, speed: Callable[[Point], Figures]) -> float | None:
     """Figure 20's speed-up: where the win rate is 1, at most the tokens that a pass can emit."""
-    speeds = np.array([speed(point).mean() for point in one.points])
-    found = same_quality(regression(speeds, np.array([win_rate(point.won_N) for point in one.points])))
+    found = crossing_of(one.points, speed)
     return None if found is None else min(found, float(one.drafted))
 
 

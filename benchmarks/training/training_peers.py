@@ -33,10 +33,9 @@ from benchmarks.training.training_speed import (
     MIB,
     RATE,
     Workload,
-    forget_peak,
     in_own_process,
     our_step,
-    resident,
+    peak_of,
     seconds_of,
 )
 from heads.export.formats.medusa import medusa_tensors
@@ -46,7 +45,6 @@ from train.objective.model import TrainedModel
 MODELOPT = "HEADWAY_MODELOPT"
 CHILD = Path(__file__).with_name("modelopt_step.py")
 EQUAL = 1e-5  # of the loss: float32 sums in another order over 32,000 logits and a thousand rows
-Step = Callable[[], Any]
 PEERS = {
     "Medusa's loss, restated": "medusa",
     "Hydra's loss, restated": "grounded",
@@ -83,8 +81,8 @@ def cells_of(name: str, workload: Workload, rounds: int) -> list[str]:
         peak = peer.bytes
     else:
         found = take_turns(timed(restated_step(workload.build(), workload.data_of_seed())), workload, rounds)
-        peak = in_own_process(peak_of, "restated", workload)
-    return [*figures(found, workload), *memory(peak, in_own_process(peak_of, "ours", workload))]
+        peak = in_own_process(peak_of, restated_step, workload)
+    return [*figures(found, workload), *memory(peak, in_own_process(peak_of, our_step, workload))]
 
 
 def take_turns(peer: Callable[[], dict[str, float]], workload: Workload, rounds: int) -> list[dict[str, float]]:
@@ -169,17 +167,6 @@ def head_logits(heads: PositionWiseHeads, k: int, final_BTD: Tensor, tokens_BT: 
     hidden_ND = heads.head(k, final_BTD.flatten(0, 1), ahead_BTk.flatten(0, 1))
     logits: Tensor = heads.projection(k)(hidden_ND)
     return logits.view(*tokens_BT.shape, -1)
-
-
-def peak_of(kind: str, workload: Workload, answer: Any) -> None:
-    """Bytes that model, optimizer and two steps add to a process."""
-    torch.set_num_threads(1)
-    before = forget_peak()
-    make = {"restated": restated_step, "ours": our_step}[kind]
-    step: Step = make(workload.build(), workload.data_of_seed())
-    for _ in range(2):
-        step()
-    answer.put(resident("VmHWM") - before)
 
 
 class ModelOptimizer:

@@ -203,11 +203,11 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
     return {**medians, **ratio, "matmul_flops": product_flops / medians["products"], "heads_flops": flops}
 
 
-def peak_of(kind: str, workload: Workload, answer: Any) -> None:
+def peak_of(make: Callable[..., Callable[[], Any]], workload: Workload, answer: Any) -> None:
     """Bytes that model, optimizer and two steps add to a process."""
     torch.set_num_threads(1)
     before = forget_peak()
-    step = {"reference": reference_step, "ours": our_step}[kind](workload.build(), workload.data())
+    step = make(workload.build(), workload.data())
     for _ in range(2):
         step()
     answer.put(resident("VmHWM") - before)
@@ -245,7 +245,8 @@ def speed_table(console: Console, rounds: int) -> list[dict[str, Any]]:
     rows = []
     for workload in WORKLOADS:
         found: dict[str, Any] = {"workload": workload.name, **measure(workload, rounds)}
-        found |= {f"{kind}_peak": in_own_process(peak_of, kind, workload) for kind in ("reference", "ours")}
+        for kind, make in (("reference", reference_step), ("ours", our_step)):
+            found[f"{kind}_peak"] = in_own_process(peak_of, make, workload)
         rows.append(found)
         speeds = [f"{workload.tokens / found[name]:,.0f}" for name in ("reference", "ours", "floor")]
         peaks = [found["reference_peak"], found["ours_peak"]]

@@ -8,6 +8,7 @@ n-grams of each order, the sources, and the type, length and checksum of every a
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -49,10 +50,13 @@ def array_names(order: int) -> list[str]:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """NumPy says of a full disk only how many numbers it wrote; the sentence names the file and what is free."""
+    """NumPy says of a full disk only how many numbers it wrote, without an error's number; the sentence names the file
+    and what is free. Other errors say themselves what is wrong."""
     try:
         yield
     except OSError as error:
+        if error.errno not in (None, errno.ENOSPC, errno.EDQUOT):
+            raise
         free = shutil.disk_usage(path.parent).free
         raise OSError(
             f"{path} could not be written ({error}); its disk has {free / 1e6:,.1f} MB free. Free some space and give "

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, IterableDataset
 
-from train.data.report import DataReport
+from train.data.report import DataReport, Filling
 
 # T position in a document or block
 BLOCK_SCHEMA = pa.schema(
@@ -51,6 +51,19 @@ def pack(documents: Iterable[Document], block_size: int) -> Iterator[Block]:
             if filled == block_size:
                 yield join_pieces(pieces)
                 pieces, filled = [], 0
+
+
+def fill(lengths_D: Sequence[int], block_size: int) -> Filling:
+    """What `pack` makes of documents of these lengths.
+
+    >>> fill([3, 2, 9, 1], block_size=4)
+    Filling(blocks=3, cut=2, padding=0, dropped=3)
+    """
+    ends_D = np.cumsum(lengths_D)
+    starts_D = ends_D - np.asarray(lengths_D)
+    blocks, dropped = divmod(int(ends_D[-1]), block_size)
+    cut = int(((starts_D // block_size) != ((ends_D - 1) // block_size)).sum())
+    return Filling(blocks=blocks, cut=cut, padding=0, dropped=dropped)
 
 
 def join_pieces(pieces: list[Document]) -> Block:

@@ -26,11 +26,11 @@ from heads.data.documents import (
     split_held_out,
 )
 from heads.data.rows import DOCUMENT_FEATURES
-from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, pack, to_table
+from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, to_table
 from train.data.refusals import check_config, refuse, refuse_no_block, refuse_unlabelled, warn
 from train.data.report import CHECKED_ROWS, CountedSource, DataReport, PackReport, SourceReport, count_rows
 from train.data.streaming import pack_streamed
-from train.data.whole_documents import fill_cut, fill_whole, pack_whole
+from train.data.whole_documents import PACKINGS
 
 logger = logging.getLogger(__name__)
 
@@ -139,16 +139,16 @@ def pack_cached(
     documents: Dataset, config: DataConfig, max_blocks: int | None, split: str
 ) -> tuple[Dataset, PackReport]:
     """The blocks of documents in the given order, from the cache if they were packed before."""
-    block_size, whole = config.block_size, config.packing == "whole"
+    block_size, (pack, fill) = config.block_size, PACKINGS[config.packing]
     lengths_D = documents.select_columns(["num_tokens"]).with_format("numpy")[:]["num_tokens"].tolist()
-    filling = (fill_whole if whole else fill_cut)(lengths_D, block_size)
+    filling = fill(lengths_D, block_size)
     if not filling.blocks:
         refuse_no_block(split, sum(lengths_D), block_size)
-    key = (CACHE_VERSION, documents._fingerprint, block_size, max_blocks, *([config.packing] if whole else []))
+    named = () if config.packing == "cut" else (config.packing,)  # so that blocks of earlier versions are found
+    key = (CACHE_VERSION, documents._fingerprint, block_size, max_blocks, *named)
     path = cache_file("blocks", Hasher.hash(key))
     if not path.is_file():
-        packed = (pack_whole if whole else pack)(read_documents(documents), block_size)
-        write_blocks(path, islice(packed, max_blocks))
+        write_blocks(path, islice(pack(read_documents(documents), block_size), max_blocks))
     blocks = Dataset.from_file(str(path))
     return blocks, PackReport(
         documents=len(documents),

@@ -17,7 +17,7 @@ from datasets import Dataset, IterableDataset
 from heads.data.bad_rows import BadRows
 from heads.data.documents import DataConfig, is_held_out
 from heads.data.rows import DOCUMENT_FEATURES
-from train.data.blocks import BLOCK_FEATURES, Document, PackedData, pack, to_table
+from train.data.blocks import BLOCK_FEATURES, Document, PackedData, to_table
 from train.data.refusals import (
     labelled_heads,
     refuse_foreign_ids,
@@ -25,7 +25,7 @@ from train.data.refusals import (
     refuse_no_block,
 )
 from train.data.report import CHECKED_ROWS, CountedSource, DataReport
-from train.data.whole_documents import pack_whole
+from train.data.whole_documents import PACKINGS
 
 STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
 SHUFFLE_BUFFER = 1000  # documents
@@ -125,8 +125,8 @@ def stream_blocks(
             num_tokens += len(row["input_ids"])
             yield np.asarray(row["input_ids"], np.int32), np.asarray(row["loss_mask"], bool)
 
-    packed = (pack_whole if config.packing == "whole" else pack)(arrays(), config.block_size)
-    for num_blocks, block in enumerate(packed, start=1):
+    pack, _ = PACKINGS[config.packing]
+    for num_blocks, block in enumerate(pack(arrays(), config.block_size), start=1):
         missing -= labelled_heads(block, missing)
         if num_blocks >= CHECKED_BLOCKS and missing == heads:
             break

@@ -17,7 +17,7 @@ from itertools import islice
 
 import numpy as np
 
-from train.data.blocks import Block, Document, join_pieces
+from train.data.blocks import Block, Document, fill, join_pieces, pack
 from train.data.report import Filling
 
 WINDOW = 4096
@@ -82,14 +82,5 @@ def fill_whole(lengths_D: Sequence[int], block_size: int) -> Filling:
     return Filling(blocks=blocks, cut=cut, padding=blocks * block_size - sum(lengths_D), dropped=0)
 
 
-def fill_cut(lengths_D: Sequence[int], block_size: int) -> Filling:
-    """What `pack` makes of them: documents that do not lie in one block are cut.
-
-    >>> fill_cut([3, 2, 9, 1], block_size=4)
-    Filling(blocks=3, cut=2, padding=0, dropped=3)
-    """
-    ends_D = np.cumsum(lengths_D)
-    starts_D = ends_D - np.asarray(lengths_D)
-    blocks, dropped = divmod(int(ends_D[-1]), block_size)
-    cut = int(((starts_D // block_size) != ((ends_D - 1) // block_size)).sum())
-    return Filling(blocks=blocks, cut=cut, padding=0, dropped=dropped)
+PACKINGS = {"cut": (pack, fill), "whole": (pack_whole, fill_whole)}
+"""By `data.packing`: how documents become blocks, and what that makes of documents of given lengths."""

@@ -121,13 +121,14 @@ def embedding_factor(backbone: Backbone) -> float:
     try:
         with torch.no_grad():
             embeddings_14D = backbone.embed(tokens_14)
+            means_14D = embeddings_14D.add(embeddings_14D.flip(1)) / 2
             expected, seen = backbone.forward(tokens_14, taps=[first], use_cache=False)
             read_14D = embeddings_14D.clone()  # CTRL multiplies what it is given in place
-            _, given = backbone.forward(tokens_14, taps=[first], use_cache=False, inputs_embeds=read_14D)
-            factor = float((seen[first].double() / given[first].double()).nanmedian())
-            factor = 1.0 if abs(factor - 1) < 1e-2 else factor
-            means_14D = embeddings_14D.add(embeddings_14D.flip(1)) / 2
-            found = backbone.forward(tokens_14, use_cache=False, inputs_embeds=embeddings_14D * factor)[0]
+            found, given = backbone.forward(tokens_14, taps=[first], use_cache=False, inputs_embeds=read_14D)
+            factor = 1.0
+            if not same_numbers(found, expected):
+                factor = float((seen[first].double() / given[first].double()).nanmedian())
+                found = backbone.forward(tokens_14, use_cache=False, inputs_embeds=embeddings_14D * factor)[0]
             backbone.forward(tokens_14, use_cache=False, inputs_embeds=means_14D * factor)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         raise ValueError(

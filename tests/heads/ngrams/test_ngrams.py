@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 import shutil
@@ -225,6 +226,15 @@ def test_two_counts_never_share_a_folder(tmp_path):
 
     assert count_ngrams(documents(), **settings).max_order == 2
     assert not (tmp_path / "t.counting").exists()
+
+
+def test_what_is_no_full_disk_says_so_itself(tmp_path, monkeypatch):
+    def save(file: Any, content: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(np, "save", save)
+    with pytest.raises(PermissionError, match=r"Permission denied$"):
+        count_ngrams(random_documents(1000), folder=tmp_path / "t", order=2, vocab_size=1000)
 
 
 def test_a_full_disk_ends_in_a_sentence_and_the_same_call_goes_on(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from heads.data.documents import DataConfig, SourceConfig
 from heads.data.rows import RowTokenizer
 from train.data.blocks import PackedData, pack
 from train.data.packing import build_datasets, read_sources
+from train.data.whole_documents import PACKINGS
 
 BASE = DEMO / "base"
 VOCABULARY = 2048
@@ -155,7 +156,7 @@ def test_a_second_build_neither_tokenises_nor_packs(tokenizer, tmp_path, monkeyp
         raise AssertionError("worked again")
 
     monkeypatch.setattr(RowTokenizer, "__call__", forbidden)
-    monkeypatch.setattr("train.data.packing.pack", forbidden)
+    monkeypatch.setitem(PACKINGS, "cut", (forbidden, PACKINGS["cut"][1]))
     again = build(tokenizer, *paths, eval_fraction=0.1)
     assert again.report == first.report
     assert list(again.train) == list(first.train)

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 from heads.data.documents import DataConfig, SourceConfig
 from train.data import whole_documents
-from train.data.blocks import pack
+from train.data.blocks import fill, pack
 from train.data.inspect import show_data
 from train.data.packing import build_datasets
-from train.data.whole_documents import fill_cut, fill_whole, pack_whole, place
+from train.data.whole_documents import fill_whole, pack_whole, place
 
 LENGTHS = [int(x) for x in np.random.default_rng(0).integers(1, 40, 300)]
 
@@ -55,7 +55,7 @@ def test_every_token_is_in_one_block_and_only_long_documents_are_cut(monkeypatch
 def test_cut_documents_are_counted_as_they_are_packed():
     blocks = list(pack(documents(LENGTHS), 16))
     held = Counter(int(token) for block in blocks for token in set(block["input_ids"]))
-    filling = fill_cut(LENGTHS, 16)
+    filling = fill(LENGTHS, 16)
     assert (filling.blocks, filling.dropped, filling.padding) == (len(blocks), sum(LENGTHS) % 16, 0)
     assert 0 <= filling.cut - sum(count > 1 for count in held.values()) <= 1  # the last may lie in the dropped tail
 
