@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""From the request's JSON to a choice of the response."""
+"""From the request's JSON to a choice of the response; its "response" holds fields beside the choices."""
 
 
 class RefusedError(Exception):
@@ -32,7 +32,9 @@ def served(
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked["path"] = self.path
             try:
-                status, said = 200, {"id": "a", "model": asked["model"], "choices": [{"index": 0, **answer(asked)}]}
+                choice = dict(answer(asked))
+                beside = choice.pop("response", {})
+                status, said = 200, {"id": "a", "model": asked["model"], "choices": [{"index": 0, **choice}], **beside}
             except RefusedError as error:
                 status, said = error.status, {"error": {"message": str(error)}}
             self.say(status, said)
@@ -48,6 +50,8 @@ def served(
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            if status != 200:
+                self.send_header("retry-after-ms", "1")  # clients would pause for half a second
             self.end_headers()
             with contextlib.suppress(BrokenPipeError):  # of a client that ended meanwhile
                 self.wfile.write(body)

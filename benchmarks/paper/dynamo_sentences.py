@@ -62,7 +62,8 @@ class Point:
 
     Attributes:
         speed_N: plain generation's seconds a token over its own; passes_N: tokens a pass, the theoretical speed-up.
-        won_N: 1 for a win against plain generation's text, 0 for a tie or a verdict that cannot be read, -1 for a loss.
+        won_N: 1 for a win against plain generation's text, 0 for a tie, -1 for a loss, nan for a verdict that cannot be
+            read, which counts as none of them.
         score_N: of the text alone; NaN where the verdict cannot be read.
         repeated: share of repeated 4-grams.
     """
@@ -124,14 +125,15 @@ class Bench:
         found = [self.text(prompt, seed, name, self.decoding(threshold, method, seed)) for prompt, seed in self.pairs]
         prompts = [prompt for prompt, _ in self.pairs]
         texts, others = ([row["text"] for row in rows] for rows in (found, plain))
-        winners = self.judge.winners(list(zip(prompts, texts, others, strict=True)), 0)
-        scores = self.judge.scores(list(zip(prompts, texts, strict=True)))
+        scores, winners = self.judge.verdicts(
+            list(zip(prompts, texts, strict=True)), list(zip(prompts, texts, others, strict=True)), 0
+        )
         seconds = [row["seconds"] / row["tokens"] for row in plain]
         return Point(
             threshold=threshold,
             speed_N=np.array([s * row["tokens"] / row["seconds"] for s, row in zip(seconds, found, strict=True)]),
             passes_N=np.array([row["tokens"] / row["passes"] for row in found]),
-            won_N=np.array([{"A": 1.0, "B": -1.0}.get(winner or "", 0.0) for winner in winners]),
+            won_N=np.array([{"A": 1.0, "tie": 0.0, "B": -1.0}.get(winner or "", np.nan) for winner in winners]),
             score_N=np.array([np.nan if score is None else score for score in scores]),
             repeated=float(np.mean([row["repeated"] for row in found])),
         )

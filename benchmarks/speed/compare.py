@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one question of each category, one repeat")
     options = parser.parse_args()
     out = options.out / "quick" if options.quick else options.out
-    small = ["--per-category", "1", "--repeats", "1", "--new-tokens", "24", "--position-tokens", "64"]
+    small = ["--per-category", "1", "--repeats", "1", "--max-new-tokens", "24", "--position-tokens", "64"]
     if kept := [name for name in HEADS if (out / name).exists()]:
         print(f"An earlier call had begun these runs, and its minutes are not counted above: {', '.join(kept)}.\n")
     for name, folder in zip(HEADS, shipped(*HEADS), strict=True):

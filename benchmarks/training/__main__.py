@@ -69,8 +69,8 @@ def chunk_table(console: Console, rounds: int, width: int = 512) -> list[dict[st
     title = f"One loss with its gradients: {ROWS:,} rows, width {width}, float32"
     table = figures_table(title, "vocabulary", "rows in a chunk", "logits", "ms", "in use", left=0)
     found = []
-    for vocab in VOCABULARIES[1:]:
-        in_use = chunks.rows_of_chunk(vocab, usual[0]["cpu"])
+    used = {vocab: chunks.rows_of_chunk(vocab, usual[0]["cpu"]) for vocab in VOCABULARIES[1:]}  # before steps set it
+    for vocab, in_use in used.items():
         seconds = take_turns({str(rows): chunk_step(vocab, width, rows) for rows in (*CHUNK_ROWS, in_use)}, rounds)
         for rows, values in sorted(seconds.items(), key=lambda item: int(item[0])):
             milliseconds, size = 1000 * statistics.median(values), 4 * int(rows) * vocab / MIB

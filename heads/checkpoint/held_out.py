@@ -65,7 +65,7 @@ def find_held_out(folder: str | Path, tokenizer: Any) -> tuple[HeldOut | None, s
     if not isinstance(recorded, dict):
         return None, "the heads do not record what their run held out"
     try:
-        record = Record.of(recorded)
+        record = HeldOutData.of(recorded)
         if why := record.why_unread():
             return None, why
         documents = list(read_documents(record, tokenizer, description.config.get("num_heads", 1)))
@@ -77,7 +77,7 @@ def find_held_out(folder: str | Path, tokenizer: Any) -> tuple[HeldOut | None, s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class HeldOutData:
     """The part of a run's config, `data`, that says which rows were held out.
 
     Attributes:
@@ -91,7 +91,7 @@ class Record:
     share: float
 
     @classmethod
-    def of(cls, recorded: dict[str, Any]) -> Record:
+    def of(cls, recorded: dict[str, Any]) -> HeldOutData:
         """
         Raises:
             ValueError, TypeError: a field that a run's config does not have, or a value of another type.
@@ -117,7 +117,7 @@ class Record:
         return ""
 
 
-def read_documents(record: Record, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
+def read_documents(record: HeldOutData, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
     """Token ids of each held-out document that heads can be measured on."""
     if not record.config.streaming:
         for source in record.sources:
@@ -133,7 +133,7 @@ def read_documents(record: Record, tokenizer: Any, num_heads: int) -> Iterator[l
             yield document
 
 
-def read_stored(source: SourceConfig, record: Record, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
+def read_stored(source: SourceConfig, record: HeldOutData, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
     from heads.data.documents import find_usable, load_documents, split_held_out
 
     rows: Any = load_documents(source, record.config, tokenizer).rows
@@ -145,7 +145,7 @@ def read_stored(source: SourceConfig, record: Record, tokenizer: Any, num_heads:
     yield from rows.select(kept)["input_ids"]
 
 
-def read_streamed(source: SourceConfig, record: Record, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
+def read_streamed(source: SourceConfig, record: HeldOutData, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
     from heads.data.documents import find_usable, is_held_out, load_documents
 
     for row in load_documents(source, record.config, tokenizer, streaming=True).rows:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -26,9 +26,6 @@ from heads.cli.hub import BY_NAME, BY_NAME_ALONE
 from heads.cli.options import BackboneOption, Heads
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
-
-if TYPE_CHECKING:
-    pass
 
 RANKS_SHOWN = 5
 

@@ -77,7 +77,7 @@ class BadRows:
         self.problems: list[str] = []
 
     def add(self, problem: str, rows: int) -> None:
-        """Count one, and show it if it is among the first; of the others every tenfold number is told."""
+        """Count a bad row. The first few are logged one by one; after that the total is logged at 10, 100, 1,000, …"""
         self.count += 1
         if self.count <= SHOWN_PROBLEMS:
             self.problems.append(problem)

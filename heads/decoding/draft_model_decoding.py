@@ -36,8 +36,9 @@ class DraftModelDecoding(Decoding):
     """Hand it to `generate`: `model.generate(**inputs, custom_generate=heads.DraftModelDecoding(draft_model))`.
 
     Args:
-        draft_model: a small causal LM with the backbone's tokenizer, of any architecture and dtype. Where the two have
-            different numbers of embeddings for one tokenizer, ids that either lacks are never proposed.
+        draft_model: a small causal LM with the backbone's tokenizer, of any architecture that a backbone may have and
+            of any dtype. Where the two have different numbers of embeddings for one tokenizer, ids that either lacks
+            are never proposed.
         k: tokens proposed for each pass, 1 to 16; or "adaptive", which takes the fastest number for each batch size by
             what was accepted and how long passes took so far (heads/decoding/proposers/draft_length.py).
             Greedy text does not depend on it. Sampled text follows the same distribution, but with "adaptive" the same

@@ -1,7 +1,8 @@
 """`heads.generate`: `model.generate` with a decoding method, a streamer and stop strings.
 
-`model.generate` hands none of `streamer`, `tokenizer` and `stop_strings` on to a decoding callable: a streamer gets the
-prompt and nothing else, and stop strings raise. Here they reach the decoding method.
+`model.generate` hands none of `streamer`, `tokenizer` and `stop_strings` on to a callable. A decoding method finds the
+streamer by itself (heads/decoding/request/entry.py), a function around one does not, and stop strings raise. Here they
+reach the decoding method.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
+
+from heads.decoding.request.entry import check_assistant
 
 MIN_TEMPERATURE = 1e-6
 
@@ -67,12 +70,15 @@ def generate(
         inputs: everything else that `model.generate` takes.
 
     Raises:
-        ValueError: something else in place of a decoding method, or stop strings without a tokenizer.
+        ValueError: something else in place of a decoding method, stop strings without a tokenizer, or an
+            assistant_model beside a decoding method.
     """
     if decoding is not None and not callable(decoding):
         raise ValueError(
             f"decoding={decoding!r:.80} was given; give heads.TreeDecoding(token_heads), another, or None."
         )
+    if decoding is not None:
+        check_assistant(inputs.get("assistant_model"), decoding)
     criteria = StoppingCriteriaList(stopping_criteria or [])
     config = copy.deepcopy(generation_config)
     stop_strings = stop_strings or getattr(config, "stop_strings", None) or model.generation_config.stop_strings

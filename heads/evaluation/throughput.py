@@ -32,7 +32,7 @@ SHARES = (0.025, 0.975)  # between them lie 95 % of the resamples
 
 
 @dataclass(kw_only=True)
-class Record:
+class PromptTimes:
     """Measurements of one method on one prompt: seconds of each repeat, and of its phases if the method has them."""
 
     outcome: Outcome
@@ -101,7 +101,7 @@ def compare(
     """
     if repeats < 1 or not prompts or not methods:
         raise ValueError(f"{repeats} repeats of {len(prompts)} prompts were given; give at least one of each.")
-    records: dict[tuple[str, int], Record] = {}
+    records: dict[tuple[str, int], PromptTimes] = {}
     for method in methods:
         method.run(prompts[0])  # warm-up: a method's first call allocates memory and chooses kernels
         advance()
@@ -112,7 +112,7 @@ def compare(
                 outcome = method.run(prompt_1T)
                 seconds = clock() - start
                 if repeat == 0:
-                    records[method.name, p] = Record(outcome=outcome, passes=passes_of(method, outcome, prompt_1T))
+                    records[method.name, p] = PromptTimes(outcome=outcome, passes=passes_of(method, outcome, prompt_1T))
                 records[method.name, p].seconds.append(seconds)
                 if outcome.seconds is not None:
                     records[method.name, p].phases.append(outcome.seconds)
@@ -145,8 +145,8 @@ def passes_of(method: Method, outcome: Outcome, prompt_1T: Tensor) -> int:
 
 def summarise(
     method: Method,
-    records: Sequence[Record],
-    plain_records: Sequence[Record],
+    records: Sequence[PromptTimes],
+    plain_records: Sequence[PromptTimes],
     prompts: Sequence[Tensor],
     verdict: Callable[[Tensor, list[int], list[int]], Verdict],
     log_likelihood: Callable[[Tensor, list[int]], float] | None,
@@ -175,7 +175,7 @@ def summarise(
     )
 
 
-def arrays(records: Sequence[Record]) -> tuple[Figures, Figures]:
+def arrays(records: Sequence[PromptTimes]) -> tuple[Figures, Figures]:
     """The tokens of each prompt (P,), and the seconds of each prompt and repeat (P, R)."""
     tokens_P = np.array([len(record.outcome.tokens) for record in records], dtype=np.float64)
     return tokens_P, np.array([record.seconds for record in records], dtype=np.float64)
@@ -227,7 +227,7 @@ def perplexity(
     return math.exp(-total / sum(map(len, texts)))
 
 
-def milliseconds_per_pass(records: Sequence[Record]) -> dict[str, float]:
+def milliseconds_per_pass(records: Sequence[PromptTimes]) -> dict[str, float]:
     """Milliseconds by phase: sums over prompts of medians over repeats; "other" is the rest of the wall time."""
     if not all(record.phases for record in records):
         return {}

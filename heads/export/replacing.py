@@ -37,7 +37,7 @@ def check_place(out: Path, sources: Iterable[str | Path | None], *, overwrite: b
 
 
 def is_export(folder: Path) -> bool:
-    """Nothing at all, or a config or GGUF files, and no heads of ours, no folders but those that exports have."""
+    """Whether a folder is empty, or has config.json or a .gguf file, no heads of ours, and only folders of exports."""
     found = list(folder.iterdir())
     known = (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
     strange = any(path.is_dir() and path.name not in OWN_FOLDERS for path in found)

@@ -32,7 +32,7 @@ from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
 from heads.interface.layers import check_last_layer
 from heads.interface.mtp_module import Module
-from heads.interface.own_paths import Context, PathCache, has_row, longer, sees_unrolled
+from heads.interface.own_paths import PathCache, PathContext, has_row, longer, sees_unrolled
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated
 
@@ -230,7 +230,7 @@ class Heads(TokenHeads):
         positions_M = level["positions"].index_select(0, parents_M) + 1
         outputs: list[Tensor] = []
         paths: list[tuple[Tensor, Tensor]] = []
-        context = Context(level, texts_M)
+        context = PathContext(level, texts_M)
         for place in range(len(level["hidden"])):  # modules k … K, or the only one
             index = 0 if self.repeats else k - 1 + place
             hidden_MD, keys, values = (level[name][place].index_select(0, parents_M) for name in OF_MODULE)

@@ -88,7 +88,7 @@ def sees_unrolled(may_attend_BTT: Tensor, steps: int) -> Tensor:
     return torch.cat([may_attend_BTT, *[own_BTT] * (steps - 1)], dim=2)
 
 
-class Context:
+class PathContext:
     """The committed rows that some nodes see: nodes grouped by text where their order allows it, else each with a copy
     of its text's rows.
     """

@@ -1,9 +1,9 @@
 """Fit a tree to heads, machine and kind of text: measure acceptance and times, search, and decode with the best tree.
 
-A prediction is for the heads alone and the passes after the prompt's: tokens per pass, by replay, over the seconds of a
-pass. For the best static and dynamic trees whole passes are timed. For a batch the prediction holds until the first row
-ends. It leaves out prompt lookup, so the best tree is also decoded with and without lookup, beside lookup alone and
-plain `generate`, and tree.json names the method that was fastest on these texts.
+The predicted speed is the replayed tokens per pass over the seconds of a pass, for the heads alone and without the
+prompt's pass. For the best static and dynamic trees whole passes are timed. For a batch the prediction holds until the
+first row ends. It leaves out prompt lookup, so the best tree is also decoded with and without lookup, beside lookup
+alone and plain `generate`, and tree.json names the method that was fastest on these texts.
 """
 # B row, L position
 

@@ -18,6 +18,7 @@ from heads.data.documents import DataConfig
 from heads.decoding.trees.static import MAX_NODES
 from heads.families import build_config
 from heads.validation import nearest, validated, within
+from train.config.states_server import StatesServerConfig
 from train.config.trainer_fields import check_trainer_fields
 from train.objective.weights import LossConfig, SelfDistillationConfig, WarmInConfig
 
@@ -126,6 +127,7 @@ class TrainConfig:
         cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk in every
             epoch; for runs of several epochs, or several runs on the same blocks.
         hidden_states_dtype: dtype of the stored hidden states; null is the backbone's.
+        states_server: an inference server that computes them.
         optimizer: AdamW's settings.
         evaluation: what is measured while training.
         trainer: fields of transformers.TrainingArguments, such as num_train_epochs,
@@ -160,6 +162,7 @@ class TrainConfig:
     compile: Literal["auto"] | bool = "auto"
     cache_hidden_states: bool = False
     hidden_states_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    states_server: StatesServerConfig = field(default_factory=StatesServerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     trainer: dict[str, Any] = field(default_factory=dict)
@@ -228,6 +231,7 @@ class TrainConfig:
             )
         if self.hidden_states_dtype is not None and not self.cache_hidden_states:
             raise ValueError("hidden_states_dtype was given without cache_hidden_states; give both, or neither.")
+        self.states_server.check(stores=self.cache_hidden_states)
 
     def check_backbone_training(self) -> None:
         """Raise ValueError on settings of a trained backbone that do not fit the run."""

@@ -87,7 +87,7 @@ def doubled_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, list[int]]]
 
 
 def check_aliases(node: Any, sizes: dict[int, int]) -> int:
-    """Number of values of a YAML node with its aliases expanded; `sizes` holds those of nodes, 0 while one is visited.
+    """Count the values below a YAML node, aliases expanded; `sizes` keeps the counts, 0 while a node is being visited.
 
     >>> check_aliases(yaml.compose("{a: &a [1, 2], b: [*a, *a]}"), {})
     13

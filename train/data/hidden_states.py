@@ -6,7 +6,8 @@
 The fingerprint covers the blocks, the backbone's weights and settings, the taps and the dtype, so a folder never serves
 a run with other states. A shard counts as complete when its checksum file exists and matches; any other shard is
 computed again, so an interrupted pass resumes at its first unfinished shard. Each process writes its own shards and
-reads all of them. Attention masks and positions are not stored: they follow from `document_ids`.
+reads all of them. An inference server may compute the states (train/data/served_states.py). Attention masks and
+positions are not stored: they follow from `document_ids`.
 """
 # N taps, T position in a block, D model width
 
@@ -33,6 +34,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from heads.data.documents import cache_file
+from train.config.states_server import StatesServerConfig
+from train.data.served_states import ServedStates
 from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ logger = logging.getLogger(__name__)
 SHARD_BYTES = 2**28
 READ_BYTES = 2**24
 BLOCKS_PER_READ = 1024
+StatesOf = Callable[[Tensor, Tensor], Tensor]  # tokens and document ids (B, T) to states (B, N, T, D)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +128,12 @@ def cache_hidden_states(
     batch_size: int,
     dtype: torch.dtype | None,
     context: Callable[[], AbstractContextManager[Any]],
+    server: StatesServerConfig | None = None,
 ) -> CachedBlocks:
     """The blocks with their hidden states; states that are not on the disk yet are computed first.
 
     Args:
+        server: where they are computed if it has a URL, and not here.
         dtype: dtype of the stored states; None takes the backbone's.
         context: the context of the training forward (autocast).
 
@@ -135,11 +141,14 @@ def cache_hidden_states(
         ValueError: the disk has too little room, or shards of other processes are not on it.
     """
     with context():
-        layout = plan_layout(model, blocks, dtype or model.backbone.dtype)
+        layout = plan_layout(model, blocks, dtype or model.backbone.dtype, server)
     state = PartialState()
     mine = range(state.process_index, layout.shards, state.num_processes)
     missing = [shard for shard in mine if not is_whole(layout, shard)]
     refuse_a_full_disk(layout, missing)
+    compute: StatesOf = model.hidden_states
+    if server is not None and server.url is not None and missing:
+        compute, batch_size = ServedStates(server, model), max(batch_size, server.concurrency)
     with (
         torch.no_grad(),
         context(),
@@ -151,13 +160,15 @@ def cache_hidden_states(
         ) as bar,
     ):
         for shard in missing:
-            write_shard(layout, shard, model, blocks, collate, batch_size, bar)
+            write_shard(layout, shard, compute, model.backbone.device, blocks, collate, batch_size, bar)
     state.wait_for_everyone()
     refuse_what_others_lack(layout)
     return CachedBlocks(blocks, layout)
 
 
-def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Layout:
+def plan_layout(
+    model: TrainedModel, blocks: Dataset, dtype: torch.dtype, server: StatesServerConfig | None = None
+) -> Layout:
     assert model.token_heads is not None, "the config's check refuses this"
     taps = model.stored_taps
     kind = model.backbone.device.type
@@ -169,6 +180,7 @@ def plan_layout(model: TrainedModel, blocks: Dataset, dtype: torch.dtype) -> Lay
         str(dtype),
         autocast,
         model.attend_across_documents,
+        *([] if server is None or server.url is None else ["server"]),  # its kernels round in another way
     )
     folder = cache_file("hidden-states", Hasher.hash(settings)).with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +251,8 @@ def refuse_what_others_lack(layout: Layout) -> None:
 def write_shard(
     layout: Layout,
     shard: int,
-    model: TrainedModel,
+    compute: StatesOf,
+    device: torch.device,
     blocks: Dataset,
     collate: Callable[[list[Any]], dict[str, Tensor]],
     batch_size: int,
@@ -251,8 +264,8 @@ def write_shard(
     with unfinished.open("wb") as file:
         for start in range(0, len(indices), batch_size):
             rows = indices[start : start + batch_size]
-            batch = {name: t.to(model.backbone.device) for name, t in collate([blocks[i] for i in rows]).items()}
-            states_BNTD = model.hidden_states(batch["input_ids"], batch["document_ids"]).to("cpu", layout.dtype)
+            batch = {name: t.to(device) for name, t in collate([blocks[i] for i in rows]).items()}
+            states_BNTD = compute(batch["input_ids"], batch["document_ids"]).to("cpu", layout.dtype)
             content: Any = states_BNTD.contiguous().flatten().view(torch.uint8).numpy()
             digest.update(content)
             file.write(content)

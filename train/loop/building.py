@@ -219,6 +219,7 @@ def store_hidden_states(trainer: HeadsTrainer) -> None:
         batch_size=trainer.args.per_device_train_batch_size,
         dtype=config.hidden_states_dtype and getattr(torch, config.hidden_states_dtype),
         context=trainer.compute_loss_context_manager,
+        server=config.states_server,
     )
     if trainer.engine.shards_weights:
         trainer.model.to("cpu")  # the engine moves it shard by shard

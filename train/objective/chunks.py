@@ -66,7 +66,7 @@ class Student:
 
 
 def side_by_side(heads: Sequence[HeadRows]) -> tuple[list[HeadRows], list[Tensor | None]]:
-    """Heads with one teacher over the same rows of it; and the place of each head's rows among those, None for all.
+    """Pads heads that share a teacher to one set of rows; also the indices of each head's rows in it, None for all.
 
     Head k has no row at the first k tokens of a document, where others have one; its states there are zeros, which the
     caller gives the factor 0.
@@ -99,7 +99,7 @@ def chunked_loss(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Σ factor · (loss of a row); and each student's cross-entropies and divergences (R,), without gradients.
 
-    Students have the same number of rows, and all the same teacher and rows of it, or there is one without a teacher.
+    Either all students share one teacher and the same rows of it, or there is a single student without a teacher.
     """
     unembeddings = {id(student.rows.projection.weight): student.unembedding for student in students}
     tensors = [student.rows.hidden_RD for student in students], [t for pair in unembeddings.values() for t in pair]

@@ -9,25 +9,22 @@ and at the unembedding that they share.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heads.backbone.gradient_gate import gate
-from heads.backbone.masks import positions_within_documents, within_documents
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
-from heads.backbone.state import HiddenTap, HiddenTaps
+from heads.backbone.state import HiddenTap
 from heads.interface.token_heads import TeacherForcing, TokenHeads
-from train.objective.document_attention import by_layer_type, mask_by_documents
-from train.objective.documents_as_rows import forward_by_rows, forward_whole_rows, refuse_states_of_heads
-from train.objective.lookahead import first_layer_sees_ahead
+from train.objective.documents_as_rows import refuse_states_of_heads
 from train.objective.losses import weighted_loss
+from train.objective.packed_backbone import PackedBackbone
 from train.objective.soft_targets import Distillation
 from train.objective.targets import HeadRows, count_supervised, labels_at, supervised_rows
 from train.objective.teacher import Teacher
@@ -57,7 +54,7 @@ class BackboneStates:
         return self.final_BTD.detach().flatten(0, 1)
 
 
-class TrainedModel(nn.Module):
+class TrainedModel(PackedBackbone):
     """Backbone and heads with the Modified-CLM loss.
 
     Args:
@@ -89,28 +86,22 @@ class TrainedModel(nn.Module):
         loss: LossConfig | None = None,
         self_distillation: SelfDistillationConfig | None = None,
     ) -> None:
-        super().__init__()
-        if lookahead and backbone.recurrence is not None:
-            raise ValueError(
-                f"lookahead={lookahead} was given, and the first layer of {backbone.name} is recurrent: it has no mask "
-                f"that could let it see ahead; leave lookahead out."
-            )
         if token_heads is not None and not attend_across_documents:
             refuse_states_of_heads(token_heads)
-        self.model = backbone.model
+        super().__init__(
+            backbone,
+            trains_backbone=trains_backbone or token_heads is None,
+            lookahead=lookahead,
+            attend_across_documents=attend_across_documents,
+        )
         self.token_heads = token_heads
-        self.backbone = backbone
         self.self_distillation = self_distillation or SelfDistillationConfig()
         self.teacher = Teacher(backbone) if self.self_distillation.weight else None
-        self.trains_backbone = trains_backbone or token_heads is None
         if token_heads is not None and trains_backbone:
             token_heads.backbone_was_trained = True
         self.backbone.gradient_scale = gradient_scale
         self.label_shift = label_shift
-        self.lookahead = lookahead
-        self.attend_across_documents = attend_across_documents
         self.loss = loss or LossConfig()
-        self.attends_by_document = False  # set by `document_attention`, which compares the two first
         self.chunk_elements: int | None = None  # logits that the loss holds at a time; chosen by the device
         weights = [1.0] * self.trains_backbone + self.loss.weights(self.num_heads, head_decay)
         self.register_buffer("weights_K", torch.tensor(weights), persistent=False)
@@ -317,12 +308,12 @@ class TrainedModel(nn.Module):
 
         With stored taps the backbone does not run, and the final states are None unless they were stored too.
         """
-        attended, positions_BT, mask = self._attention(document_ids_BT)
+        attended, positions_BT, mask = self.attention(document_ids_BT)
         if states_BNTD is not None:
             recorded = dict(zip(self.stored_taps, states_BNTD.unbind(1), strict=True))
             final_BTD = recorded.get("final")
         else:
-            with self._autograd(), self._lookahead(attended, positions_BT, lookahead):
+            with self.autograd(), self.looking_ahead(attended, positions_BT, lookahead):
                 final_BTD, recorded = self.run(self.backbone, tokens_BT, positions_BT, mask, self._taps)
         gated = {tap: gate(recorded[tap], self.backbone.gradient_scale) for tap in self._taps}
         if self.token_heads is not None and not torch.is_autocast_enabled(tokens_BT.device.type):
@@ -336,25 +327,13 @@ class TrainedModel(nn.Module):
         """The teacher runs before the trained backbone: sharding engines run backward for the last forward."""
         if self.teacher is None:
             return None
-        _, positions_BT, mask = self._attention(document_ids_BT)
+        _, positions_BT, mask = self.attention(document_ids_BT)
         with self.teacher.running():
             return self.run(self.teacher.backbone, tokens_BT, positions_BT, mask)[0]
 
-    def run(
-        self, backbone: Backbone, tokens_BT: Tensor, positions_BT: Tensor, mask: Any, taps: Sequence[HiddenTap] = ()
-    ) -> tuple[Tensor, HiddenTaps]:
-        """Backbone or teacher over packed blocks: the states after the final norm, and the taps."""
-        if backbone.recurrence is None:
-            return backbone.forward(
-                tokens_BT, taps=taps, attention_mask=mask, position_ids=positions_BT, use_cache=False
-            )
-        if self.attend_across_documents:
-            return forward_whole_rows(backbone, tokens_BT, taps=taps)
-        return forward_by_rows(backbone, tokens_BT, positions_BT, taps=taps)
-
     def hidden_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, taps, T, D): the backbone's states that heads and their loss read, in the order of `stored_taps`."""
-        _, positions_BT, mask = self._attention(document_ids_BT)
+        _, positions_BT, mask = self.attention(document_ids_BT)
         _, recorded = self.run(self.backbone, tokens_BT, positions_BT, mask, self.stored_taps)
         return torch.stack([recorded[tap] for tap in self.stored_taps], dim=1)
 
@@ -368,32 +347,10 @@ class TrainedModel(nn.Module):
     def _taps(self) -> tuple[HiddenTap, ...]:
         return () if self.token_heads is None else self.token_heads.hidden_taps
 
-    def _attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Document ids (B, T) for attention, positions (B, T) within them, and the mask."""
-        attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
-        positions_BT, style = positions_within_documents(attended), self.backbone.mask_style
-        mask = mask_by_documents(attended, style.window) if self.attends_by_document else None
-        if mask is not None:
-            return attended, positions_BT, by_layer_type(self.backbone, mask)
-        dense = style.finish(within_documents(attended), positions_BT, positions_BT, self.backbone.dtype)
-        return attended, positions_BT, dense
-
     def _gates(self, projection: Projection) -> list[float]:
         """Gradient factors of a projection's tensors: the gate on the backbone's, 1 on a head's own."""
         shared = {id(tensor) for tensor in self.backbone.projection.parameters()}
         return [self.backbone.gradient_scale if id(t) in shared else 1.0 for t in projection.parameters()]
-
-    def _autograd(self) -> Any:
-        return torch.set_grad_enabled(self.trains_backbone and torch.is_grad_enabled())
-
-    def _lookahead(
-        self, document_ids_BT: Tensor, positions_BT: Tensor, share: float | None
-    ) -> contextlib.AbstractContextManager[None]:
-        share = self.lookahead if share is None else share
-        if not share:
-            return contextlib.nullcontext()
-        may_attend_BTT = within_documents(document_ids_BT)
-        return first_layer_sees_ahead(self.backbone, document_ids_BT, may_attend_BTT, positions_BT, share)
 
 
 def is_trained(name: str, model: Any) -> bool:

@@ -3,7 +3,8 @@
     make verify-vllm        or        python -m benchmarks.outside.vllm
 
 Exports heads, lets vLLM 0.32.0 serve the demo backbone with and without them, and compares texts, the ids drafted at
-every pass and accepted counts; then `regenerate-data --server` asks its API server. Whatever differs ends in an error.
+every pass and accepted counts; then `regenerate-data --server` and `states_server` ask its API server. Whatever differs
+ends in an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import heads
 from benchmarks.outside.chain import Chain, generated, run_chain
 from benchmarks.outside.environment import Environment
 from benchmarks.outside.vllm.comparing import check_equal
+from benchmarks.outside.vllm.hidden_states import check_hidden_states
 from benchmarks.outside.vllm.regenerating import check_regenerated
 from benchmarks.shared import ROOT, figures_table, held_out, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_backbone
@@ -117,6 +119,8 @@ def main() -> None:
             add_rows(table, served, engine["counts"], counted)
         print("vLLM: regenerate-data", flush=True)
         regenerated = check_regenerated(VLLM, Path(place))
+        print("vLLM: hidden states", flush=True)
+        states = check_hidden_states(VLLM, Path(place), opened.model, prompts)
     console.print(table)
     say(
         console,
@@ -125,6 +129,7 @@ def main() -> None:
         "vLLM counts, and nothing else differs.",
     )
     say(console, regenerated)
+    say(console, states)
 
 
 def heads_of(served: Served, model: Any) -> TokenHeads:

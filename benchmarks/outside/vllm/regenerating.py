@@ -69,16 +69,16 @@ def write_data(place: Path) -> None:
 
 
 @contextlib.contextmanager
-def api_server(engine: Environment, place: Path) -> Iterator[str]:
-    """vLLM with the demo backbone; its URL once it answers."""
+def api_server(engine: Environment, place: Path, *more: str) -> Iterator[str]:
+    """vLLM with the demo backbone and further options; its URL once it answers."""
     module = ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(BASE), "--served-model-name", NAME]
     options = ["--dtype", "float32", "--max-model-len", str(LONGEST), "--enforce-eager", "--port", str(PORT)]
     with (place / "server.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [str(engine.interpreter), *module, *options],
+            [str(engine.interpreter), *module, *options, *more],
             stdout=log,
             stderr=log,
-            env=engine.all_variables() | {"OMP_NUM_THREADS": "2"},
+            env=engine.all_variables() | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(Path(__file__).parent)},
         )
         try:
             wait_for(f"http://127.0.0.1:{PORT}/v1/models", process, place / "server.log")

@@ -150,7 +150,7 @@ class FixedCache(Cache):
 
 
 def leave_slots_open(buffers: Buffers, inputs: tuple[Tensor, ...]) -> None:
-    """Mark the dimension of slots, of buffers and of what `verify` says of them, as one of any size."""
+    """Let graphs take any number of slots, in the buffers and in the masks and positions that `verify` makes."""
     *_, valid_XS, positions_XS, _ = inputs
     for x, dim in ((valid_XS, 1), (positions_XS, 1), *((x, 2) for pair in buffers for x in pair)):
         torch._dynamo.mark_dynamic(x, dim)

@@ -3,9 +3,10 @@
 A list of names would be out of date with the next release, and would not know which kernels are installed. A tree pass
 and the pass after it have to give what the model's own one-token steps give, or the model is refused. Two more things
 are found out. Whether several tokens can be read from a state at once: Jamba's layers forget it (logits off by 5e-4 of
-the largest). And by how much the own steps differ from the own forward over the whole text: Nemotron-H's forward holds
-time steps above a limit, and its steps do not. Plain generation takes those steps, so decoding is exact there too, but
-a text that is read anew has other states than one that was generated, so its caches are not kept between calls.
+the largest). And by how much a model's steps of one token differ from its forward over the whole text: Nemotron-H's
+forward keeps time steps above a limit, and its steps do not. Plain generation takes those steps, so decoding is exact
+there too, but a text that is read anew has other states than one that was generated, so its caches are not kept between
+calls.
 """
 # B row, T position, N node, V vocabulary
 
@@ -97,5 +98,5 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 def above(error: float, dtype: torch.dtype) -> float:
-    """The error where it is more than rounding, else 0; what is not a number is more."""
+    """The error if it exceeds rounding, else 0; nan exceeds it."""
     return 0.0 if error <= max(RELATIVE_ERROR, 16 * torch.finfo(dtype).eps) else error

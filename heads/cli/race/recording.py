@@ -26,7 +26,7 @@ Pieces = tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class ShownPass:
     """What one pass wrote.
 
     Attributes:
@@ -42,14 +42,14 @@ class Pass:
 class Column:
     """One method's run.
 
-    >>> passes = (Pass(seconds=0.5, tokens=1, pieces=()), Pass(seconds=1.0, tokens=3, pieces=()))
+    >>> passes = (ShownPass(seconds=0.5, tokens=1, pieces=()), ShownPass(seconds=1.0, tokens=3, pieces=()))
     >>> column = Column(name="grounded", passes=passes, tokens=[5, 6, 7, 8])
     >>> column.tokens_at(0.7), column.speed, column.tokens_per_pass
     (1, 4.0, 2.0)
     """
 
     name: str
-    passes: tuple[Pass, ...]
+    passes: tuple[ShownPass, ...]
     tokens: list[int] = field(repr=False)
 
     @property
@@ -65,7 +65,7 @@ class Column:
     def tokens_per_pass(self) -> float:
         return self.tokens_at(self.seconds) / len(self.passes)
 
-    def passes_at(self, seconds: float) -> tuple[Pass, ...]:
+    def passes_at(self, seconds: float) -> tuple[ShownPass, ...]:
         """The passes that had ended."""
         return self.passes[: bisect_right([one.seconds for one in self.passes], seconds)]
 
@@ -87,7 +87,7 @@ class Recorder(TextStream):
         super().__init__(tokenizer, lambda piece, drafted: self._pieces.append((piece, drafted)))
         self.clock = clock
         self.begun = clock()
-        self.passes: list[Pass] = []
+        self.passes: list[ShownPass] = []
         self._pieces: list[tuple[str, bool]] = []
 
     def put_drafted(self, tokens: Tensor, drafted: Sequence[bool]) -> None:
@@ -104,7 +104,7 @@ class Recorder(TextStream):
             self._note(last.seconds, last.tokens)
 
     def _note(self, seconds: float, tokens: int) -> None:
-        self.passes.append(Pass(seconds=seconds, tokens=tokens, pieces=tuple(self._pieces)))
+        self.passes.append(ShownPass(seconds=seconds, tokens=tokens, pieces=tuple(self._pieces)))
         self._pieces.clear()
 
 

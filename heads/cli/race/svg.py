@@ -28,7 +28,7 @@ text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TextRun:
     """Neighbouring characters of one line that appear together; `seconds` is None for the prompt."""
 
     line: int
@@ -74,11 +74,12 @@ def draw_race(columns: Sequence[Column], prompt: str, note: str, *, slower: floa
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def lay_out(column: Column, prompt: str, width: int) -> Iterator[Run]:
+def lay_out(column: Column, prompt: str, width: int) -> Iterator[TextRun]:
     """The prompt and the text, broken into lines of `width` characters.
 
-    >>> from heads.cli.race.recording import Pass
-    >>> column = Column(name="a", passes=(Pass(seconds=1.0, tokens=2, pieces=(("b", False), ("c", True))),), tokens=[])
+    >>> from heads.cli.race.recording import ShownPass
+    >>> passes = (ShownPass(seconds=1.0, tokens=2, pieces=(("b", False), ("c", True))),)
+    >>> column = Column(name="a", passes=passes, tokens=[])
     >>> [(run.line, run.start, run.text) for run in lay_out(column, "de", 3)]
     [(0, 0, 'de'), (0, 2, 'b'), (1, 0, 'c')]
     """
@@ -93,11 +94,11 @@ def lay_out(column: Column, prompt: str, width: int) -> Iterator[Run]:
                 if place == width:
                     line, place = line + 1, 0
                 taken, part = part[: width - place], part[width - place :]
-                yield Run(line=line, start=place, text=taken, drafted=drafted, seconds=seconds)
+                yield TextRun(line=line, start=place, text=taken, drafted=drafted, seconds=seconds)
                 place += len(taken)
 
 
-def draw_run(run: Run, left: float, slower: float) -> str:
+def draw_run(run: TextRun, left: float, slower: float) -> str:
     """One text element, at its own place, so that no font's spacing moves what follows."""
     text = run.text.rstrip()
     lead = len(text) - len(text.lstrip())

@@ -28,8 +28,8 @@ class Proposal:
         max_depth: no node is deeper.
         q_BNV: where drafts were sampled, the distributions that they were sampled from, up to a factor; the children of
             a node without replacement, in the order of the children. None where drafts are the proposer's best.
-        sampled_from: for each node the row of `q_BNV` that it was sampled from, -1 where it was not sampled; None: row
-            n is what node n's children were sampled from.
+        sampled_from: for each node the row of `q_BNV` that it was sampled from, -1 where it was not sampled; None where
+            every node was sampled from its parent's row.
     """
 
     tokens_BN: Tensor

@@ -6,15 +6,18 @@ A method is a subclass with two verbs: `check_model`, and `decode`, which runs t
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     StoppingCriteriaList,
 )
@@ -26,6 +29,8 @@ from heads.decoding.request.output import DecodingOutput
 from heads.decoding.request.request import Request, Row, choose_best, choose_sampled
 from heads.decoding.request.unsupported import check_inputs, check_positions, check_supported, read_valid
 from heads.interface.token_heads import TokenHeads
+
+GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,10 @@ class Decoding(ABC):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | DecodingOutput:
+        frame = inspect.currentframe()
+        passed_over = held_by_generate(frame.f_back if frame is not None else None)
+        check_assistant(passed_over.get("assistant_model"), self)
+        streamer = passed_over.get("streamer") if streamer is None else streamer
         self.check_model(model)
         request = read_request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
@@ -93,6 +102,29 @@ class Decoding(ABC):
     @abstractmethod
     def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
         """The prompts with what follows them, padded on the right, as `generate` returns them."""
+
+
+def held_by_generate(caller: FrameType | None) -> dict[str, Any]:
+    """Arguments of the `generate` that calls a method, which hands a callable neither its streamer nor an assistant.
+
+    Without them a TextIteratorStreamer would wait for ever. So they are read where `generate` holds them; empty where
+    something else is the caller, such as `heads.generate` or a function around the method.
+    """
+    if caller is None or caller.f_code is not GENERATE:
+        return {}
+    return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model")}
+
+
+def check_assistant(assistant_model: Any, decoding: Any) -> None:
+    """
+    Raises:
+        ValueError: an assistant model beside a decoding method.
+    """
+    if assistant_model is not None:
+        raise ValueError(
+            f"assistant_model was given beside {type(decoding).__name__}, which drafts itself; give "
+            f"heads.DraftModelDecoding(assistant_model) in its place, or leave one of them out."
+        )
 
 
 def check_token_heads(token_heads: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from heads.evaluation.judged.choosing import choose_judge
 from heads.evaluation.judged.sentences import Prompt
-from heads.evaluation.judged.win_rates import sum_up
+from heads.evaluation.judged.win_rates import rate_with_interval, sum_up
 from heads.evaluation.judged.writing import check_room, write_all
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tables import progress_bar
@@ -30,7 +30,7 @@ class JudgedConfig:
     prices: dollars for a million tokens asked, and answered, of an endpoint.
     step: of ε_b from 0 to 1.
     draws: texts of each prompt at each ε_b.
-    new_tokens: most tokens of a text.
+    max_new_tokens: most tokens of a text.
     seed: of texts and of the places in pairs.
     cooccurrence: table that masks; by default none.
     adaptive: Otsu's threshold beside the static one.
@@ -42,7 +42,7 @@ class JudgedConfig:
     prices: list[float] = field(default_factory=list)
     step: float = within(above=0, high=1, default=0.02)
     draws: int = within(1, default=10)
-    new_tokens: int = within(1, default=32)
+    max_new_tokens: int = within(1, default=32)
     seed: int = within(0, default=0)
     cooccurrence: str | None = None
     adaptive: Literal["none", "otsu_first", "static_first"] = "otsu_first"
@@ -68,13 +68,13 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
     thresholds = thresholds_by(config.step)
     answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
     judge = choose_judge(config.judge, config.judge_model, task.model, answers, config.prices, task.dtype)
-    check_room(task, prompts, config.new_tokens)
+    check_room(task, prompts, config.max_new_tokens)
     with progress_bar(task.console, "texts", len(prompts) * (1 + len(thresholds))) as advance:
         texts, base = write_all(
             task,
             prompts,
             thresholds,
-            config.new_tokens,
+            config.max_new_tokens,
             config.draws,
             config.seed,
             advance,
@@ -97,6 +97,8 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
         "judge": judge.name,
         "base": base,
         "draws": config.draws,
+        "max_new_tokens": config.max_new_tokens,
+        "prompts": [prompt.name for prompt in prompts],
         "unreadable": verdicts["unreadable"],
         "asked": 2 * len(keys) * config.draws + len(prompts) * config.draws,
         "thresholds": list(thresholds),
@@ -117,17 +119,18 @@ def judge_all(
     """A score for each text, and a winner for each text of heads against the baseline's of the same draw."""
     shown = {prompt.name: prompt.text for prompt in prompts}
     flat = [(key, shown[key.split(" ", 1)[1]], row["text"]) for key, rows in texts.items() for row in rows]
-    scores: dict[str, list[Any]] = {key: [] for key in texts}
-    for (key, _, _), score in zip(flat, judge.scores([(p, text) for _, p, text in flat]), strict=True):
-        scores[key].append(None if score is None or not np.isfinite(score) else score)
     pairs = [
         (f"{e} {p.name}", p.text, row["text"], base["text"])
         for e in thresholds
         for p in prompts
         for row, base in zip(texts[f"{e} {p.name}"], texts[f"base {p.name}"], strict=True)
     ]
+    read_scores, read_winners = judge.verdicts([text[1:] for text in flat], [pair[1:] for pair in pairs], seed)
+    scores: dict[str, list[Any]] = {key: [] for key in texts}
+    for (key, *_), score in zip(flat, read_scores, strict=True):
+        scores[key].append(None if score is None or not np.isfinite(score) else score)
     winners: dict[str, list[Any]] = {}
-    for (key, *_), winner in zip(pairs, judge.winners([tuple(pair[1:]) for pair in pairs], seed), strict=True):
+    for (key, *_), winner in zip(pairs, read_winners, strict=True):
         winners.setdefault(key, []).append(winner)
     return {"scores": scores, "winners": winners, "unreadable": judge.unreadable}
 
@@ -156,15 +159,17 @@ def grid(thresholds: Sequence[float], prompts: Sequence[Prompt], found: Any, nam
     return np.array([[found[f"{e} {p.name}"][name] for p in prompts] for e in thresholds], dtype=np.float64)
 
 
-def by_kind(prompts: Sequence[Prompt], grids: Any, sums: Any) -> dict[str, dict[str, float | None]]:
+def by_kind(prompts: Sequence[Prompt], grids: Any, sums: Any) -> dict[str, dict[str, Any]]:
     """Figure 19: each sentence type's win rate and speed over all thresholds."""
     found = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         of_P = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
-        wins, losses, tokens, passes = (
-            float(table[:, of_P].sum()) for table in (grids["wins"], grids["losses"], sums["tokens"], sums["passes"])
+        wins_P, losses_P, tokens_P, passes_P = (
+            table[:, of_P].sum(axis=0) for table in (grids["wins"], grids["losses"], sums["tokens"], sums["passes"])
         )
-        found[kind] = {"rate": wins / losses if losses else None, "speed": tokens / max(passes, 1)}
+        rate, interval = rate_with_interval(wins_P, losses_P)
+        speed = float(tokens_P.sum() / max(passes_P.sum(), 1))
+        found[kind] = {"rate": rate, "interval": interval, "speed": speed}
     return found
 
 

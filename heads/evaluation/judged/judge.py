@@ -10,7 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -24,7 +24,6 @@ from heads.evaluation.judged.prompts import (
     read_winner,
 )
 
-T = TypeVar("T")
 SWAPPED: dict[Winner, Winner] = {"A": "B", "B": "A", "tie": "tie"}
 
 
@@ -46,6 +45,12 @@ class Judge(Protocol):
         """Of each (prompt, A, B)."""
         ...
 
+    def verdicts(
+        self, texts: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str, str]], seed: int
+    ) -> tuple[list[float | None], list[Winner | None]]:
+        """Scores and winners at once, so that what all of it costs is known before the first question."""
+        ...
+
     def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int) -> list[tuple[int, ...] | None]:
         """Of each (prompt, texts) the texts' indices, the best first."""
         ...
@@ -63,20 +68,27 @@ class AskedJudge(ABC):
         """One answer to each question."""
 
     def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
-        read: list[float | None] = [read_score(a) for a in self.answers([ask_for_score(*text) for text in texts])]
-        return self._counted(read)
+        return self.verdicts(texts, [], 0)[0]
 
     def winners(self, pairs: Sequence[tuple[str, str, str]], seed: int) -> list[Winner | None]:
+        return self.verdicts([], pairs, seed)[1]
+
+    def verdicts(
+        self, texts: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str, str]], seed: int
+    ) -> tuple[list[float | None], list[Winner | None]]:
         draw = random.Random(seed)
         swapped = [draw.random() < 0.5 for _ in pairs]
-        asked = [
+        about_pairs = [
             ask_for_winner(prompt, *((b, a) if swap else (a, b)))
             for (prompt, a, b), swap in zip(pairs, swapped, strict=True)
         ]
-        read = self._counted([read_winner(answer) for answer in self.answers(asked)])
-        return [
+        answers = self.answers([*(ask_for_score(*text) for text in texts), *about_pairs])
+        scores: list[float | None] = [read_score(answer) for answer in answers[: len(texts)]]
+        winners = [read_winner(answer) for answer in answers[len(texts) :]]
+        self._count([*scores, *winners])
+        return scores, [
             SWAPPED[winner] if swap and winner is not None else winner
-            for winner, swap in zip(read, swapped, strict=True)
+            for winner, swap in zip(winners, swapped, strict=True)
         ]
 
     def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int) -> list[tuple[int, ...] | None]:
@@ -87,14 +99,14 @@ class AskedJudge(ABC):
             for (prompt, texts), order in zip(lists, places, strict=True)
         ]
         answers = zip(self.answers(asked), places, strict=True)
-        read = self._counted([read_order(answer, len(order)) for answer, order in answers])
+        read = [read_order(answer, len(order)) for answer, order in answers]
+        self._count(read)
         return [
             None if found is None else tuple(order[i] for i in found) for found, order in zip(read, places, strict=True)
         ]
 
-    def _counted(self, verdicts: list[T]) -> list[T]:
+    def _count(self, verdicts: Sequence[object]) -> None:
         self.unreadable += sum(verdict is None for verdict in verdicts)
-        return verdicts
 
 
 class LikelihoodJudge:
@@ -128,12 +140,17 @@ class LikelihoodJudge:
     def winners(self, pairs: Sequence[tuple[str, str, str]], seed: int = 0) -> list[Winner | None]:
         return [self.winner(self.score(prompt, a), self.score(prompt, b)) for prompt, a, b in pairs]
 
+    def verdicts(
+        self, texts: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str, str]], seed: int = 0
+    ) -> tuple[list[float | None], list[Winner | None]]:
+        return self.scores(texts), self.winners(pairs, seed)
+
     def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int = 0) -> list[tuple[int, ...] | None]:
         scored = [[self.score(prompt, text) for text in texts] for prompt, texts in lists]
         return [tuple(sorted(range(len(scores)), key=lambda i: -scores[i])) for scores in scored]
 
     def winner(self, a: float, b: float) -> Winner:
-        if abs(a - b) <= self.tie:
+        if a == b or abs(a - b) <= self.tie:  # the former: two empty texts, which differ by no number
             return "tie"
         return "A" if a > b else "B"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from heads.evaluation.judged.win_rates import describe
+from heads.evaluation.judged.win_rates import describe, show_rate
 from heads.evaluation.pictures import PALETTE, new_figure, tidy
 from heads.evaluation.report.sections import Picture, Section, Table
 from heads.evaluation.report.svg import as_picture
@@ -20,8 +20,9 @@ def judged_sections(results: dict[str, Any]) -> list[Section]:
     overall, counts = results["overall"], results["counts"]
     text = (
         f"Judge: {results['judge']}. Baseline: plain generation of {results['base']}. Same-quality speed-up in tokens "
-        f"per pass: {describe(overall)} (* theoretical: beyond every measured speed; the interval resamples prompts). "
-        f"{results['unreadable']} of {results['asked']} verdicts could not be read and count nowhere. Repeated 4-grams "
+        f"per pass: {describe(overall)} (* theoretical: beyond every measured speed). Brackets: 95 % intervals that "
+        f"resample prompts. {results['unreadable']} of {results['asked']} verdicts could not be read and count "
+        f"nowhere. Repeated 4-grams "
         f"of the baseline: {results['base_repeated']:.1%}."
     )
     without = [f"{e:g}" for e, r in zip(results["thresholds"], overall["rates"], strict=True) if r is None]
@@ -34,7 +35,7 @@ def judged_sections(results: dict[str, Any]) -> list[Section]:
             f"{e:g}",
             f"{overall['speeds'][i]:.2f}",
             *(f"{counts[name][i]:.0f}" for name in ("wins", "ties", "losses")),
-            "–" if overall["rates"][i] is None else f"{overall['rates'][i]:.2f}",
+            show_rate(overall["rates"][i], overall["rate_intervals"][i]),
             f"{np.mean(results['scores'][i]):.2f}" if results["scores"][i] else "–",
             f"{results['repeated'][i]:.1%}",
         ]
@@ -50,7 +51,7 @@ def judged_sections(results: dict[str, Any]) -> list[Section]:
             pictures=[draw_rates({"heads": results}), draw_counts(results)],
         ),
         Section(title="Scores", pictures=[draw_histograms(results), draw_scores(results)]),
-        Section(title="By type", pictures=[draw_kinds(results)]),
+        Section(title="By type", tables=[kinds_table(results["kinds"])], pictures=[draw_kinds(results)]),
         Section(
             title="Texts",
             text=f"Continuations of: {prompt}",
@@ -59,15 +60,25 @@ def judged_sections(results: dict[str, Any]) -> list[Section]:
     ]
 
 
+def kinds_table(kinds: Mapping[str, dict[str, Any]]) -> Table:
+    rows = [
+        [kind, show_rate(found["rate"], found["interval"]), f"{found['speed']:.2f}"] for kind, found in kinds.items()
+    ]
+    return Table(columns=["type", "wins / losses", "tokens per pass"], rows=rows)
+
+
 def compare_judged(runs: Mapping[str, dict[str, Any]]) -> list[Section]:
     """Several runs' lines in one picture: model sizes (figures 3, 17 and 20), or settings (figures 10 and 13, table 8).
 
     Raises:
-        ValueError: the runs have different judges.
+        ValueError: the runs have different judges, prompts or lengths of texts.
     """
-    judges = {run["judge"] for run in runs.values()}
-    if len(judges) > 1:
-        raise ValueError(f"The runs have different judges ({', '.join(sorted(judges))}); compare runs of one judge.")
+    named = {"judge": "judges", "max_new_tokens": "lengths", "draws": "draws", "prompts": "prompts"}
+    for name, called in named.items():
+        values = [run[name] for run in runs.values()]
+        if any(value != values[0] for value in values):
+            shown = "" if name == "prompts" else f" ({', '.join(map(str, values))})"
+            raise ValueError(f"The runs have different {called}{shown}; compare runs that differ in nothing else.")
     rows = [
         [name, describe(run["overall"]), f"{sum(run['counts']['wins']):.0f}", f"{sum(run['counts']['losses']):.0f}"]
         for name, run in runs.items()

@@ -52,7 +52,7 @@ def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: 
     prompts = wins_EP.shape[1]
     weights_SP = np.concatenate([np.ones((1, prompts)), resample(prompts, RESAMPLES, np.random.default_rng(0))])
     won_SE, lost_SE = weights_SP @ wins_EP.T, weights_SP @ losses_EP.T
-    rates_SE = np.divide(won_SE, lost_SE, out=np.full(won_SE.shape, np.nan), where=lost_SE > 0)
+    rates_SE = rates_of(won_SE, lost_SE)
     speeds_SE = (weights_SP @ tokens_EP.T) / np.maximum(weights_SP @ passes_EP.T, 1)
     lines = [fit_line(speeds, rates) for speeds, rates in zip(speeds_SE, rates_SE, strict=True)]
     grid_X = np.linspace(speeds_SE[0].min(), speeds_SE[0].max(), 20)
@@ -63,6 +63,7 @@ def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: 
     return {
         "speeds": speeds_SE[0].tolist(),
         "rates": [None if np.isnan(rate) else float(rate) for rate in rates_SE[0]],
+        "rate_intervals": [interval_of(rates_S) for rates_S in rates_SE[1:].T],
         "line": None if lines[0] is None else list(lines[0]),
         "grid": grid_X.tolist(),
         "band": np.quantile(drawn, BAND, axis=0).tolist() if len(drawn) else None,
@@ -71,6 +72,38 @@ def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: 
         "theoretical": crossing is not None and crossing > float(speeds_SE[0].max()),
         "speed_up": None if crossing is None else min(crossing, most),
     }
+
+
+def rate_with_interval(wins_P: Figures, losses_P: Figures) -> tuple[float | None, list[float] | None]:
+    """Wins / losses of all prompts, and its 95 % interval; None where no text lost.
+
+    >>> rate_with_interval(np.array([2.0, 2.0]), np.array([1.0, 1.0]))
+    (2.0, [2.0, 2.0])
+    """
+    weights_SP = resample(len(wins_P), RESAMPLES, np.random.default_rng(0))
+    rate = None if not losses_P.sum() else float(wins_P.sum() / losses_P.sum())
+    return rate, interval_of(rates_of(weights_SP @ wins_P, weights_SP @ losses_P))
+
+
+def rates_of(won: Figures, lost: Figures) -> Figures:
+    """Wins / losses, nan without losses."""
+    return np.divide(won, lost, out=np.full(won.shape, np.nan), where=lost > 0)
+
+
+def interval_of(rates_S: Figures) -> list[float] | None:
+    """None where too many resamples have no losses."""
+    finite = rates_S[np.isfinite(rates_S)]
+    return np.quantile(finite, BAND).tolist() if len(finite) >= 0.95 * len(rates_S) else None
+
+
+def show_rate(rate: float | None, interval: list[float] | None) -> str:
+    """
+    >>> show_rate(1.234, [0.9, 1.5]), show_rate(1.234, None), show_rate(None, None)
+    ('1.23 [0.90, 1.50]', '1.23', '–')
+    """
+    if rate is None:
+        return "–"
+    return f"{rate:.2f}" if interval is None else f"{rate:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
 def describe(found: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ def check_room(task: SuiteTask, prompts: Sequence[Prompt], new_tokens: int) -> N
         if longest is not None and length > longest:
             raise ValueError(
                 f"The prompt {prompt.name} has {length} tokens with {new_tokens} new ones; the backbone reads "
-                f"{longest}. Lower --new-tokens, or take shorter prompts."
+                f"{longest}. Lower --max-new-tokens, or take shorter prompts."
             )
 
 

@@ -15,7 +15,7 @@ from heads.evaluation.throughput import RESAMPLES, SHARES, resample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Ratio:
     """A ratio with its 95 % interval.
 
     Attributes:
@@ -31,7 +31,7 @@ class Estimate:
     def verdict(self) -> str:
         """Whether the ratio differs from 1 beyond its interval: "more", "less", or "" where it does not.
 
-        >>> [Estimate(value=1.2, low=low, high=1.5, units=4).verdict for low in (0.9, 1.1)]
+        >>> [Ratio(value=1.2, low=low, high=1.5, units=4).verdict for low in (0.9, 1.1)]
         ['', 'more']
         """
         if self.units < 2:
@@ -44,7 +44,7 @@ class Estimate:
         return f"{self.value:.2f} ({self.low:.2f}–{self.high:.2f})"
 
 
-def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Estimate:
+def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """The sum of one over the sum of the other, unit by unit.
 
     >>> str(ratio_of_sums([2.0, 4.0], [1.0, 2.0]))
@@ -55,7 +55,7 @@ def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Estimate:
 
 def ratio_of_ratios(
     above: Sequence[float], below: Sequence[float], other_above: Sequence[float], other_below: Sequence[float]
-) -> Estimate:
+) -> Ratio:
     """One ratio of sums over another one, both of the same units: (Σa / Σb) / (Σc / Σd).
 
     Raises:
@@ -69,4 +69,4 @@ def ratio_of_ratios(
     drawn = [times_SU @ values for values in found]
     low, high = np.quantile(drawn[0] / drawn[1] / (drawn[2] / drawn[3]), SHARES)
     sums = [values.sum() for values in found]
-    return Estimate(value=float(sums[0] / sums[1] / (sums[2] / sums[3])), low=float(low), high=float(high), units=units)
+    return Ratio(value=float(sums[0] / sums[1] / (sums[2] / sums[3])), low=float(low), high=float(high), units=units)

@@ -1,4 +1,4 @@
-"""Options of a suite or a format: words of the command line, such as `--new-tokens 64`, as fields of its Config."""
+"""Options of a suite or a format: words of the command line, such as `--max-new-tokens 64`, as fields of its Config."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heads.evaluation.report.sections import Section, Table
-from heads.evaluation.runs.bootstrap import Estimate, ratio_of_ratios
+from heads.evaluation.runs.bootstrap import Ratio, ratio_of_ratios
 from heads.evaluation.speed.drawings import draw_bars, draw_lines
 from heads.evaluation.speed.figures import OVERALL
 from heads.evaluation.speed.shown import in_order, interval
@@ -93,16 +93,16 @@ def method_section(runs: Mapping[str, Row], method: str) -> Section:
     return Section(title=f"{method}, against {first_name}", tables=[Table(columns=columns, rows=rows, note=note)])
 
 
-def say_verdict(estimate: Estimate) -> str:
+def say_verdict(estimate: Ratio) -> str:
     """Whether there is more, less, or no difference beyond the interval; one question has no interval.
 
-    >>> say_verdict(Estimate(value=1.2, low=1.2, high=1.2, units=1))
+    >>> say_verdict(Ratio(value=1.2, low=1.2, high=1.2, units=1))
     'one question'
     """
     return "one question" if estimate.units == 1 else VERDICTS[estimate.verdict]
 
 
-def against(run: Row, first: Row, method: str, category: str) -> tuple[Estimate, Estimate]:
+def against(run: Row, first: Row, method: str, category: str) -> tuple[Ratio, Ratio]:
     """Tokens per pass and speed-up over the first run's, on the questions that both have."""
     ours, theirs = (questions_of(one["requests"], method, category) for one in (run, first))
     shared = [name for name in ours if name in theirs]
@@ -118,7 +118,7 @@ def against(run: Row, first: Row, method: str, category: str) -> tuple[Estimate,
     return passes, speed_ratio(ours, theirs, shared)
 
 
-def speed_ratio(ours: Questions, theirs: Questions, shared: Sequence[str]) -> Estimate:
+def speed_ratio(ours: Questions, theirs: Questions, shared: Sequence[str]) -> Ratio:
     """One speed-up over another: the seconds of a token of plain over those of heads, in both runs.
 
     Within a run plain and heads write as many tokens up to rounding, so that seconds alone are compared.

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from heads.evaluation.runs.bootstrap import Estimate, ratio_of_ratios, ratio_of_sums
+from heads.evaluation.runs.bootstrap import Ratio, ratio_of_ratios, ratio_of_sums
 from heads.evaluation.speed.counting import speculative_decoding
 from heads.evaluation.speed.speakers import PLAIN
 
@@ -72,7 +72,7 @@ def per_question(rows: Sequence[Row], method: str) -> dict[str, list[float]]:
     return found
 
 
-def as_dict(estimate: Estimate) -> Row:
+def as_dict(estimate: Ratio) -> Row:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "questions": estimate.units}
 
 

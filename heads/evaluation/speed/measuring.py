@@ -19,7 +19,7 @@ from heads.evaluation.generated_text import Verdict
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.questions import Question
-from heads.evaluation.speed.speakers import PLAIN, Answer, Speaker, as_prompt
+from heads.evaluation.speed.speakers import PLAIN, Speaker, TimedAnswer, as_prompt
 
 Row = dict[str, Any]
 SHAPES_KEPT = 4  # a dynamic tree has another shape in every pass
@@ -51,7 +51,7 @@ class Measurer:
 
     def measure(self, question: Question) -> Row:
         """The row of a question: its turns with each speaker's figures."""
-        spoken: dict[str, list[list[Answer]]] = {speaker.name: [] for speaker in self.speakers}
+        spoken: dict[str, list[list[TimedAnswer]]] = {speaker.name: [] for speaker in self.speakers}
         answers: list[list[int]] = []
         prompts: list[Tensor] = []
         for repeat in range(self.repeats):
@@ -68,10 +68,10 @@ class Measurer:
         ended = f"turn {len(answers) + 1} does not fit" if len(answers) < len(question.turns) else ""
         return {"question_id": question.name, "category": question.category, "turns": turns, "ended": ended}
 
-    def write(self, speaker: Speaker, question: Question) -> tuple[list[Answer], list[list[int]], list[Tensor]]:
+    def write(self, speaker: Speaker, question: Question) -> tuple[list[TimedAnswer], list[list[int]], list[Tensor]]:
         """Plain's conversation: its answers, their tokens, and the prompts that follow from them."""
         speaker.begin()
-        said: list[Answer] = []
+        said: list[TimedAnswer] = []
         prompts: list[Tensor] = []
         for _ in question.turns:
             tokens = self.prompter.prompt(question, [answer.tokens for answer in said])
@@ -81,7 +81,7 @@ class Measurer:
             said.append(speaker.answer(prompts[-1], self.settings, self.clock))
         return said, [answer.tokens for answer in said], prompts
 
-    def repeat(self, speaker: Speaker, prompts: Sequence[Tensor]) -> list[Answer]:
+    def repeat(self, speaker: Speaker, prompts: Sequence[Tensor]) -> list[TimedAnswer]:
         speaker.begin()
         return [speaker.answer(prompt_1T, self.settings, self.clock) for prompt_1T in prompts]
 
@@ -89,7 +89,7 @@ class Measurer:
         longest = max_positions(self.model)
         return longest is None or len(tokens) + self.settings.new_tokens <= longest
 
-    def turn(self, prompt_1T: Tensor, answers: dict[str, list[Answer]]) -> Row:
+    def turn(self, prompt_1T: Tensor, answers: dict[str, list[TimedAnswer]]) -> Row:
         plain = answers[PLAIN][0].tokens
         methods = {name: figures(runs) for name, runs in answers.items()}
         for name, runs in answers.items():
@@ -99,7 +99,7 @@ class Measurer:
         return {"prompt_tokens": prompt_1T.shape[1], "methods": methods}
 
 
-def figures(runs: Sequence[Answer]) -> Row:
+def figures(runs: Sequence[TimedAnswer]) -> Row:
     """One speaker's figures of one turn: counts of the first repeat, seconds of all, medians of the phases."""
     first = runs[0]
     found: Row = {

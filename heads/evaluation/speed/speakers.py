@@ -21,7 +21,7 @@ PLAIN, ALONE, WITH_LOOKUP = "plain", "heads alone", "heads with lookup"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class TimedAnswer:
     """One answer: its tokens, what it cost, and for heads what was accepted in each pass."""
 
     tokens: list[int]
@@ -40,7 +40,7 @@ class Speaker(Protocol):
         """A new conversation: forget the caches of the last one."""
         ...
 
-    def answer(self, prompt_1T: Tensor, settings: GreedySettings, clock: Callable[[], float]) -> Answer: ...
+    def answer(self, prompt_1T: Tensor, settings: GreedySettings, clock: Callable[[], float]) -> TimedAnswer: ...
 
 
 class PlainSpeaker:
@@ -56,7 +56,7 @@ class PlainSpeaker:
         self.cache = DynamicCache(config=self.model.config.get_text_config())
         self.text: list[int] = []
 
-    def answer(self, prompt_1T: Tensor, settings: GreedySettings, clock: Callable[[], float]) -> Answer:
+    def answer(self, prompt_1T: Tensor, settings: GreedySettings, clock: Callable[[], float]) -> TimedAnswer:
         prompt_1T = prompt_1T.to(self.model.device)
         self.keep_shared(prompt_1T[0].tolist())
         start = clock()
@@ -64,7 +64,7 @@ class PlainSpeaker:
         seconds = clock() - start
         self.text = output[0].tolist()
         tokens = new_tokens(output, prompt_1T)
-        return Answer(tokens=tokens, passes=len(tokens), seconds=seconds)
+        return TimedAnswer(tokens=tokens, passes=len(tokens), seconds=seconds)
 
     def keep_shared(self, prompt: list[int]) -> None:
         """The prompt's last token is always read: its pass gives the first logits."""
@@ -93,13 +93,13 @@ class HeadsSpeaker:
     def begin(self) -> None:
         self.decoding.forget()
 
-    def answer(self, prompt_1T: Tensor, settings: GreedySettings, clock: Callable[[], float]) -> Answer:
+    def answer(self, prompt_1T: Tensor, settings: GreedySettings, clock: Callable[[], float]) -> TimedAnswer:
         prompt_1T = prompt_1T.to(self.model.device)
         self.rule.begin()
         start = clock()
         output = settings.generate(self.model, prompt_1T, custom_generate=self.decoding, return_dict_in_generate=True)
         seconds = clock() - start
-        return Answer(
+        return TimedAnswer(
             tokens=new_tokens(output.sequences, prompt_1T),
             passes=output.stats.row_passes,
             seconds=seconds,

@@ -2,7 +2,7 @@
 
 A suite's file holds three names, and `compare` where its runs can be held against each other:
 
-    Config                          @validated dataclass; its fields are the command's options: --new-tokens 64
+    Config                          @validated dataclass; its fields are the command's options: --max-new-tokens 64
     run(task, config)               a SuiteTask (heads/evaluation/runs/task.py) to plain figures, which JSON can hold;
                                     each unit of work is kept in `task.rows`, so that an interrupted run is resumed;
                                     "failed": True makes the command's exit code 1

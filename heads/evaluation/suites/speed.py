@@ -17,7 +17,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.evaluation.judges import SameText
-from heads.evaluation.methods import GreedySettings
+from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.speed import figures
 from heads.evaluation.speed.comparing import compare as compare
@@ -35,14 +35,14 @@ from heads.validation import validated, within
 @validated
 @dataclass(kw_only=True)
 class Config:
-    """Speed by category: plain generate, heads alone, and heads with lookup, on questions of one or several turns.
+    """Speed by category: plain generate, heads alone, lookup without heads, both; questions of one or several turns.
 
     Attributes:
         questions: .jsonl file of MT-Bench, Spec-Bench or SPEED-Bench rows; by default beginnings of code.
         categories: only these, with commas between them; by default all.
         per_category: at most so many questions of each category.
         form: "chat" by the tokenizer's template, "text" as it stands; "auto" is chat where there is a template.
-        new_tokens: most tokens of an answer.
+        max_new_tokens: most tokens of an answer.
         repeats: interleaved repeats, of which medians are taken.
         tree: file of paths or number of nodes; by default tree.json beside the heads.
         lookup: length of the looked-up chain; 0 measures heads alone only; by default as in tree.json.
@@ -55,7 +55,7 @@ class Config:
     categories: list[str] = field(default_factory=list)
     per_category: int | None = within(1, default=None)
     form: Literal["auto", "chat", "text"] = "auto"
-    new_tokens: int = within(1, default=64)
+    max_new_tokens: int = within(1, default=64)
     repeats: int = within(1, default=3)
     tree: str | None = None
     lookup: int | None = within(0, default=None)
@@ -72,7 +72,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     if not fitting:
         raise ValueError(
             f"No question of {config.questions} fits the backbone's {max_positions(task.model)} positions with "
-            f"{config.new_tokens} new tokens; lower --new-tokens, or take shorter questions."
+            f"{config.max_new_tokens} new tokens; lower --max-new-tokens, or take shorter questions."
         )
     with progress_bar(task.console, "questions", len(fitting)) as advance:
         rows = measure_questions(task, measurer, fitting, advance)
@@ -86,7 +86,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         "form": measurer.prompter.form,
         "questions": len(fitting),
         "turns": sum(len(row["turns"]) for row in rows),
-        "new_tokens": config.new_tokens,
+        "new_tokens": config.max_new_tokens,
         "repeats": config.repeats,
         "methods": methods,
         "drafting": drafting,
@@ -108,10 +108,11 @@ def build(task: SuiteTask, config: Config) -> tuple[Measurer, str, int]:
     shape: str | int | None = int(config.tree) if config.tree is not None and config.tree.isdecimal() else config.tree
     asked = TreeDecoding(task.token_heads, shape, lookup=config.lookup, compile=False)
     speakers: list[Speaker] = [PlainSpeaker(task.model)]
-    for name, lookup in ((ALONE, 0), (WITH_LOOKUP, asked.lookup)):
+    kinds = ((ALONE, shape, 0), (LOOKUP_ALONE, Tree.root_only(), asked.lookup), (WITH_LOOKUP, shape, asked.lookup))
+    for name, drafted, lookup in kinds:
         if name == ALONE or lookup:
-            speakers.append(HeadsSpeaker(name, task.model, task.token_heads, shape, lookup, None))
-    settings = GreedySettings(new_tokens=config.new_tokens)
+            speakers.append(HeadsSpeaker(name, task.model, task.token_heads, drafted, lookup, None))
+    settings = GreedySettings(new_tokens=config.max_new_tokens)
     measurer = Measurer(
         speakers=speakers,
         prompter=Prompter(tokenizer=task.tokenizer, form=choose_form(task.tokenizer, config.form)),

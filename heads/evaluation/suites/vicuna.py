@@ -32,7 +32,7 @@ class Config(JudgedConfig):
     form: Literal["auto", "chat", "text"] = "auto"
     step: float = within(above=0, high=1, default=0.25)
     draws: int = within(1, default=1)
-    new_tokens: int = within(1, default=256)
+    max_new_tokens: int = within(1, default=256)
 
 
 def run(task: SuiteTask, config: Config) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from heads.validation import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TaskColumn:
     """One column of a table.
 
     Attributes:
@@ -36,7 +36,7 @@ class Column:
 class Preset:
     """The columns of one table of the paper; `shots` None leaves the task's own."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TaskColumn, ...]
     shots: int | None
     shows: str
 
@@ -45,8 +45,8 @@ class Preset:
         return list(dict.fromkeys(column.task for column in self.columns))
 
 
-def columns(metric: str, labels: dict[str, str]) -> tuple[Column, ...]:
-    return tuple(Column(task=task, metric=metric, label=label) for task, label in labels.items())
+def columns(metric: str, labels: dict[str, str]) -> tuple[TaskColumn, ...]:
+    return tuple(TaskColumn(task=task, metric=metric, label=label) for task, label in labels.items())
 
 
 COMMON_SENSE = {
@@ -67,15 +67,15 @@ MMLU = {
     "mmlu": "Average",
 }
 BIAS = (
-    Column(task="crows_pairs_english", metric="likelihood_diff", label="CrowS-Pairs likelihood diff."),
-    Column(task="crows_pairs_english", metric="pct_stereotype", label="CrowS-Pairs % stereotype"),
-    Column(task="truthfulqa_mc1", metric="acc", label="TruthfulQA MC1"),
-    Column(task="truthfulqa_mc2", metric="acc", label="TruthfulQA MC2"),
+    TaskColumn(task="crows_pairs_english", metric="likelihood_diff", label="CrowS-Pairs likelihood diff."),
+    TaskColumn(task="crows_pairs_english", metric="pct_stereotype", label="CrowS-Pairs % stereotype"),
+    TaskColumn(task="truthfulqa_mc1", metric="acc", label="TruthfulQA MC1"),
+    TaskColumn(task="truthfulqa_mc2", metric="acc", label="TruthfulQA MC2"),
 )
 READING = (
-    Column(task="race", metric="acc", label="RACE"),
-    Column(task="squadv2", metric="exact", label="SQuAD 2.0 exact"),
-    Column(task="squadv2", metric="f1", label="SQuAD 2.0 F1"),
+    TaskColumn(task="race", metric="acc", label="RACE"),
+    TaskColumn(task="squadv2", metric="exact", label="SQuAD 2.0 exact"),
+    TaskColumn(task="squadv2", metric="f1", label="SQuAD 2.0 F1"),
 )
 
 PRESETS = {
@@ -103,7 +103,7 @@ def read_tasks(text: str, shots: int | None = None) -> list[Preset]:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"--tasks {text!r} was given; give different names with commas: {describe_presets()}.")
     found = [PRESETS[name] for name in names if name in PRESETS]
-    others = tuple(Column(task=name) for name in names if name not in PRESETS)
+    others = tuple(TaskColumn(task=name) for name in names if name not in PRESETS)
     if others:
         found.append(Preset(columns=others, shots=None, shows="tasks of the harness"))
     if shots is not None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from rich.table import Table
 
-from heads.evaluation.tasks.presets import Column, Preset
+from heads.evaluation.tasks.presets import Preset, TaskColumn
 from heads.evaluation.tasks.run import TaskResult
 
 RESAMPLES = 2000
@@ -84,7 +84,7 @@ def first_metric(result: TaskResult) -> str:
     return next(iter(result.metrics))
 
 
-def cell_of(column: Column, run: TaskRun, first: TaskRun) -> Cell | None:
+def cell_of(column: TaskColumn, run: TaskRun, first: TaskRun) -> Cell | None:
     """None where the harness has no such metric."""
     result, reference = run.results[column.task], first.results[column.task]
     metric = column.metric or first_metric(result)
@@ -123,7 +123,7 @@ def preset_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:
     return table
 
 
-def show(cell: Cell | None, column: Column, run: TaskRun) -> str:
+def show(cell: Cell | None, column: TaskColumn, run: TaskRun) -> str:
     """Value ± standard error, in percent where the metric is a share; "–" where there is none."""
     if cell is None:
         return "–"

@@ -249,6 +249,13 @@ def largest_tensor():
         ("dynamo", {"layers_per_head": 16}, r"missing layers.0.1.*and 127 more"),
         ("dynamo", {"layers_per_head": 20_000}, r"layers_per_head=20000 was given; allowed are integers from 0 to 16"),
         ("medusa", {"num_heads": 32, "num_blocks": 8}, r"missing bodies.0.1.*and \d+ more"),
+        ("eagle", {"intermediate_size": 1 << 18}, r"mlp.*weight"),
+        (
+            "eagle",
+            {"intermediate_size": 10**18},
+            r"intermediate_size=10{18} was given; allowed .* 1 to 262144",
+        ),
+        ("eagle", {"head_dim": 10**18}, r"head_dim=10{18} was given; allowed are .* from 2 to 1024"),
         ("gru", {"draft_vocabulary": 29}, r"missing draft_tokens_S"),
         ("gru", {"draft_vocabulary": 10**12}, r"draft_vocabulary=1000000000000 was given"),
     ],

@@ -20,7 +20,7 @@ from heads.backbone.model import Backbone
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.cli.options import SamplingOptions
-from heads.cli.race.recording import Column, Entry, Pass, Track, pieces_at, race, say_same
+from heads.cli.race.recording import Column, Entry, ShownPass, Track, pieces_at, race, say_same
 from heads.cli.race.screen import replay
 from heads.cli.race.svg import draw_race, lay_out
 from heads.decoding.tree_decoding import TreeDecoding
@@ -73,7 +73,7 @@ def test_columns_hold_the_same_tokens_and_their_own_passes(columns):
 
 def made(name: str, seconds: list[float], drafted: bool) -> Column:
     passes = tuple(
-        Pass(seconds=at, tokens=2, pieces=((f"{name[0]}{number}", False), ("<&>\n", drafted)))
+        ShownPass(seconds=at, tokens=2, pieces=((f"{name[0]}{number}", False), ("<&>\n", drafted)))
         for number, at in enumerate(seconds)
     )
     return Column(name=name, passes=passes, tokens=list(range(2 * len(seconds))))
@@ -117,7 +117,7 @@ def test_the_svg_is_whole_and_ends_with_the_whole_text():
 
 
 def test_lines_break_at_the_width_and_at_breaks():
-    column = Column(name="a", passes=(Pass(seconds=1.0, tokens=1, pieces=(("abcdef\n\tg", True),)),), tokens=[])
+    column = Column(name="a", passes=(ShownPass(seconds=1.0, tokens=1, pieces=(("abcdef\n\tg", True),)),), tokens=[])
     assert [(run.line, run.start, run.text) for run in lay_out(column, "", 4)] == [
         (0, 0, "abcd"),
         (1, 0, "ef"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
+    TextIteratorStreamer,
     TextStreamer,
 )
 from transformers.generation import utils as generation_utils
@@ -138,6 +140,17 @@ def test_stop_strings_through_the_full_entry():
     assert config.stop_strings == stop, "the caller's config was changed"
 
 
+@pytest.mark.parametrize("by", ["heads.generate", "model.generate"])
+def test_an_assistant_model_beside_a_decoding_method_is_refused(by):
+    model, decoding = decoding_of("grounded", "qwen3")
+    ways = {
+        "heads.generate": lambda: heads.generate(model, decoding, inputs=PROMPT, assistant_model=model),
+        "model.generate": lambda: model.generate(PROMPT, custom_generate=decoding, assistant_model=model),
+    }
+    with pytest.raises(ValueError, match="assistant_model was given beside TreeDecoding, which drafts itself"):
+        ways[by]()
+
+
 def test_stop_strings_need_a_tokenizer():
     model, decoding = decoding_of()
     with pytest.raises(ValueError, match="without a tokenizer"):
@@ -218,6 +231,32 @@ def test_a_streamer_that_asks_is_told_what_was_drafted():
     assert [len(flags) for flags in streamer.flags] == [len(put) for put in streamer.puts[1:]]
     assert flat(streamer.flags) == out.stats.drafted[0]
     assert all(flags == sorted(flags, reverse=True) for flags in streamer.flags), "drafted tokens come first"
+
+
+def test_model_generate_gives_its_streamer_too():
+    """Without it a TextIteratorStreamer waits for ever: generate hands a callable no streamer."""
+    model, decoding = decoding_of("grounded", "qwen3")
+    options = {"max_new_tokens": 24, "do_sample": False, "suppress_tokens": [0, 1, 2], **NO_EOS}
+    streamer = TextIteratorStreamer(letters(), skip_prompt=True, timeout=60)
+    found = []
+    asked = {"inputs": PROMPT, "custom_generate": decoding, "streamer": streamer, **options}
+    thread = threading.Thread(target=lambda: found.append(model.generate(**asked)))
+    thread.start()
+    said = "".join(streamer)
+    thread.join()
+    assert said.strip() == letters().decode(found[0][0, 5:])
+
+
+def test_a_function_around_a_method_gets_the_streamer_by_name():
+    model, decoding = decoding_of("grounded", "qwen3")
+    streamer = Puts()
+
+    def around(*args, **kwargs):
+        return decoding(*args, streamer=streamer, **kwargs)
+
+    out = model.generate(PROMPT, custom_generate=around, max_new_tokens=8, do_sample=False, **NO_EOS)
+    assert flat(streamer.puts) == out[0, 5:].tolist()
+    assert streamer.ended == 1
 
 
 def test_the_text_streamer_of_transformers(capsys):

@@ -20,7 +20,7 @@ from heads.cli.main import app
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.runs.rows import Rows
 from heads.evaluation.tasks.harness import HeadsLM
-from heads.evaluation.tasks.presets import PRESETS, Column, Preset, read_tasks
+from heads.evaluation.tasks.presets import PRESETS, Preset, TaskColumn, read_tasks
 from heads.evaluation.tasks.run import TaskResult, make_manager, run_preset
 from heads.evaluation.tasks.side_by_side import (
     Contender,
@@ -101,7 +101,7 @@ def test_a_wrong_text_is_a_bug(model, manager, monkeypatch):
 
     monkeypatch.setattr(TreeDecoding, "__call__", planted)
     lm = HeadsLM(model, byte_tokenizer(), decoding)
-    run_preset(lm, Preset(columns=(Column(task=CONTINUE),), shots=None, shows=""), manager, 2)
+    run_preset(lm, Preset(columns=(TaskColumn(task=CONTINUE),), shots=None, shows=""), manager, 2)
     assert [finding.verdict for finding in lm.decoded.findings] == ["bug", "bug"]
 
 
@@ -126,7 +126,7 @@ def made(name: str, accuracy: list[float]) -> TaskRun:
 
 def test_only_differences_outside_their_interval_are_marked():
     first, same, better = made("a", [0.0, 1.0] * 20), made("b", [1.0, 0.0] * 20), made("c", [1.0] * 40)
-    column = Column(task="t", metric="acc")
+    column = TaskColumn(task="t", metric="acc")
     assert [cell_of(column, run, first).mark for run in (first, same, better)] == ["", "", " ▲"]  # type: ignore[union-attr]
     low, high = difference([1.0, 0.0] * 20, [0.0, 1.0] * 20)
     assert low < 0 < high

@@ -39,8 +39,8 @@ RUNS = {
     "lookahead": {"family": None, "heads": None, "rates": ALONE, "label_shift": 2, "lookahead": 0.5},
     "draft vocabulary": {"family": "medusa", "heads": {"num_heads": 2, "draft_vocabulary": 6}},
     "taught": {"loss": {"hard": 0.5, "soft": 1.0, "temperature": 2.0, "regression": 0.3}},
-    "stored states": {"cache_hidden_states": True},
-    "streamed": {"data": {"streaming": True, "max_eval_blocks": 4}},
+    "stored states": {"cache_hidden_states": True, "data": {"packing": "whole"}},
+    "streamed": {"data": {"streaming": True, "max_eval_blocks": 4, "packing": "whole"}},
 }
 
 

@@ -50,7 +50,7 @@ def test_it_is_attention_with_a_dense_mask(architecture, documents):
     dense, expected = loss_and_gradients(model, batch)
     with document_attention(model, compiled=False) as chosen:
         assert chosen.startswith("each document by itself")
-        assert model._attention(batch["document_ids"])[2] is not None
+        assert model.attention(batch["document_ids"])[2] is not None
         fast, found = loss_and_gradients(model, batch)
     torch.testing.assert_close(fast, dense, rtol=1e-12, atol=0)
     assert found.keys() == expected.keys()
@@ -136,7 +136,7 @@ def test_outside_nothing_is_changed():
     model, batch = build("llama"), make_batch(MANY)
     with document_attention(model, compiled=False):
         pass
-    assert model._attention(batch["document_ids"])[2].shape == (2, 1, LENGTH, LENGTH)
+    assert model.attention(batch["document_ids"])[2].shape == (2, 1, LENGTH, LENGTH)
     mask = mask_by_documents(batch["document_ids"], None)
     with pytest.raises(RuntimeError):  # nobody understands the mask
         model.backbone.forward(batch["input_ids"], attention_mask=mask, use_cache=False)

@@ -49,14 +49,6 @@ def ask(folder, out, url, *flags, data="text", concurrency=5):
     return (folder / out).read_bytes()
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    import openai
-
-    monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.001)
-    monkeypatch.setattr(openai._base_client, "MAX_RETRY_DELAY", 0.001)
-
-
 def test_texts_are_those_of_this_process(folder, backbone):
     speaker = Speaker(backbone)
     with served(speaker, ["tiny"]) as url:

@@ -56,11 +56,8 @@ def test_a_verdict_that_cannot_be_read_counts_nowhere():
     class Half:
         name, unreadable = "half", 3
 
-        def scores(self, texts):
-            return [4.0, None, 6.0, None]
-
-        def winners(self, pairs, seed):
-            return ["A", None]
+        def verdicts(self, texts, pairs, seed):
+            return [4.0, None, 6.0, None], ["A", None]
 
     texts = {"base p": [{"text": "a"}, {"text": "b"}], "0.5 p": [{"text": "c"}, {"text": "d"}]}
     found = judge_all(Half(), [Prompt(name="p", kind="k", text="P")], [0.5], texts, seed=0)
@@ -70,7 +67,7 @@ def test_a_verdict_that_cannot_be_read_counts_nowhere():
 
 
 def test_sentence_completion_runs_resumes_and_is_shown(folder, tmp_path):
-    config = sentence_completion.Config(judge_model=str(folder / "judge"), step=0.5, draws=2, new_tokens=6)
+    config = sentence_completion.Config(judge_model=str(folder / "judge"), step=0.5, draws=2, max_new_tokens=6)
     task = SuiteTask(folder=folder / "dynamo", rows=Rows(tmp_path / "rows.jsonl", {}))
     found = sentence_completion.run(task, config)
     assert found["overall"]["speeds"][-1] == 1.0  # ε_b = 1 emits one token a pass
@@ -88,11 +85,15 @@ def test_sentence_completion_runs_resumes_and_is_shown(folder, tmp_path):
     assert (tmp_path / "rows.jsonl").read_text() == before
     with pytest.raises(ValueError, match="different judges"):
         sentence_completion.compare({"a": found, "b": {**found, "judge": "other"}})
+    with pytest.raises(ValueError, match=r"different lengths \(6, 7\)"):
+        sentence_completion.compare({"a": found, "b": {**found, "max_new_tokens": 7}})
+    (by_type,) = shown[2].tables
+    assert [row[0] for row in by_type.rows] == list(found["kinds"])
 
 
 def test_vicuna_asks_the_questions_of_its_file(folder):
     config = vicuna.Config(
-        questions=str(folder / "questions.jsonl"), judge_model=str(folder / "judge"), step=1.0, new_tokens=4
+        questions=str(folder / "questions.jsonl"), judge_model=str(folder / "judge"), step=1.0, max_new_tokens=4
     )
     found = vicuna.run(SuiteTask(folder=folder / "dynamo"), config)
     assert found["examples"][0] == "Tell 0"
@@ -104,7 +105,7 @@ def test_vicuna_asks_the_questions_of_its_file(folder):
     [
         ({}, "needs a model; give --judge-model"),
         ({"judge_model": "base"}, "judge of its own texts"),
-        ({"judge_model": "judge", "new_tokens": 10**6}, "Lower --new-tokens"),
+        ({"judge_model": "judge", "max_new_tokens": 10**6}, "Lower --max-new-tokens"),
         ({"judge_model": "judge", "step": 0.3}, "1 has to be a multiple of it"),
         ({"judge_model": "judge", "prices": [1.0]}, "give two: dollars"),
     ],

@@ -85,6 +85,16 @@ def test_an_answer_without_a_verdict_is_asked_again_by_the_next_call(server, tmp
     assert (second.unreadable, server.requests) == (0, 3)
 
 
+def test_all_that_is_asked_is_priced_before_the_first_question(server, capsys):
+    server.refuse = 1
+    judge = judge_at(server, tries=1, prices=(1.0, 2.0))
+    with pytest.raises(ValueError, match="gave no answer"):
+        judge.verdicts([("p", f"good {i}") for i in range(5)], PAIRS, seed=0)
+    assert capsys.readouterr().err.count("is asked 17 questions") == 1
+    scores, winners = judge.verdicts([("p", f"good {i}") for i in range(5)], PAIRS, seed=0)
+    assert (scores, winners) == ([9] * 5, ["A"] * 12)
+
+
 def test_a_busy_server_is_asked_again(server):
     server.refuse = 1
     assert judge_at(server, tries=2).scores([("p", "good")]) == [9]
@@ -121,6 +131,13 @@ def test_the_environment_names_the_judge(monkeypatch):
 def test_a_local_model_without_a_chat_template_cannot_be_asked():
     with pytest.raises(ValueError, match="has no chat template"):
         LocalJudge(name="m", loaded=tiny_model("llama"), tokenizer=byte_tokenizer())
+
+
+def test_two_empty_texts_are_a_tie():
+    tokenizer = byte_tokenizer()
+    model, decoded = (tiny_model("llama", vocab_size=len(tokenizer), seed=seed) for seed in (0, 1))
+    judge = LikelihoodJudge(model, tokenizer, decoded)
+    assert judge.winners([("p", "", ""), ("p", "a", ""), ("p", "", "a")]) == ["tie", "A", "B"]
 
 
 def test_log_likelihood_is_another_model_s_mean_over_the_text_alone():

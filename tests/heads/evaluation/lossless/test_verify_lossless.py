@@ -245,12 +245,7 @@ def test_options_that_do_not_fit_end_in_a_sentence(arguments, said):
     assert "Traceback" not in result.output
 
 
-def test_a_server_that_does_not_answer_ends_in_a_sentence(model, folder, monkeypatch):
-    import openai
-
-    monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.001)
-    monkeypatch.setattr(openai._base_client, "MAX_RETRY_DELAY", 0.001)
-
+def test_a_server_that_does_not_answer_ends_in_a_sentence(model, folder):
     def no_model(asked: dict[str, Any]) -> dict[str, Any]:
         raise RefusedError(404, "no such model")
 
