@@ -1,4 +1,4 @@
-# make setup | demo | test | verify | verify-vllm | gpu | gpu-wheels | wheel-check | lint | format
+# make setup | demo | test | verify | verify-vllm | verify-llamacpp | gpu | gpu-wheels | wheel-check | lint | format
 VENV := .venv
 PYTHON ?= python3
 RUN := . $(VENV)/bin/activate &&

@@ -11,7 +11,7 @@ from tiny import left_padded, random_tokens, shared_model
 from torch import Tensor
 
 import heads
-from heads.backbone.masks import positions_within_documents, within_documents
+from heads.backbone.masks import causal, positions_within_documents, within_documents
 from heads.backbone.model import Backbone, CommitPlan
 from heads.interface.token_heads import TeacherForcing, TokenHeads
 
@@ -89,3 +89,18 @@ def check_greedy(token_heads: TokenHeads, steps: int = 30, **options: Any) -> An
     output = model.generate(prompts, **settings, return_dict_in_generate=True, custom_generate=decoding)
     assert torch.equal(output.sequences, wanted)
     return output.stats
+
+
+def teacher_forced_logits(token_heads, tokens_BT):
+    """Each head's logits along texts, as training computes them; and the backbone's hidden states that they read."""
+    backbone = token_heads.backbone
+    batch, length = tokens_BT.shape
+    positions_BT = torch.arange(length).expand(batch, length)
+    mask = backbone.mask_style.finish(causal(tokens_BT >= 0), positions_BT, positions_BT, backbone.dtype)
+    with torch.no_grad():
+        _, taps = backbone.forward(tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, use_cache=False)
+        index_BT = torch.arange(batch * length).view(batch, length)
+        rows = [index_BT[:, : length - 1 - k].flatten() for k in range(1, token_heads.num_heads + 1)]
+        forcing = TeacherForcing(tokens_BT=tokens_BT, taps=taps, positions_BT=positions_BT, mask=mask, rows=rows)
+        states = list(token_heads.teacher_forced(forcing))
+        return [token_heads.projection(k)(hidden) for k, hidden in enumerate(states, start=1)], taps

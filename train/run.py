@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,15 @@ from train.data.blocks import PackedData
 from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
 from train.engine.compiling import compile_where_it_wins
-from train.engine.engine import announce_compiling, describe_engine, start_engine, use_all_cores
-from train.engine.half_precision import advice_on_bfloat16
+from train.engine.engine import (
+    announce_compiling,
+    describe_engine,
+    on_cpu,
+    requested_engine,
+    start_engine,
+    use_all_cores,
+)
+from train.engine.half_precision import advice_on_bfloat16, settled_bf16
 from train.engine.process_end import end_together
 from train.loop.building import (
     build_model,
@@ -90,6 +98,7 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     check_run_folder(config.output_dir)
     refuse_used_folder(config)
     announce_compiling()
+    config = settle_bf16(config)
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
     use_all_cores()
     engine = start_engine()
@@ -117,6 +126,16 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     train(trainer)
     finish(trainer)
     return Path(config.output_dir)
+
+
+def settle_bf16(config: TrainConfig) -> TrainConfig:
+    """With what `trainer.bf16: auto` is on this machine, before the engine starts."""
+    on_processor, engine = on_cpu(config.trainer), requested_engine()
+    device_type, deepspeed = "cpu" if on_processor else "cuda", engine is not None and engine.is_deepspeed
+    fields = settled_bf16(config.trainer, device_type, trains_in_float32=on_processor and deepspeed)
+    if fields != config.trainer:
+        logger.info("trainer.bf16: auto is %s here", "bfloat16" if fields["bf16"] else "float32")
+    return replace(config, trainer=fields)
 
 
 def train(trainer: HeadsTrainer) -> None:

@@ -1,5 +1,4 @@
 """Heads to a foreign folder and back: nothing is called written before it was read back and gave the same logits."""
-# B row, T position, V scored token, D model width
 
 from __future__ import annotations
 
@@ -9,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from heads.backbone.model import Backbone, CommitPlan
+from heads.backbone.model import Backbone
+from heads.export.drafted_logits import ROWS, largest_difference, largest_logit
 from heads.export.formats import format_module, reads, recognise, writes
 from heads.export.replacing import check_place
 from heads.interface.token_heads import TokenHeads
 from heads.quantization.packed_heads import refuse_packed_heads
 from heads.validation import build
-
-ROWS, TOKENS = 2, 12
-"""Random texts that both heads draft after."""
 
 
 def export_heads(
@@ -97,37 +93,3 @@ def import_heads(folder: str | Path, model: Any, format: str | None = None) -> T
         raise ValueError(f"The format {name} is only written; headway import --list shows the others.")
     token_heads: TokenHeads = format_module(name).read(Path(folder), backbone)
     return token_heads.to(device=backbone.heads_device, dtype=backbone.dtype).eval()
-
-
-@torch.no_grad()
-def largest_difference(one: TokenHeads, other: TokenHeads) -> float:
-    """The largest difference of two heads' logits along random texts, drafted as decoding drafts; inf if they cannot
-    be compared."""
-    if one.num_heads != other.num_heads:
-        return float("inf")
-    pairs = zip(drafted_logits(one), drafted_logits(other), strict=True)
-    return max(float((a.double() - b.double()).abs().max()) if a.shape == b.shape else float("inf") for a, b in pairs)
-
-
-@torch.no_grad()
-def largest_logit(token_heads: TokenHeads) -> float:
-    return max(float(logits_BV.abs().max()) for logits_BV in drafted_logits(token_heads))
-
-
-@torch.no_grad()
-def drafted_logits(token_heads: TokenHeads) -> list[Tensor]:
-    """(B, V) of each head after ROWS random texts, along random drafted tokens."""
-    backbone = token_heads.backbone
-    generator = torch.Generator().manual_seed(0)
-    shape = (ROWS, TOKENS + token_heads.num_heads)
-    tokens_BT = torch.randint(backbone.vocab_size, shape, generator=generator).to(backbone.device)
-    valid_BT = torch.ones(ROWS, TOKENS, dtype=torch.bool, device=backbone.device)
-    _, output = backbone.prefill(tokens_BT[:, :TOKENS], valid_BT, token_heads.taps)
-    plan = CommitPlan.whole(valid_BT)
-    state = token_heads.commit(None, output.tokens_BN, output.taps, output.positions_BN, plan)
-    level, rows_B = token_heads.first_level(state), torch.arange(ROWS, device=backbone.device)
-    logits = []
-    for k in range(1, token_heads.num_heads + 1):
-        hidden_BD, level = token_heads.step(k, level, tokens_BT[:, TOKENS + k - 1], rows_B)
-        logits.append(token_heads.projection(k)(hidden_BD))
-    return logits

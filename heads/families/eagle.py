@@ -62,10 +62,10 @@ class Config(HeadsConfig):
     norm_before_residual: bool = False
     version: Literal[1, 3] = 3
     unembedding: Unembedding = "own"
-    intermediate_size: int | None = within(1, 1 << 18, default=None, advice="the widest layers have 2^16")
-    num_attention_heads: int | None = within(1, 1024, default=None)
-    num_key_value_heads: int | None = within(1, 1024, default=None)
-    head_dim: int | None = within(2, 1024, default=None)
+    intermediate_size: int | None = within(1, 1 << 20, default=None)
+    num_attention_heads: int | None = within(1, 1 << 20, default=None)
+    num_key_value_heads: int | None = within(1, 1 << 20, default=None)
+    head_dim: int | None = within(2, 1 << 20, default=None)
     rope_theta: float | None = within(above=0, default=None)
     rms_norm_eps: float | None = within(above=0, default=None)
 

@@ -125,6 +125,8 @@ def test_a_list_of_sources_replaces_the_old_one_whole(tmp_path, flag):
         ({"save_every_steps": -1}, r"save_every_steps=-1"),
         ({"trainer": {"max_steps": "abc"}}, r"trainer.max_steps='abc' was given; allowed are integers of at least -1"),
         ({"trainer": {"bf16": "yes please"}}, r"trainer.bf16='yes please' was given; allowed are true and false"),
+        ({"trainer": {"bf16": "auto", "fp16": True}}, r"bf16 and trainer.fp16 were both given"),
+        ({"trainer": {"tf32": "auto"}}, r"trainer.tf32='auto' was given; allowed are true and false"),
         ({"trainer": {"optim": "adafactor"}}, r"trainer.optim has no effect here.*AdamW"),
         ({"trainer": {"fsdp": "full_shard"}}, r"trainer.fsdp has no effect here.*launch file"),
         ({"trainer": {"deepspeed": "x.json"}}, r"trainer.deepspeed has no effect here"),

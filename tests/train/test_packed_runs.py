@@ -17,7 +17,7 @@ from train.plan.plan import make_plan
 PACKED = {"quant_method": "headway_mx", "format": "mxfp6_e2m3", "skip": ["down_proj"]}
 
 
-@pytest.mark.parametrize("family", ["grounded", "dynamo"])
+@pytest.mark.parametrize("family", ["grounded", "dynamo", "eagle"])
 def test_heads_are_trained_on_packed_weights_and_load_back_on_them(family, tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch)
     changes = {"family": family, "backbone": {"name_or_path": str(tmp_path / "base"), "quantization": PACKED}}

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heads
 from heads.checkpoint import save_load, schema
+from heads.export.exporting import export_heads, import_heads
 from train.__main__ import main as train_main
 from train.config import read_config
 from train.data.packing import build_datasets
@@ -104,6 +106,25 @@ def test_init_from_continues_where_the_heads_were(folder):  # noqa: F811
         train(folder, "wrong", init_from=str(first / "last"), heads={"num_heads": 1})
 
 
+@pytest.mark.parametrize(("family", "format"), [("medusa", "medusa"), ("grounded", "hydra"), ("eagle", "speculators")])
+def test_imported_heads_are_trained_further_and_written_back(folder, family, format):  # noqa: F811
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    settings = {"num_heads": 2, **({"normalize_embeddings": False} if format == "hydra" else {})}
+    export_heads(heads.create(family, model, **settings), format, folder / f"{format}-foreign")
+    imported = import_heads(folder / f"{format}-foreign", model)
+    heads.save(imported, folder / f"{format}-native")
+    more = {
+        "family": family,
+        "heads": asdict(imported.config),
+        "init_from": str(folder / f"{format}-native"),
+        "trainer": {"max_steps": 2},
+    }
+    trained = heads.load(train(folder, f"{format}-further", **more) / "last", model)
+    before, after = imported.state_dict(), trained.state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert "the same logits" in export_heads(trained, format, folder / f"{format}-again")
+
+
 def test_the_backbone_alone_learns_and_can_be_loaded(folder):  # noqa: F811
     changes = {"family": None, "rates": {"heads": 1e-4, "base": 1e-2}, "trainer": {"max_steps": 25}}
     path = write_config(folder, "alone", **changes)
@@ -154,6 +175,21 @@ def test_a_bfloat16_backbone_trains_evaluates_and_saves(folder, family, unembedd
     assert logged[-1]["eval_tokens_per_pass"] >= 1
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16)
     assert next(heads.load(where / "last", model).parameters()).dtype == torch.bfloat16
+
+
+def test_bf16_auto_is_what_the_machine_has(folder, caplog, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("train.engine.half_precision.multiplies_bfloat16", lambda: True)
+    caplog.set_level("INFO", "train")
+    seen, step = [], HeadsTrainer.training_step
+
+    def watched(self, *args, **kwargs):
+        seen.append(self.args.bf16)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(HeadsTrainer, "training_step", watched)
+    train(folder, "auto-bf16", trainer={"max_steps": 1, "bf16": "auto"})
+    assert "trainer.bf16: auto is bfloat16 here" in caplog.text
+    assert set(seen) == {True}
 
 
 def test_without_held_out_data_nothing_is_evaluated(folder, caplog):  # noqa: F811

@@ -106,6 +106,8 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
         InvalidFieldError: the value is of another kind, out of its range, or an unknown name.
     """
     name, kinds = f"trainer.{field.name}", set(members(field.type))
+    if field.name == "bf16" and value == "auto":  # train/engine/half_precision.py
+        return
     if choices := CHOICES.get(field.name):
         if value not in choices:
             raise ValueError(f"{name}={value!r} was given; allowed are {', '.join(choices)}.{nearest(value, choices)}")

@@ -20,6 +20,7 @@ first one is also run here: a server with other weights or other layers is refus
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from heads.backbone.state import HiddenTap
 from heads.extras import needs_extra
 from train.config.states_server import StatesServerConfig
 from train.objective.model import TrainedModel
+
+logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT = 600.0  # seconds
 FILE_TIMEOUT = 600.0  # seconds from the answer to its whole file
@@ -85,6 +88,7 @@ class ServedStates:
         self._openai = openai
         self._client = openai.OpenAI(base_url=config.url, api_key=key, timeout=ANSWER_TIMEOUT, max_retries=TRIES - 1)
         self._compared = False
+        logger.info("hidden states come from %s, after layers %s", config.url, self.ids)
 
     def __call__(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor:
         """(B, N, T, D) in the backbone's dtype, on its device."""
@@ -143,7 +147,8 @@ class ServedStates:
             answer = self._client.completions.create(model=self.model, prompt=tokens_T, max_tokens=1, temperature=0)
         except openai.APIConnectionError:  # time-outs too
             raise ValueError(
-                f"states_server.url={url} was given and does not answer; start the server. The same command goes on."
+                f"states_server.url={url} was given and does not answer; start the server, with "
+                f"eagle_aux_hidden_state_layer_ids {self.ids}. The same command goes on."
             ) from None
         except openai.APIStatusError as error:
             raise ValueError(f"{url} refuses a document of {len(tokens_T)} tokens: {error.message}") from None

@@ -1,4 +1,4 @@
-"""Whether products in bfloat16 are worth it on this machine's CPU.
+"""Whether products in bfloat16 are worth it on this machine, and what `trainer.bf16: auto` is there.
 
 A CPU that has instructions for them (AVX512-BF16, AMX, or ARM's BF16) multiplies faster than in float32. One that has
 none converts every number to float32 first, so that `trainer.bf16: true` loses mantissa there and gains no speed.
@@ -6,9 +6,12 @@ none converts every number to float32 first, so that `trainer.bf16: true` loses 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+AUTO = "auto"
 
 
 def multiplies_bfloat16() -> bool:
@@ -17,6 +20,27 @@ def multiplies_bfloat16() -> bool:
         found: Any = torch.cpu.get_capabilities()
         return any(name.endswith("bf16") and has_it is True for name, has_it in found.items())
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def settled_bf16(trainer_fields: Mapping[str, Any], device_type: str, *, trains_in_float32: bool) -> dict[str, Any]:
+    """The fields of `trainer` with the choice that `bf16: auto` leaves to the machine.
+
+    Args:
+        trains_in_float32: the engine knows nothing else, as DeepSpeed on CPUs.
+
+    >>> settled_bf16({"bf16": "auto", "max_steps": 3}, "cpu", trains_in_float32=True)
+    {'bf16': False, 'max_steps': 3}
+    """
+    if trainer_fields.get("bf16") != AUTO:
+        return dict(trainer_fields)
+    return {**trainer_fields, "bf16": not trains_in_float32 and pays_on(device_type)}
+
+
+def pays_on(device_type: str) -> bool:
+    """A CPU by its instructions, a GPU that is here by its generation; of one that is planned for the best is hoped."""
+    if device_type == "cpu":
+        return multiplies_bfloat16()
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def advice_on_bfloat16(device_type: str, *, bf16: bool) -> str:

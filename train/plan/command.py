@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -18,7 +19,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from train.config import TrainConfig
-from train.engine.half_precision import advice_on_bfloat16
+from train.engine.half_precision import advice_on_bfloat16, settled_bf16
 from train.plan.costs import Machine, trainer_field
 from train.plan.fit import warnings
 from train.plan.memory import read_launches
@@ -38,6 +39,7 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
     """
     memory, device_type = machine.memory_bytes, machine.device
     device_type = device_type or ("cpu" if trainer_field(config, "use_cpu") else "cuda")
+    config = replace(config, trainer=settled_bf16(config.trainer, device_type, trains_in_float32=False))
     console = console or Console(width=max(LEAST_WIDTH, Console().width))
     launches = read_launches()
     logging.disable(logging.WARNING)  # the run itself will warn

@@ -30,6 +30,8 @@ UNSUPPORTED_SETTINGS = {
     "dola_layers": "DoLa chooses by the logits of several layers; leave it out or decode with plain generate",
     "prompt_lookup_num_tokens": "prompt lookup is TreeDecoding(token_heads, lookup=…) here; give that in its place",
     "assistant_early_exit": "drafts come from the decoding object; leave it out or decode with plain generate",
+    "constraints": "they ask for a constrained beam search; leave them out or decode with plain generate",
+    "force_words_ids": "they ask for a constrained beam search; leave them out or decode with plain generate",
     "use_mtp": "drafts come from the decoding object; leave it out or decode with plain generate",
 }
 HARMLESS_CACHES = (None, "dynamic", "hybrid")

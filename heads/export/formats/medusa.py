@@ -14,6 +14,7 @@ Source: FasterDecoding/Medusa medusa/model/medusa_model.py and medusa_model_lega
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 SUMMARY = "FasterDecoding/Medusa, versions 1 and 2 (read and written)"
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 WHOLE = (*SAFETENSORS, "pytorch_model.bin", "pytorch_model.bin.index.json")
+FIRST_BLOCK = re.compile(r"^(\d+)\.0\.linear\.")
 PREFIX = "medusa_head."
 """Before each name where heads were saved with their model (Medusa-2)."""
 
@@ -148,6 +150,23 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     return from_original(found, num_blocks, backbone, folder, counted=config["medusa_num_heads"])
 
 
+def with_repeated_blocks(found: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor]:
+    """With every name of a block that is repeated: safetensors' own savers write one object under its first name alone.
+
+    Files that hold any further block are taken as they are.
+    """
+    first = {name: tensor for name, tensor in found.items() if FIRST_BLOCK.match(name)}
+    further = {f"{name.split('.')[0]}.{b}" for name in first for b in range(1, num_blocks)}
+    if any(name.startswith(f"{block}.") for name in found for block in further):
+        return dict(found)
+    repeated = {
+        FIRST_BLOCK.sub(rf"\g<1>.{b}.linear.", name): tensor
+        for name, tensor in first.items()
+        for b in range(1, num_blocks)
+    }
+    return {**found, **repeated}
+
+
 def from_original(
     found: Mapping[str, Tensor], num_blocks: int, backbone: Backbone, folder: Path, *, counted: int
 ) -> TokenHeads:
@@ -157,7 +176,7 @@ def from_original(
         counted: heads by config.json; a file that holds more is read whole, with a warning.
     """
     refuse_other_logits(backbone, "medusa")
-    tensors = names(num_blocks).to_native(found, str(folder))
+    tensors = names(num_blocks).to_native(with_repeated_blocks(found, num_blocks), str(folder))
     num_heads = max([counted, *(int(name.split(".")[0]) + 1 for name in found)])
     if num_heads > counted:
         logger.warning("%s counts %d heads and its file holds %d: all of them are read.", folder, counted, num_heads)

@@ -34,6 +34,7 @@ from heads.checkpoint.remote import FILES, NESTED, backbone_around, download, fi
 from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import HeadsDescription, read_description
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.export.drafted_logits import largest_difference
 from heads.export.hub import template
 from heads.export.hub.card import CARD, write_card
 from heads.export.replacing import check_place
@@ -101,7 +102,7 @@ def export_to_hub_folder(
         licensed = source if (source / CARD).is_file() else Path(config.name_or_path)  # trained from that one
         write_card(begun, heads=heads, served=True, base=licensed, measured=measured, license=license)
         try:
-            check(begun)
+            check(begun, source, heads)
         except ValueError as error:  # it names a place that is gone by then
             said = str(error).replace(str(begun / NESTED), str(heads)).replace(str(begun), config.name_or_path)
             raise ValueError(said) from None
@@ -198,15 +199,35 @@ def write_custom_generate(out: Path) -> None:
 
 
 @torch.no_grad()
-def check(folder: Path) -> None:
-    """Load the folder back as its readers do, and decode with it.
+def check(folder: Path, source: Path, heads: Path) -> None:
+    """Load the folder back as its readers do, decode with it, and compare all logits with those of its sources.
 
     Raises:
-        ValueError: the copied backbone is not the heads' own.
+        ValueError: the copied backbone is not the heads' own, or logits differ.
     """
-    with explained(str(folder)):
-        kind = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])  # as transformers serve does
-        model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    wanted_1TV = logits_of(open_as_served(source))  # the model is gone before the next one is opened
+    model = open_as_served(folder)
     token_heads = load(folder, model)
     prompt_1T = torch.tensor([[model.config.get_text_config().vocab_size // 2]])
     model.generate(prompt_1T, max_new_tokens=CHECKED_TOKENS, do_sample=False, custom_generate=TreeDecoding(token_heads))
+    same = torch.equal(logits_of(model), wanted_1TV)
+    if not same or largest_difference(token_heads, load(heads, token_heads.backbone)) != 0:
+        raise ValueError(
+            f"The folder gives other logits than the {'heads' if same else 'backbone'} that it was made of; nothing "
+            f"was left there. Look at the disk, and try again."
+        )
+
+
+def open_as_served(folder: Path) -> Any:
+    """The model of a folder by its class's name, as transformers serve opens it."""
+    with explained(str(folder)):
+        kind = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
+        return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """(1, T, V) along random tokens."""
+    vocab_size = model.config.get_text_config().vocab_size
+    tokens_1T = torch.randint(vocab_size, (1, 2 * CHECKED_TOKENS), generator=torch.Generator().manual_seed(0))
+    logits_1TV: torch.Tensor = model(tokens_1T).logits
+    return logits_1TV

@@ -253,9 +253,9 @@ def largest_tensor():
         (
             "eagle",
             {"intermediate_size": 10**18},
-            r"intermediate_size=10{18} was given; allowed .* 1 to 262144",
+            r"intermediate_size=10{18} was given; allowed .* 1 to 1048576",
         ),
-        ("eagle", {"head_dim": 10**18}, r"head_dim=10{18} was given; allowed are .* from 2 to 1024"),
+        ("eagle", {"head_dim": 10**18}, r"head_dim=10{18} was given; allowed are .* from 2 to 1048576"),
         ("gru", {"draft_vocabulary": 29}, r"missing draft_tokens_S"),
         ("gru", {"draft_vocabulary": 10**12}, r"draft_vocabulary=1000000000000 was given"),
     ],

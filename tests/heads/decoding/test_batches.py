@@ -72,7 +72,7 @@ def test_rows_that_end_far_apart(family, name, lookup):
     assert len(rows) == ours.stats.passes
 
 
-@pytest.mark.parametrize("family", ["grounded", "dynamo", "kv"])
+@pytest.mark.parametrize("family", ["grounded", "dynamo", "kv", "eagle"])
 def test_a_row_of_a_batch_is_decoded_as_alone(family):
     """Drafts too: the heads' states of a row do not depend on its neighbours, nor on those that left."""
     tokens, mask, eos, _ = ragged("llama")
@@ -127,7 +127,7 @@ def test_a_streamer_gets_the_rows_of_each_pass():
 # --- what a row that left frees --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["grounded", "dynamo", "kv"])
+@pytest.mark.parametrize("family", ["grounded", "dynamo", "kv", "eagle"])
 def test_caches_shrink_and_lose_the_holes_of_rows_that_left(family):
     token_heads = fitted_heads(family, "llama")
     backbone = token_heads.backbone

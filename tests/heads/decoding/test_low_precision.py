@@ -41,7 +41,7 @@ def texts(model: Any, decoding: Any, prompt: Any) -> tuple[list[int], list[int]]
 
 
 @LOW
-@pytest.mark.parametrize("family", ["grounded", "dynamo"])
+@pytest.mark.parametrize("family", ["grounded", "dynamo", "eagle"])
 def test_texts_part_within_rounding_only(family, dtype, capsys):
     rulings = []
     for name in ("llama", "gpt_neox", "mistral_windowed", "gemma2", "gemma3"):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import heads
 from heads.cli.main import app
-from heads.export.exporting import largest_difference
+from heads.export.drafted_logits import largest_difference
 from heads.export.formats import formats
 
 DEMO = ROOT / "checkpoints" / "demo"

@@ -87,7 +87,7 @@ def test_without_our_quantizer_a_folder_is_an_error(name: str, tmp_path: Path, m
         load(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["grounded", "medusa", "gru"])
+@pytest.mark.parametrize("family", ["grounded", "medusa", "gru", "eagle"])
 def test_greedy_text_with_heads_is_plain_generation_s(packed: Any, family: str) -> None:
     token_heads = heads.load(DEMO / family, packed)
     assert greedy(packed, heads.TreeDecoding(token_heads)) == greedy(packed)

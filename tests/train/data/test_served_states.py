@@ -222,8 +222,9 @@ def test_a_server_without_states_ends_in_a_sentence(answer, message, tmp_path, m
 
 def test_a_server_that_is_down_ends_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(served_states, "TRIES", 1)
-    with pytest.raises(ValueError, match=r"does not answer; start the server\. The same command goes on"):
-        ServedStates(config_of("http://127.0.0.1:9/v1", tmp_path), build())(some_tokens(), DOCUMENTS_BT)
+    config = config_of("http://127.0.0.1:9/v1", tmp_path)
+    with pytest.raises(ValueError, match=r"does not answer; start the server, with .*_layer_ids \[\d+\]\. The same"):
+        ServedStates(config, build())(some_tokens(), DOCUMENTS_BT)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def a_batch(rows=2, length=12):
     return {"input_ids": tokens, "loss_mask": torch.ones_like(tokens, dtype=torch.bool), "document_ids": documents}
 
 
-@pytest.mark.parametrize(("family", "trains"), [("grounded", True), ("dynamo", False), ("dynamo", True)])
+@pytest.mark.parametrize(
+    ("family", "trains"), [("grounded", True), ("dynamo", False), ("dynamo", True), ("eagle", True)]
+)
 def test_compiled_layers_give_the_same_loss_and_gradients(family, trains):
     plain, compiled = (build(family, trains_backbone=trains) for _ in range(2))
     names = list(compiled.state_dict())

@@ -7,7 +7,7 @@ from tiny import random_tokens, tiny_model
 from heads.backbone.model import Backbone
 from heads.families import create
 from train.engine import half_precision
-from train.engine.half_precision import advice_on_bfloat16, multiplies_bfloat16
+from train.engine.half_precision import advice_on_bfloat16, multiplies_bfloat16, settled_bf16
 from train.objective.model import TrainedModel
 
 
@@ -32,6 +32,15 @@ def test_only_what_should_be_the_other_way_is_said(has_it, monkeypatch):
     wrong = advice_on_bfloat16("cpu", bf16=not has_it)
     assert ("takes less time" if has_it else "gain no speed") in wrong
     assert advice_on_bfloat16("cuda", bf16=not has_it) == ""
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_auto_is_what_the_machine_can(has_it, monkeypatch):
+    monkeypatch.setattr(half_precision, "multiplies_bfloat16", lambda: has_it)
+    assert settled_bf16({"bf16": "auto"}, "cpu", trains_in_float32=False) == {"bf16": has_it}
+    assert settled_bf16({"bf16": "auto"}, "cpu", trains_in_float32=True) == {"bf16": False}
+    assert settled_bf16({"bf16": not has_it}, "cpu", trains_in_float32=False) == {"bf16": not has_it}
+    assert settled_bf16({}, "cpu", trains_in_float32=False) == {}
 
 
 def test_losses_in_bfloat16_are_those_of_float32_to_its_mantissa():

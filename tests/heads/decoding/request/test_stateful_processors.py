@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from repository import DEMO
 from throwaway_families import fitted_heads
 from tiny import PAD, VOCAB, left_padded, random_tokens
 from torch import Tensor
-from transformers import LogitsProcessor, SynthIDTextWatermarkingConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, SynthIDTextWatermarkingConfig
 
 import heads
 from heads.decoding.request.request import Row
@@ -206,3 +207,29 @@ def test_a_watermark_is_refused_where_ngrams_are_chosen():
     token_heads = fitted_heads("medusa", "llama")
     with pytest.raises(ValueError, match=r"A watermark was asked for, .* decode with TreeDecoding"):
         run(token_heads.backbone.model, heads.DynamicDecoding(token_heads), None, **WATERMARK)
+
+
+@pytest.fixture(scope="module")
+def json_grammar():
+    """xgrammar's own processors for JSON in the demo tokenizer; skipped where xgrammar is not installed."""
+    xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is no dependency; pip install xgrammar to test it")
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "base")
+    known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+    grammar = xgrammar.GrammarCompiler(known).compile_builtin_json_grammar()
+    return tokenizer, lambda: xgrammar.contrib.hf.LogitsProcessor(grammar)
+
+
+def test_xgrammar_gives_generates_json(json_grammar):
+    tokenizer, processor = json_grammar
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "base", dtype=torch.float64)
+    token_heads = heads.load(DEMO / "grounded", model, dtype=torch.float64)
+    inputs = tokenizer("settings = ", return_tensors="pt", return_token_type_ids=False)
+    asked = {**inputs, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(**asked, logits_processor=[processor()])
+    assert tokenizer.decode(wanted[0, inputs["input_ids"].shape[1] :]).lstrip()[0] in '{["-0123456789tfn'
+    draft = AutoModelForCausalLM.from_pretrained(DEMO / "draft", dtype=torch.float64)
+    for decoding in (heads.TreeDecoding(token_heads), heads.DraftModelDecoding(draft)):
+        assert torch.equal(model.generate(**asked, logits_processor=[processor()], custom_generate=decoding), wanted)
+    typical = heads.TreeDecoding(token_heads, rule="typical")
+    with pytest.raises(ValueError, match="cannot be copied"):
+        model.generate(**{**asked, "do_sample": True}, logits_processor=[processor()], custom_generate=typical)

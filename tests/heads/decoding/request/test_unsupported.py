@@ -123,6 +123,7 @@ def test_rows_of_one_prompt_are_a_batch_too():
         ({"penalty_alpha": 0.5, "top_k": 4}, "penalty_alpha=0.5 was given, which asks for contrastive search"),
         ({"prompt_lookup_num_tokens": 5}, r"TreeDecoding\(token_heads, lookup=…\)"),
         ({"assistant_early_exit": 1}, "assistant_early_exit=1 was given"),
+        ({"force_words_ids": [[7]]}, r"force_words_ids=\[\[7\]\] was given, .* constrained beam search"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import heads
 from heads.export import folder as reading
-from heads.export.exporting import ROWS, TOKENS, drafted_logits, export_heads, import_heads
+from heads.export.drafted_logits import ROWS, TOKENS, drafted_logits
+from heads.export.exporting import export_heads, import_heads
 from heads.export.formats import recognise
 
 WIDTH, VOCAB, INNER, N_HEADS, N_GROUPS, HEAD_DIM, THETA, EPS = 32, 29, 40, 4, 2, 8, 500.0, 1e-5

@@ -16,7 +16,8 @@ from transformers import LlamaModel
 
 import heads
 from heads.backbone.model import Backbone
-from heads.export.exporting import drafted_logits, export_heads, import_heads
+from heads.export.drafted_logits import drafted_logits
+from heads.export.exporting import export_heads, import_heads
 from heads.export.formats import recognise
 
 HEADS, LAYERS = 3, 3

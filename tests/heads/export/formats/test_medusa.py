@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,19 @@ def test_a_released_folder_gives_its_logits_and_decodes(version, file, tmp_path)
             torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0.0)  # float64
     assert token_heads.config.unembedding == ("own" if version == 1 else "shared")
     check_greedy(token_heads, steps=5)  # trained further, then plain generation's text
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+def test_a_repeated_block_may_be_stored_once(prefix, tmp_path):
+    """As safetensors' own savers do, which leave out further names of one object."""
+    model = shared_model("llama", "sdpa", torch.float64)
+    tensors = released(tmp_path / "all", model, version=1)
+    released(tmp_path / "once", model, version=1).clear()
+    (tmp_path / "once" / "medusa_lm_head.pt").unlink()
+    kept = {prefix + name: tensor for name, tensor in tensors.items() if not re.match(r"\d\.[1-9]\.linear", name)}
+    save_file(kept, tmp_path / "once" / ("model.safetensors" if prefix else "medusa_lm_head.safetensors"))
+    one, other = (import_heads(tmp_path / name, model).state_dict() for name in ("all", "once"))
+    assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
 @pytest.mark.parametrize("file", ["safetensors", "pt"])

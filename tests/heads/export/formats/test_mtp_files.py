@@ -6,18 +6,16 @@ import json
 
 import pytest
 import torch
-from family_checks import check_greedy, prefilled
+from family_checks import check_greedy, prefilled, teacher_forced_logits
 from mtp_checkpoints import CONFIGS, PARTS, foreign_tensors, model_with_modules, roots, write_model
 from safetensors.torch import load_file, save_file
 from tiny import random_tokens
 from transformers.cache_utils import MtpCache
 
 import heads
-from heads.backbone.masks import causal
 from heads.backbone.model import Backbone
 from heads.export.exporting import export_heads, import_heads
 from heads.export.formats import recognise
-from heads.interface.token_heads import TeacherForcing
 
 TOLERANCE = 1e-5  # transformers turns the same rows by one more position, and its cosines are float32
 CASES = [("glm4_moe", 1), ("glm4_moe", 2), ("deepseek_v3", 1), ("deepseek_v3", 3), ("qwen_like", 1), ("mimo_like", 1)]
@@ -31,20 +29,6 @@ def case(request, tmp_path_factory):
         modules.config.mtp_hidden_states_first = True
     folder = write_model(tmp_path_factory.mktemp(name), name, model, modules)
     return name, count, model, modules, folder
-
-
-def teacher_forced_logits(token_heads, tokens_BT):
-    backbone = token_heads.backbone
-    batch, length = tokens_BT.shape
-    positions_BT = torch.arange(length).expand(batch, length)
-    mask = backbone.mask_style.finish(causal(tokens_BT >= 0), positions_BT, positions_BT, backbone.dtype)
-    with torch.no_grad():
-        _, taps = backbone.forward(tokens_BT, taps=token_heads.hidden_taps, attention_mask=mask, use_cache=False)
-        index_BT = torch.arange(batch * length).view(batch, length)
-        rows = [index_BT[:, : length - 1 - k].flatten() for k in range(1, token_heads.num_heads + 1)]
-        forcing = TeacherForcing(tokens_BT=tokens_BT, taps=taps, positions_BT=positions_BT, mask=mask, rows=rows)
-        states = list(token_heads.teacher_forced(forcing))
-        return [token_heads.projection(k)(hidden) for k, hidden in enumerate(states, start=1)], taps
 
 
 def test_logits_along_a_text_are_those_of_transformers(case):

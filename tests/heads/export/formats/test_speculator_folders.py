@@ -15,7 +15,8 @@ from throwaway_families import make_heads
 from tiny import shared_model
 
 from heads.backbone.model import Backbone
-from heads.export.exporting import drafted_logits, export_heads, import_heads
+from heads.export.drafted_logits import drafted_logits
+from heads.export.exporting import export_heads, import_heads
 from heads.export.formats import recognise
 
 HEADS, INNER = 3, 20

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from tiny import random_tokens, shared_model
 
 import heads
-from heads.export.exporting import drafted_logits, export_heads, import_heads
+from heads.export.drafted_logits import drafted_logits
+from heads.export.exporting import export_heads, import_heads
 
 PLUGIN = ROOT / "serving/vllm_gru"
 

@@ -13,6 +13,7 @@ import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from image_models import image_model, image_prompt
 from repository import ROOT
+from safetensors.torch import load_file, save_file
 from streamers import Puts
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
@@ -364,6 +365,26 @@ def test_nothing_is_left_where_it_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folder, "copy_heads", full)
     with pytest.raises(OSError, match=r"No space left on device.; nothing was left there"):
+        export_to_hub_folder(DEMO / "medusa", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["backbone", "heads"])
+def test_a_copy_that_gives_other_logits_is_not_left(what, tmp_path, monkeypatch):
+    copy = getattr(folder, f"copy_{what}")
+
+    def damaged(*given):
+        copy(*given)
+        (file,) = (given[-1] / ("heads" if what == "heads" else "")).glob("*.safetensors")
+        tensors = load_file(file)
+        name = next(name for name in tensors if what == "heads" or "down_proj" in name)
+        save_file({**tensors, name: tensors[name] * 1.01}, file, metadata={"format": "pt"})
+
+    monkeypatch.setattr(folder, f"copy_{what}", damaged)
+    with pytest.raises(
+        ValueError,
+        match="gives other logits than the backbone" if what == "backbone" else "is not the file that heads.json",
+    ):
         export_to_hub_folder(DEMO / "medusa", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
