@@ -268,10 +268,15 @@ def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -
 def tree_methods(
     ours: Measured, settings: Settings, kind: str, *, compile: bool = False
 ) -> list[tuple[TokenHeads, Method]]:
-    """Each folder of heads, alone or with lookup, with its fitted or its default tree."""
+    """Each folder of heads, alone or with lookup, with its fitted or its default tree.
+
+    Where tuning found that lookup alone is faster, its tree without lookup stands beside the chain: a row of heads
+    with lookup uses its heads, and lookup without heads has a row of its own.
+    """
     found = []
     for name, heads in ours.opened.token_heads.items():
-        shape = ours.alone.get(name) if kind == ALONE else None
+        unused = heads.tuned_tree is not None and heads.tuned_tree.kind == "plain"
+        shape = ours.alone.get(name) if kind == ALONE or unused else None
         lookup = 0 if kind == ALONE else DEFAULT_LOOKUP
         label = f"{name}{kind}{COMPILED if compile else ''}"
         found.append((heads, tree(ours.opened.model, heads, settings, label, shape, lookup, compile)))

@@ -9,10 +9,15 @@ import pytest
 from rich.console import Console
 from tiny import shared_model
 
+from benchmarks.speed import decoding
 from benchmarks.speed.decoding import QUICK, Measured, build_methods, read_options, settings_of
 from benchmarks.speed.decoding_report import headlines, passes_allow, say_targets, scaled, what_limits
 from benchmarks.speed.parts import Parts
 from heads.checkpoint.opening import Opened
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.trees.static import Tree
+from heads.decoding.tuned_file import TunedTree
+from heads.evaluation.methods import GreedySettings
 from heads.evaluation.throughput import MethodResult
 from heads.families import create
 
@@ -90,6 +95,18 @@ def test_every_table_has_lookup_without_heads_and_sampled_ones_typical_acceptanc
     typical = [f"{name}, heads alone, typical acceptance" for name in "ab"]
     assert [set(found) for found in names.values()] == [{"plain", *lossless}] * 2 + [{"plain", *lossless, *typical}]
     assert all(found[0] == "plain" for found in names.values())
+
+
+def test_heads_with_lookup_use_their_heads_where_tuning_chose_lookup_alone(monkeypatch):
+    monkeypatch.setattr(decoding, "tree", lambda model, heads, settings, label, shape, lookup, compile: (shape, lookup))
+    model, fitted = shared_model("llama"), Tree.product([3])
+    token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b")}
+    token_heads["a"].tuned_tree = TunedTree(kind="plain", lookup=10)
+    token_heads["b"].tuned_tree = TunedTree(kind="static", paths=((0,),), lookup=10)
+    opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
+    ours = Measured(opened=opened, alone=dict.fromkeys("ab", fitted), prompts=[], repeats=1, other_model=None)
+    shapes = [method for _, method in decoding.tree_methods(ours, GreedySettings(), decoding.WITH_LOOKUP)]
+    assert shapes == [(fitted, DEFAULT_LOOKUP), (None, DEFAULT_LOOKUP)]
 
 
 def test_quick_changes_defaults_and_obeys_what_is_given_beside_it():
