@@ -25,9 +25,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -37,6 +35,7 @@ from torch import Tensor
 from heads.backbone.state import HiddenTap
 from heads.extras import needs_extra
 from train.config.states_server import StatesServerConfig
+from train.objective.document_attention import document_lengths
 from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -94,25 +93,19 @@ class ServedStates:
         """(B, N, T, D) in the backbone's dtype, on its device."""
         if not self._compared:
             self.compare(tokens_BT[:1], document_ids_BT[:1])
-        spans = [
-            (row, start, end)
-            for row, ids_T in enumerate(document_ids_BT.cpu())
-            for start, end in documents(torch.zeros_like(ids_T) if self.trained.attend_across_documents else ids_T)
+        attended_BT = torch.zeros_like(document_ids_BT) if self.trained.attend_across_documents else document_ids_BT
+        asked = [
+            document_T.tolist()
+            for tokens_T, ids_T in zip(tokens_BT, attended_BT, strict=True)
+            for document_T in tokens_T.split(document_lengths(ids_T))
         ]
-        asked = [tokens_BT[row, start:end].tolist() for row, start, end in spans]
         with ThreadPoolExecutor(self.config.concurrency) as pool:
-            answers = list(pool.map(self.states_of, asked))
-        backbone, (batch, length) = self.trained.backbone, tokens_BT.shape
-        size = (batch, len(self.trained.stored_taps), length, backbone.hidden_size)
-        states_BNTD = torch.empty(size, dtype=backbone.dtype, device=backbone.device)
-        for (row, start, end), states_NTD in zip(spans, answers, strict=True):
-            states_BNTD[row, :, start:end] = states_NTD
-        return states_BNTD
+            documents = list(pool.map(self.states_of, asked))
+        return torch.cat(documents, dim=1).unflatten(1, tokens_BT.shape).transpose(0, 1)
 
     def compare(self, tokens_1T: Tensor, document_ids_1T: Tensor) -> None:
         """Raise ValueError where the server's states of the first document are not those of the backbone here."""
-        _, end = next(documents(document_ids_1T[0].cpu()))
-        first_1T = tokens_1T[:, : min(end, COMPARED)]
+        first_1T = tokens_1T[:, : min(document_lengths(document_ids_1T[0])[0], COMPARED)]
         here_NTD = self.trained.hidden_states(first_1T, torch.zeros_like(first_1T))[0].float()
         there_NTD = self.states_of(first_1T[0].tolist()).float()
         differences_N = (there_NTD - here_NTD).pow(2).mean((1, 2)).sqrt() / here_NTD.pow(2).mean((1, 2)).sqrt()
@@ -181,16 +174,6 @@ class ServedStates:
         file.unlink()
         lock_of(file).unlink(missing_ok=True)
         return states
-
-
-def documents(document_ids_T: Tensor) -> Any:
-    """Start and end of each document of a block.
-
-    >>> list(documents(torch.tensor([4, 4, 5])))
-    [(0, 2), (2, 3)]
-    """
-    borders = (document_ids_T.diff() != 0).nonzero().flatten() + 1
-    return pairwise([0, *borders.tolist(), len(document_ids_T)])
 
 
 def lock_of(file: Path) -> Path:
