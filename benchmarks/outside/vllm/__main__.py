@@ -57,12 +57,14 @@ class Served:
             says. Their drafts are hardly ever accepted and are compared alike.
         method: vLLM's name for it.
         scored: how many tokens heads of random weights score; None: all.
+        switches: fields of `eagle` that heads of random weights have set.
     """
 
     source: str | None
     format: str
     method: str
     scored: int | None = None
+    switches: tuple[str, ...] = ()
 
     @property
     def trained(self) -> bool:
@@ -70,8 +72,8 @@ class Served:
 
     @property
     def name(self) -> str:
-        name = self.format if self.scored is None else f"{self.format}, {self.scored} tokens"
-        return name if self.trained else f"{name}, random weights"
+        scored = [] if self.scored is None else [f"{self.scored} tokens"]
+        return ", ".join([self.format, *scored, *self.switches, *([] if self.trained else ["random weights"])])
 
 
 SERVED = (
@@ -80,6 +82,8 @@ SERVED = (
     Served(source="checkpoints/demo/eagle", format="eagle3", method="eagle3"),
     Served(source="checkpoints/demo/eagle", format="speculators", method="eagle3"),
     Served(source=None, format="eagle3", method="eagle3", scored=512),
+    Served(source=None, format="speculators", method="eagle3", switches=("fc_norm", "norm_output")),  # EAGLE-3.1
+    Served(source=None, format="speculators", method="eagle3", switches=("norm_before_residual",)),
     Served(source=None, format="eagle1", method="eagle"),
 )
 
@@ -109,7 +113,7 @@ def main() -> None:
         for served in SERVED:
             token_heads = heads_of(served, opened.model)
             depth = token_heads.num_heads
-            folder = Path(place) / served.name.replace(" ", "-")
+            folder = Path(place) / served.name.replace(", ", "-").replace(" ", "-")
             export_heads(token_heads, served.format, folder)
             asked = {"method": served.method, "model": str(folder), "num_speculative_tokens": depth}
             engine = VLLM.run_job(ENGINE, Path(place), served.name, job | {"speculative_config": asked})
@@ -138,6 +142,7 @@ def heads_of(served: Served, model: Any) -> TokenHeads:
         return heads.load(ROOT / served.source, model)
     generator = torch.Generator().manual_seed(0)
     fields: dict[str, Any] = {"version": 1, "unembedding": "shared"} if served.format == "eagle1" else {}
+    fields |= dict.fromkeys(served.switches, True)
     if served.scored is not None:
         fields["draft_tokens"] = torch.randperm(model.config.vocab_size, generator=generator)[: served.scored]
     token_heads = heads.create("eagle", model, num_heads=4, **fields).eval()
