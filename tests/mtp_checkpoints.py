@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import EOS, LLAMA_LIKE, PAD, WITH_HEAD_DIM, sharpen_
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, MellumConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_layers import MtpModel
 
 MOE = {
@@ -26,17 +26,25 @@ MOE = {
     "topk_group": 1,
     "tie_word_embeddings": False,
 }
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SLIDING = {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 4,
+    "num_mtp_layers": 1,
+}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 CONFIGS: dict[str, Any] = {
     "glm4_moe": lambda: Glm4MoeConfig(**WITH_HEAD_DIM, **MOE),
     "deepseek_v3": lambda: DeepseekV3Config(**{**LLAMA_LIKE, "num_key_value_heads": 4}, **MOE, **LATENT),
     "qwen_like": lambda: Qwen3Config(**WITH_HEAD_DIM, tie_word_embeddings=False),
+    "mellum": lambda: MellumConfig(**WITH_HEAD_DIM, **SPARSE, **SLIDING, tie_word_embeddings=False),
     "mimo_like": lambda: Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=False),
 }
 PARTS = {
     "glm4_moe": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     "deepseek_v3": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     "qwen_like": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    "mellum": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     "mimo_like": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
 }
 OURS = ("enorm", "hnorm", "eh_proj", "post_norm")
@@ -46,9 +54,9 @@ def model_with_modules(name: str, count: int = 1, seed: int = 0) -> tuple[Any, M
     """A backbone in float64 and its modules, all random."""
     config = CONFIGS[name]()
     config.num_mtp_layers = count
-    config.mtp_layer_types = ["full_attention"] * count
+    config.mtp_layer_types = ["sliding_attention" if name == "mellum" else "full_attention"] * count
     torch.manual_seed(seed)
-    options = {"experts_implementation": "eager"} if "moe" in name or "deepseek" in name else {}
+    options = {"experts_implementation": "eager"} if hasattr(config, "moe_intermediate_size") else {}
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", **options).double()
     modules = MtpModel(model, count).double()
     generator = torch.Generator().manual_seed(seed)
@@ -94,7 +102,7 @@ def foreign_tensors(name: str, model: Any, modules: MtpModel) -> dict[str, Tenso
 
 
 def roots(name: str, index: int, num_layers: int) -> tuple[str, str]:
-    if name == "qwen_like":
+    if name in ("qwen_like", "mellum"):
         return "mtp.", f"mtp.layers.{index}."
     root = f"model.mtp_layers.{index}." if name == "mimo_like" else f"model.layers.{num_layers + index}."
     return root, root

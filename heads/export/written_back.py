@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from heads.export.drafted_logits import ROWS, largest_difference
 from heads.export.fp8 import dequantised, near, quantised, unchanged
 from heads.export.modules import Modules
 from heads.export.shards import find_shards, open_shard, read_named
@@ -95,6 +96,39 @@ def compare_files(token_heads: TokenHeads, target: Target, folder: Path) -> str:
         f"{len(before) - len(own) - len(of_scales)} as before"
         + (f"; {len(of_scales)} of them in FP8, up to its rounding" if of_scales else "")
     )
+
+
+def compare_logits(token_heads: TokenHeads, again: TokenHeads, target: Target) -> str:
+    """
+    Args:
+        again: heads that were read from what was written.
+
+    Raises:
+        ValueError: they draft other logits than the heads do with numbers rounded as the files hold them.
+    """
+    moved = largest_difference(token_heads, again)
+    if moved and largest_difference_as_stored(token_heads, again, target) != 0:
+        raise ValueError(
+            f"What was read back drafts other logits, by up to {moved:.2g}, which the dtypes of {target[0]} do not "
+            f"explain; nothing was written. This is a defect of the format's file, please report it."
+        )
+    how = "bit for bit" if moved == 0 else f"up to {moved:.1g}, the rounding of the model's files,"
+    return f"the same logits {how} on {ROWS} random texts"
+
+
+@torch.no_grad()
+def largest_difference_as_stored(token_heads: TokenHeads, again: TokenHeads, target: Target) -> float:
+    """The difference of logits while the heads have the numbers that they have in the dtypes of the model's files."""
+    _, modules, places = target
+    kept, scales = {name: place.clone() for name, place in places.items()}, modules.read_scales()
+    try:
+        for name, before in read_named({name: modules.files[name] for name in places}):
+            stored, scale = stored_as(name, before, places[name], scales.get(name), modules.block)
+            places[name].copy_(dequantised(name, stored, scale, modules.block))
+        return largest_difference(token_heads, again)
+    finally:
+        for name, place in places.items():
+            place.copy_(kept[name])
 
 
 def same(one: Tensor, other: Tensor) -> bool:

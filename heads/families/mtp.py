@@ -49,6 +49,8 @@ class Config(HeadsConfig):
         num_heads: K; with one module the steps that training unrolls, and drafts may go deeper.
         modules: "one" for all heads, run again on its own output, or one "per_head".
         start: a new module's layer is "copied" from the backbone's last, or "random" as the backbone's class draws it.
+        attention: a module's layer is like the backbone's "last", or like its last one with "full" or "sliding"
+            attention where it mixes them (Mellum).
         first: which half of `eh_proj` comes first, the "embedding" (DeepSeek-V3, GLM-4.5, Qwen3-Next), or the "state"
             (MiMo).
         reads: the backbone's "final" state, after its norm, or the "last" layer's output, before it (MiMo).
@@ -57,6 +59,7 @@ class Config(HeadsConfig):
 
     modules: Literal["one", "per_head"] = "one"
     start: Literal["copied", "random"] = "copied"
+    attention: Literal["last", "full", "sliding"] = "last"
     first: Literal["embedding", "state"] = "embedding"
     reads: Literal["final", "last"] = "final"
     blank_first: bool = False

@@ -132,13 +132,14 @@ def _copy(parameter: Tensor, rows: int | None) -> nn.Parameter:
     return nn.Parameter(unpacked(parameter).detach().to(torch.float32).clone())
 
 
-def new_layer(backbone: Backbone, start: str, slot: int) -> nn.Module:
-    """A decoder layer like the backbone's last with attention, random or copied, that caches after the backbone's.
+def new_layer(backbone: Backbone, start: str, slot: int, like: nn.Module | None = None) -> nn.Module:
+    """A decoder layer like one of the backbone's, random or copied, that caches after the backbone's.
 
     Args:
         slot: which of the heads' layers it is, from 0.
+        like: by default the last one with attention.
     """
-    layer = without_adapter(in_slot(backbone, copy.deepcopy(backbone.attention_layer), slot))
+    layer = without_adapter(in_slot(backbone, copy.deepcopy(like or backbone.attention_layer), slot))
     put_plain_layers(layer, backbone.dtype)  # of a packed backbone: heads train plain weights
     layer.requires_grad_(True)
     if start == "random":

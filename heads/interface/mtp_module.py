@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
+from heads.backbone.support import read_layer_type
 from heads.interface.layers import draw_weights, new_layer
 
 
@@ -20,6 +21,7 @@ class ModuleConfig(Protocol):
     """What differs between architectures (heads/families/mtp.py)."""
 
     start: Literal["copied", "random"]
+    attention: Literal["last", "full", "sliding"]
     first: Literal["embedding", "state"]
     blank_first: bool
 
@@ -33,7 +35,7 @@ class Module(nn.Module):
         self.config = config
         self.enorm, self.hnorm = new_norm(backbone), new_norm(backbone)
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
-        self.mtp_block = new_layer(backbone, config.start, index)
+        self.mtp_block = new_layer(backbone, config.start, index, like=layer_with(backbone, config.attention))
         self.post_norm = copy.deepcopy(backbone.norm)
         for module in list[Any](self.mtp_block.modules()):
             if hasattr(module, "layer_idx"):
@@ -63,6 +65,24 @@ class Module(nn.Module):
         output_BTD = backbone.run_layer(self.mtp_block, joined_BTD, rows_BT, mask, cache)
         normed_BTD: Tensor = self.post_norm(output_BTD)
         return normed_BTD
+
+
+def layer_with(backbone: Backbone, attention: str) -> nn.Module:
+    """The backbone's last layer with this kind of attention.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if attention == "last":
+        return backbone.attention_layer
+    mixed = backbone.mask_style.by_layer_type
+    found = [layer for layer in backbone.layers if mixed and read_layer_type(layer) == f"{attention}_attention"]
+    if not found:
+        raise ValueError(
+            f"Modules with {attention} attention were asked for, and {backbone.name} has no such layers beside others; "
+            f"give attention='last'."
+        )
+    return found[-1]
 
 
 def new_norm(backbone: Backbone) -> nn.Module:

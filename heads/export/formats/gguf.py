@@ -10,7 +10,7 @@ Source: heads/export/gguf/.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from heads.backbone.loading import BackboneConfig, load_tokenizer
 from heads.backbone.projection import unpacked
+from heads.export.drafted_logits import ROWS, largest_difference, largest_logit
 from heads.export.eagle_draft import check_eagle
+from heads.export.folder import create_with
 from heads.export.formats.eagle3 import SWITCHES
 from heads.export.gguf.files import DTYPES, read_gguf, write_gguf
 from heads.export.gguf.tables import (
@@ -39,6 +41,8 @@ SUMMARY = "llama.cpp: backbone and eagle heads as an EAGLE-3 draft (written)"
 FILES = ("backbone.gguf", "draft.gguf")
 Contents = tuple[str, dict[str, Any], dict[str, Tensor]]
 """Architecture, metadata, tensors."""
+ROUNDINGS = 8
+"""Of float32, in which the file has the epsilon and the base of the rotation: in parts of the largest logit."""
 
 
 @validated
@@ -65,7 +69,11 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
 
 
 def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
-    """Read both files back: every value and every number as it was given."""
+    """Read both files back: every value and every number as it was given, and the draft's logits are the heads'.
+
+    Raises:
+        ValueError: they are not.
+    """
     for name, (architecture, metadata, tensors) in contents(token_heads, config).items():
         said, found = read_gguf(folder / name)
         said.pop("general.architecture")
@@ -73,7 +81,57 @@ def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
         wrong += [key for key in {**tensors, **found} if not equal(tensors.get(key), found.get(key), config.dtype)]
         if wrong:
             raise ValueError(f"{name} ({architecture}) reads back otherwise: {', '.join(wrong[:6])}; please report it.")
-    return f"read back: every tensor bit for bit as {config.dtype}; make verify-llamacpp runs such files"
+    difference = largest_difference(
+        as_stored(token_heads, DTYPES[config.dtype]), read_draft_back(token_heads, folder / FILES[1])
+    )
+    if not difference <= ROUNDINGS * torch.finfo(torch.float32).eps * largest_logit(token_heads):
+        raise ValueError(
+            f"The draft reads back with other logits, by up to {difference:.2g}; nothing was written. This is a defect "
+            f"of the format's file, please report it."
+        )
+    return (
+        f"read back: every tensor bit for bit as {config.dtype}, and the draft's logits within {difference:.1g} of the "
+        f"heads' in {config.dtype} on {ROWS} random texts; make verify-llamacpp runs such files"
+    )
+
+
+def as_stored(token_heads: Any, dtype: torch.dtype) -> TokenHeads:
+    """The heads with an unembedding of their own and with the numbers that matrices of this dtype can hold."""
+    tensors = dict(token_heads.state_dict())
+    tensors["lm_head.weight"] = unpacked(token_heads.projection(1).weight)
+    stored = {name: tensor.to(dtype).to(tensor) if tensor.ndim > 1 else tensor for name, tensor in tensors.items()}
+    fields = asdict(token_heads.config) | {"unembedding": "own"}
+    fields.pop("draft_vocabulary")
+    again = create_with(
+        "eagle", token_heads.backbone, stored, FILES[1], draft_tokens=stored.get("draft_tokens_S"), **fields
+    )
+    return again.to(next(token_heads.parameters())).eval()
+
+
+def read_draft_back(token_heads: TokenHeads, path: Path) -> TokenHeads:
+    """Eagle heads as the names and numbers of a draft's file alone make them."""
+    said, found = read_gguf(path)
+    number = {key.removeprefix("eagle3."): value for key, value in said.items()}
+    attended = number["attention.head_count"], number["attention.head_count_kv"]
+    tokens_S = found.pop("d2t", None)
+    tensors = DRAFT.to_native(rotated(found, *attended, back=True), str(path))
+    again = create_with(
+        "eagle",
+        token_heads.backbone,
+        tensors if tokens_S is None else tensors | {"draft_tokens_S": tokens_S},
+        path,
+        draft_tokens=tokens_S,
+        num_heads=token_heads.num_heads,
+        taps=number["target_layers"],
+        norm_before_residual=number["norm_before_residual"],
+        intermediate_size=number["feed_forward_length"],
+        num_attention_heads=attended[0],
+        num_key_value_heads=attended[1],
+        head_dim=number["attention.key_length"],
+        rms_norm_eps=number["attention.layer_norm_rms_epsilon"],
+        rope_theta=number["rope.freq_base"],
+    )
+    return again.to(next(token_heads.parameters())).eval()
 
 
 def same(one: Any, other: Any) -> bool:

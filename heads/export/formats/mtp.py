@@ -19,20 +19,22 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from heads.backbone.masks import FULL
 from heads.backbone.model import Backbone
+from heads.backbone.support import read_layer_type
 from heads.export.folder import refuse_kind
 from heads.export.fp8 import dequantised
 from heads.export.modules import Layout, Modules, find_modules, place_of
 from heads.export.names import refuse_homeless
 from heads.export.shards import read_named
-from heads.export.written_back import Target, compare_files, write_files
+from heads.export.written_back import Target, compare_files, compare_logits, write_files
 from heads.families import create
 from heads.inside import is_foreign_link, links_out
 from heads.interface.token_heads import TokenHeads
@@ -102,12 +104,21 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
     modules = find_modules(folder, LAYOUTS)
     if modules is None:
         raise refuse_kind(folder, "mtp", "its files name no multi-token-prediction module")
+    return read_modules(modules, folder, backbone)
+
+
+def read_modules(modules: Modules, folder: Path, backbone: Backbone, steps: int = STEPS) -> TokenHeads:
+    """
+    Args:
+        steps: heads of a model with one module.
+    """
     many = modules.count > 1
     token_heads = create(
         "mtp",
         backbone,
-        num_heads=modules.count if many else STEPS,
+        num_heads=modules.count if many else steps,
         modules="per_head" if many else "one",
+        attention=attention_of(modules, backbone),
         **modules.layout.options,
     )
     places, scales = check_places(modules, token_heads.state_dict(), folder), modules.read_scales()
@@ -123,6 +134,25 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
         else:
             check_copy(name, tensor, modules.copied[name], backbone)
     return token_heads
+
+
+def attention_of(modules: Modules, backbone: Backbone) -> str:
+    """Which of the backbone's kinds of attention its config gives to the modules.
+
+    Raises:
+        ValueError: several modules of different kinds, or a kind that the backbone's own layers do not have.
+    """
+    kinds = set((getattr(backbone.config, "mtp_layer_types", None) or [])[: modules.count])
+    mixed = backbone.mask_style.by_layer_type
+    have = {read_layer_type(layer) for layer in backbone.layers} if mixed else {FULL}
+    if not kinds or kinds == {read_layer_type(backbone.attention_layer) if mixed else FULL}:
+        return "last"
+    if len(kinds) > 1 or not kinds <= have:
+        raise ValueError(
+            f"{backbone.name} gives its modules {' and '.join(sorted(kinds))}, and its layers have "
+            f"{' and '.join(sorted(have))}; modules are read whose attention is that of one kind of layers."
+        )
+    return str(kinds.pop()).removesuffix("_attention")
 
 
 def check_places(modules: Modules, state: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
@@ -210,16 +240,25 @@ def open_target(token_heads: TokenHeads, config: Config) -> Target:
         raise ValueError(f"{source} holds no modules that could be replaced; give the model that they were read from.")
     given: Any = token_heads.config
     wanted = {"first": "embedding", "reads": "final", "blank_first": False} | dict(modules.layout.options)
+    wanted["attention"] = attention_of(modules, token_heads.backbone)
     other = {key: getattr(given, key) for key, value in wanted.items() if getattr(given, key) != value}
     if other:
         raise ValueError(f"Heads with {other} were given; the modules of {source} have {wanted}.")
     return source, modules, check_places(modules, token_heads.state_dict(), source)
 
 
+@torch.no_grad()
 def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
-    """What was written holds the heads' numbers, in the dtypes of the model's files, and every other tensor as it was.
+    """What was written holds the heads' numbers, in the dtypes of the model's files, and every other tensor as it was;
+    read as mtp heads, it drafts their logits.
 
     Raises:
         ValueError: it does not.
     """
-    return compare_files(token_heads, open_target(token_heads, config), folder)
+    source, modules, _ = target = open_target(token_heads, config)
+    said = compare_files(token_heads, target, folder)
+    written = {name: folder / path.relative_to(source) for name, path in modules.files.items()}
+    files = {name: path if path.exists() else modules.files[name] for name, path in written.items()}
+    again = read_modules(replace(modules, files=files), folder, token_heads.backbone, token_heads.num_heads)
+    again.to(next(token_heads.parameters())).eval()
+    return f"{said}; {compare_logits(token_heads, again, target)}"

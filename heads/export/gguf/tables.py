@@ -65,11 +65,25 @@ def paired(matrix_OI: Tensor, num_heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(matrix_OI.shape)
 
 
-def rotated(tensors: Mapping[str, Tensor], heads: int, key_value_heads: int) -> dict[str, Tensor]:
-    """The tensors by their names in GGUF, queries and keys in pairs."""
+def halved(matrix_OI: Tensor, num_heads: int) -> Tensor:
+    """Rows as `paired` found them.
+
+    >>> import torch
+    >>> halved(paired(torch.arange(8.0)[:, None], 2), 2).flatten().tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    """
+    pairs = matrix_OI.reshape(num_heads, -1, 2, *matrix_OI.shape[1:])
+    return pairs.transpose(1, 2).reshape(matrix_OI.shape)
+
+
+def rotated(
+    tensors: Mapping[str, Tensor], heads: int, key_value_heads: int, *, back: bool = False
+) -> dict[str, Tensor]:
+    """The tensors by their names in GGUF, queries and keys in pairs; `back`: in halves again."""
     numbers = {"attn_q.weight": heads, "attn_k.weight": key_value_heads}
+    move = halved if back else paired
     return {
-        name: paired(tensor, numbers[kind]) if (kind := ".".join(name.split(".")[-2:])) in numbers else tensor
+        name: move(tensor, numbers[kind]) if (kind := ".".join(name.split(".")[-2:])) in numbers else tensor
         for name, tensor in tensors.items()
     }
 

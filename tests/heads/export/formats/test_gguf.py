@@ -11,14 +11,14 @@ import torch
 from repository import ROOT
 from tiny import tiny_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import heads
 from heads.export.exporting import export_heads
 from heads.export.formats import gguf as format
 from heads.export.gguf.files import DTYPES, read_gguf
-from heads.export.gguf.tables import paired
+from heads.export.gguf.tables import paired, rotated
 from heads.export.gguf.vocabulary import LLAMA3_REGEX, QWEN2_REGEX, splitting_rule, vocabulary
 
 BASE = str(ROOT / "checkpoints" / "demo" / "base")
@@ -58,6 +58,39 @@ def test_the_backbone_has_llama_cpp_s_names_and_numbers(exported):
     assert torch.equal(
         tensors["blk.3.ffn_down.weight"], token_heads.backbone.model.model.layers[3].mlp.down_proj.weight
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transformers_reads_the_backbone_with_the_same_logits(kind, dtype, tmp_path):
+    """A reader of GGUF that is not ours: names, rotated rows and numbers are what llama.cpp's files have."""
+    # the reader of transformers takes Qwen3's heads to be 128 wide, whatever the file says
+    qwen = {"layer_types": ["full_attention"] * 8, "head_dim": 128}
+    model = model_of(kind, **(qwen if kind == "qwen3" else {}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(DTYPES[dtype]))  # so that the file holds these very numbers
+    export_heads(heads.create("eagle", model), "gguf", tmp_path / "out", dtype=dtype)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="backbone.gguf", dtype=torch.float32)
+    tokens_1T = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        # its epsilons and rotary base were float32 in the file
+        torch.testing.assert_close(read.eval()(tokens_1T).logits, model(tokens_1T).logits, atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_draft_that_was_moved_is_noticed_by_its_logits(dtype, tmp_path, monkeypatch):
+    token_heads = heads.create("eagle", model_of())
+    with torch.no_grad():
+        for parameter in token_heads.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    said = export_heads(token_heads, "gguf", tmp_path / "out", dtype=dtype)
+    assert "draft's logits within" in said
+    unturned = lambda tensors, *numbers, back=False: dict(tensors) if back else rotated(tensors, *numbers)  # noqa: E731
+    monkeypatch.setattr(format, "rotated", unturned)
+    with pytest.raises(ValueError, match="reads back with other logits"):
+        export_heads(token_heads, "gguf", tmp_path / "other", dtype=dtype)
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_draft_names_the_states_that_it_reads(exported):

@@ -15,10 +15,18 @@ from transformers.cache_utils import MtpCache
 import heads
 from heads.backbone.model import Backbone
 from heads.export.exporting import export_heads, import_heads
-from heads.export.formats import recognise
+from heads.export.formats import mtp, recognise
 
 TOLERANCE = 1e-5  # transformers turns the same rows by one more position, and its cosines are float32
-CASES = [("glm4_moe", 1), ("glm4_moe", 2), ("deepseek_v3", 1), ("deepseek_v3", 3), ("qwen_like", 1), ("mimo_like", 1)]
+CASES = [
+    ("glm4_moe", 1),
+    ("glm4_moe", 2),
+    ("deepseek_v3", 1),
+    ("deepseek_v3", 3),
+    ("qwen_like", 1),
+    ("mellum", 1),
+    ("mimo_like", 1),
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -78,7 +86,7 @@ def test_heads_without_a_change_give_the_same_files(case, tmp_path):
     name, _, model, _, folder = case
     assert recognise(folder) == "mtp"
     said = export_heads(import_heads(folder, model), "mtp", tmp_path / "out", model=str(folder))
-    assert "read back" in said
+    assert "the same logits bit for bit" in said
     for path in folder.iterdir():
         written = tmp_path / "out" / path.name
         if path.suffix == ".safetensors":
@@ -104,6 +112,32 @@ def test_trained_heads_change_the_modules_alone(case, tmp_path):
     assert all(torch.equal(tensor, again[key]) for key, tensor in token_heads.state_dict().items())
 
 
+def test_rounding_to_the_files_is_told_from_other_logits(tmp_path, monkeypatch):
+    """Heads in float64 beside a model's files in bfloat16."""
+    model, modules = model_with_modules("glm4_moe", 2)
+    folder = write_model(tmp_path / "model", "glm4_moe", model.bfloat16(), modules.bfloat16())
+    token_heads = import_heads(folder, model.double())
+    with torch.no_grad():
+        for parameter in token_heads.parameters():
+            parameter.mul_(1.01)
+    before = {name: tensor.clone() for name, tensor in token_heads.state_dict().items()}
+    said = export_heads(token_heads, "mtp", tmp_path / "out", model=str(folder))
+    assert "the rounding of the model's files" in said
+    assert all(torch.equal(tensor, before[name]) for name, tensor in token_heads.state_dict().items())
+    right = mtp.read_modules
+
+    def wrong(*given):
+        found = right(*given)
+        found.layers[1].eh_proj.weight.data.mul_(1.01)
+        return found
+
+    monkeypatch.setattr(mtp, "read_modules", wrong)
+    with pytest.raises(ValueError, match=r"which the dtypes of .* do not explain"):
+        export_heads(token_heads, "mtp", tmp_path / "other", model=str(folder))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in token_heads.state_dict().items())
+    assert not (tmp_path / "other").exists()
+
+
 def test_shards_without_modules_are_copied_as_they_are(tmp_path):
     model, modules = model_with_modules("qwen_like")
     folder = write_model(tmp_path / "model", "qwen_like", model, modules, max_shard_size="60KB")
@@ -114,6 +148,23 @@ def test_shards_without_modules_are_copied_as_they_are(tmp_path):
     export_heads(token_heads, "mtp", tmp_path / "out", model=str(folder))
     changed = [p.name for p in folder.iterdir() if p.read_bytes() != (tmp_path / "out" / p.name).read_bytes()]
     assert changed == [sorted(folder.glob("*.safetensors"))[-1].name]
+
+
+def test_modules_have_the_attention_that_the_config_gives_them(tmp_path):
+    """Mellum's module slides where its last layer does not; nothing else says so."""
+    model, modules = model_with_modules("mellum")
+    folder = write_model(tmp_path / "model", "mellum", model, modules)
+    assert import_heads(folder, model).config.attention == "sliding"
+    assert import_heads(folder, model).layers[0].mtp_block.self_attn.sliding_window == 4
+    with pytest.raises(ValueError, match="'attention': 'last'"):
+        export_heads(heads.create("mtp", model), "mtp", tmp_path / "out", model=str(folder))
+    model.config.mtp_layer_types = ["full_attention"]
+    assert import_heads(folder, model).config.attention == "last"
+    model.config.mtp_layer_types = ["chunked_attention"]
+    with pytest.raises(ValueError, match="gives its modules chunked_attention, and its layers have full_attention and"):
+        import_heads(folder, model)
+    with pytest.raises(ValueError, match=r"sliding attention were asked for, and .* has no such layers"):
+        heads.create("mtp", model_with_modules("qwen_like")[0], attention="sliding")
 
 
 def test_native_folders_hold_imported_heads(tmp_path):
