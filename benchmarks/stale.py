@@ -23,9 +23,12 @@ def git(*arguments: str) -> str | None:
 
 
 def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
-    """The files under these paths that have changed since a commit; None if the repository lacks the commit."""
+    """The files under these paths that have changed since a commit; None if the repository lacks the commit.
+
+    Measurements that lie beside heads are results themselves, which no other result is made of.
+    """
     found = git("diff", "--name-only", commit, "HEAD", "--", *paths)
-    return None if found is None else found.splitlines()
+    return None if found is None else [file for file in found.splitlines() if Path(file).name != "measured.json"]
 
 
 def why_stale(

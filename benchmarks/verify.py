@@ -301,7 +301,8 @@ CHECKS = {
     ),
     "resume": Check(
         command="python -m benchmarks.training.resume",
-        shows="a run killed at random moments, in saves too, against one that never stopped: bit-equal",
+        shows="a run killed at random moments, in saves too, beside one that never stopped, in one process and in two, "
+        "of which one is killed: weights bit for bit, and all lines of metrics.jsonl",
         measures=(),
     ),
     "wide_tests": Check(

@@ -1,8 +1,9 @@
 """Kill a run at random moments, resume it, compare with one that never stopped: `python -m benchmarks.training.resume`.
 
-The real command trains heads on the demo backbone. It is killed with SIGKILL a random time after its start or in the
-middle of a save, and resumed, until it has ended. Final weights must be equal bit by bit, and so must all lines of
-metrics.jsonl except times.
+The real command trains heads on the demo backbone, in one process and in two under DDP. It is killed with SIGKILL a
+random time after its start or in the middle of a save, and resumed, until it has ended; of two processes one is killed,
+and the launcher ends the other. Final weights must be equal bit by bit, and so must all lines of metrics.jsonl except
+times.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wide_console
@@ -34,10 +38,36 @@ FLAGS = (
 )
 
 
-def start(folder: Path, steps: int, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "train.py", *FLAGS, "--output_dir", str(folder), "--trainer.max_steps", str(steps)]
-    pipe: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *flags], cwd=ROOT, start_new_session=True, **pipe)
+LAUNCHER = ("-m", "accelerate.commands.launch", "--config_file", "launch/ddp.yaml", "--num_processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """train.py in one process, or in several ranks."""
+
+    processes: int
+    steps: int
+
+    def start(self, folder: Path, *flags: str) -> subprocess.Popen[str]:
+        launcher = () if self.processes == 1 else (*LAUNCHER, str(self.processes))
+        command = [sys.executable, *launcher, "train.py", *FLAGS, "--output_dir", str(folder), *flags]
+        pipe: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        steps = ("--trainer.max_steps", str(self.steps))
+        return subprocess.Popen([*command, *steps], cwd=ROOT, start_new_session=True, **pipe)
+
+    def kill(self, process: subprocess.Popen[str], generator: random.Random) -> None:
+        """The process, or one of the ranks, which the launcher's end follows."""
+        if self.processes > 1:
+            listed = subprocess.run(
+                ["pgrep", "-P", str(process.pid), "-f", "train.py"], capture_output=True, check=False
+            )
+            if ranks := listed.stdout.split():  # else they are not there yet
+                os.kill(int(generator.choice(ranks)), signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=60)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def finish(process: subprocess.Popen[str]) -> float:
@@ -58,16 +88,14 @@ def saving(folder: Path) -> Path | None:
     return next((path for path in checkpoints(folder) if not (path / LIST).exists()), None)
 
 
-def kill(process: subprocess.Popen[str], folder: Path, seconds: float, *, in_save: bool) -> bool:
-    """Kill the run after some seconds, or in the first save after that; returns False if it ended before."""
+def is_time(process: subprocess.Popen[str], folder: Path, seconds: float, *, in_save: bool) -> bool:
+    """Wait for some seconds, or for the first save after that; returns False if the run ended before."""
     at = time.perf_counter() + seconds
     while time.perf_counter() < at or (in_save and saving(folder) is None):
         if process.poll() is not None:
             finish(process)
             return False
         time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
     return True
 
 
@@ -98,35 +126,45 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = parser_of("benchmarks.training.resume", __doc__)
-    parser.add_argument("--kills", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="compared one after another")
+    parser.add_argument("--kills", type=int, default=8, help="kills of each")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
-    title = f"{options.steps} steps, checkpoints every 3"
+    console, right = wide_console(), True
+    for processes in options.processes:
+        command = Command(processes=processes, steps=options.steps)
+        right &= kill_and_resume(console, command, options.kills, random.Random(options.seed))
+    sys.exit(0 if right else 1)
+
+
+def kill_and_resume(console: Console, command: Command, wanted: int, generator: random.Random) -> bool:
+    """Whether all weights and lines are those of the run that was never stopped; prints each kill."""
+    title = f"{command.processes} process(es), {command.steps} steps, checkpoints every 3"
     table = figures_table(title, "kill", "after seconds", "where", "resumed from", left=4)
-    console, generator = wide_console(), random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, parts = Path(folder) / "whole", Path(folder) / "parts"
-        duration = finish(start(whole, options.steps))
+        duration = finish(command.start(whole))
         kills, same = 0, []
-        while kills < options.kills:
+        while kills < wanted:
             seconds = generator.uniform(0.2, 0.9) * duration
-            process = start(parts, options.steps, *(("--resume", "true") if parts.exists() else ()))
-            if not kill(process, parts, seconds, in_save=kills % 2 == 1):  # it ended before: compare, and start again
+            process = command.start(parts, *(("--resume", "true") if parts.exists() else ()))
+            if not is_time(process, parts, seconds, in_save=kills % 2 == 1):  # compare, and start again
                 same.append(equal(whole, parts))
                 shutil.rmtree(parts)
                 continue
+            command.kill(process, generator)
             kills += 1
             table.add_row(str(kills), f"{seconds:.1f}", *describe_kill(parts))
-        finish(start(parts, options.steps, "--resume", "true"))
+        finish(command.start(parts, "--resume", "true"))
         same.append(equal(whole, parts))
-        weights, logs = (all(column) for column in zip(*same, strict=True))
+    weights, logs = (all(column) for column in zip(*same, strict=True))
     console.print(table)
     console.print(
-        f"uninterrupted: {duration:.1f} s; {kills} kills in {len(same)} runs; final weights equal: "
-        f"{weights}; metrics.jsonl equal: {logs}"
+        f"uninterrupted: {duration:.1f} s; {kills} kills in {len(same)} runs; final weights equal: {weights}; "
+        f"metrics.jsonl equal: {logs}"
     )
-    sys.exit(0 if weights and logs else 1)
+    return weights and logs
 
 
 if __name__ == "__main__":

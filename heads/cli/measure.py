@@ -53,7 +53,7 @@ def benchmark_command(
         BY_NAME,
     ] = None,
     *,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 8,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 20,
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, help="Interleaved repeats, of which medians are taken.")
     ] = 3,
