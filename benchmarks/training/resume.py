@@ -127,7 +127,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = parser_of("benchmarks.training.resume", __doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="compared one after another")
-    parser.add_argument("--kills", type=int, default=8, help="kills of each")
+    parser.add_argument("--kills", type=int, default=4, help="kills of each")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()

@@ -112,24 +112,22 @@ def benchmark_command(
 def build_methods(
     opened: Opened, settings: GreedySettings, drafting: TreeOptions, *, with_prompt_lookup: bool
 ) -> list[Method]:
-    """One method for each row. Heads have the name of their folder, with "heads alone" if they have no lookup.
+    """One method for each row: plain generation, all heads alone, lookup without heads, heads with lookup.
 
-    If any heads have lookup, another row is lookup without heads.
+    Heads that have no lookup, as was asked or as their tree.json says, have one row alone.
     """
-    methods = [compared.plain(opened.model, settings)]
-    if with_prompt_lookup:
-        methods.append(compared.prompt_lookup(opened.model, settings))
-    shape, compile = drafting.shape, drafting.compile
-    ours: list[Method] = []
-    longest = 0
+    model, shape, compile = opened.model, drafting.shape, drafting.compile
+    alone, without, both = list[Method](), list[Method](), list[Method]()
     for name, heads in opened.token_heads.items():
+        alone.append(compared.tree(model, heads, settings, f"{name}, heads alone", shape, 0, compile))
         lookup = TreeDecoding(heads, shape, lookup=drafting.lookup, compile=False).lookup  # tree.json may switch it off
-        row = name if lookup else f"{name}, heads alone"
-        ours.append(compared.tree(opened.model, heads, settings, row, shape, drafting.lookup, compile))
-        longest = max(longest, lookup)
-    if longest:
-        methods.append(compared.lookup_alone(opened.model, heads, settings, longest))
-    return methods + ours
+        if lookup:
+            both.append(
+                compared.tree(model, heads, settings, f"{name}, heads with lookup", shape, drafting.lookup, compile)
+            )
+            without = [compared.lookup_alone(model, heads, settings, lookup)]
+    prompt_lookup = [compared.prompt_lookup(model, settings)] if with_prompt_lookup else []
+    return [compared.plain(model, settings), *alone, *prompt_lookup, *without, *both]
 
 
 def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Method]:

@@ -38,7 +38,7 @@ class Config:
     """Speed by category: plain generate, heads alone, lookup without heads, both; questions of one or several turns.
 
     Attributes:
-        questions: .jsonl file of MT-Bench, Spec-Bench or SPEED-Bench rows; by default beginnings of code.
+        questions: .jsonl file of MT-Bench, Spec-Bench or SPEED-Bench rows; "shipped": beginnings of code.
         categories: only these, with commas between them; by default all.
         per_category: at most so many questions of each category.
         form: "chat" by the tokenizer's template, "text" as it stands; "auto" is chat where there is a template.
@@ -51,7 +51,7 @@ class Config:
         position_tokens: their length, at most what the backbone has positions for; 0: all of these.
     """
 
-    questions: str = str(SHIPPED)
+    questions: str = "shipped"
     categories: list[str] = field(default_factory=list)
     per_category: int | None = within(1, default=None)
     form: Literal["auto", "chat", "text"] = "auto"
@@ -66,7 +66,8 @@ class Config:
 
 def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     """Measure what `task.rows` does not hold yet, and sum up all rows."""
-    questions = read_questions(Path(config.questions), config.categories, config.per_category)
+    shipped = config.questions == "shipped"
+    questions = read_questions(SHIPPED if shipped else Path(config.questions), config.categories, config.per_category)
     measurer, drafting, deepest = build(task, config)
     fitting = [question for question in questions if measurer.fits(measurer.prompter.prompt(question, []))]
     if not fitting:
@@ -82,7 +83,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     left_out = [f"{q.place or q.name} (all turns)" for q in questions if q not in fitting]
     left_out += [f"question {row['question_id']} from turn {len(row['turns']) + 1}" for row in rows if row["ended"]]
     return {
-        "file": "the shipped questions" if config.questions == str(SHIPPED) else config.questions,
+        "file": "the shipped questions" if shipped else config.questions,
         "form": measurer.prompter.form,
         "questions": len(fitting),
         "turns": sum(len(row["turns"]) for row in rows),
