@@ -23,14 +23,13 @@ from rich.table import Table
 
 from benchmarks.paper.orderings import compare, orderings
 from benchmarks.paper.trained_rows import (
-    StoredRow,
-    load_or_measure,
     named_rows,
     short_run,
     train_row,
     what_trains,
 )
 from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, with_spread
+from benchmarks.stored_rows import StoredRow, defaults_of, load_or_measure
 from train.config import RatesConfig, TrainConfig, read_config
 from train.loop.batches import collate
 from train.objective.losses import chunked_cross_entropy
@@ -104,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table(found, f"up to {options.steps} steps of {options.batch} × {options.block_size} tokens"))
     for line in statements(found):
         say(console, f"  {line}")
+    say(console, f"rows are stored in {options.out}; trained at {' and '.join(sorted(made_at(demo, options)))}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -159,6 +159,15 @@ def finished(variant: AblationVariant, demo: TrainConfig, options: argparse.Name
     seeds = range(options.seeds if variant.config is not None else 1)
     stored = [stored_row(variant, on_the_demo(variant, seed, demo, options), options) for seed in seeds]
     return [AblationRow(**row) for row in (place.read() for place in stored) if row is not None]
+
+
+def made_at(demo: TrainConfig, options: argparse.Namespace) -> set[str]:
+    """The commits and versions of all finished rows."""
+    return {
+        stored_row(variant, on_the_demo(variant, row.seed, demo, options), options).made()
+        for variant in chosen(None)
+        for row in finished(variant, demo, options)
+    }
 
 
 def on_the_demo(variant: AblationVariant, seed: int, demo: TrainConfig, options: argparse.Namespace) -> TrainConfig:
@@ -287,7 +296,8 @@ def heads_only(found: Found) -> str:
 def stored_row(variant: AblationVariant, config: TrainConfig, options: argparse.Namespace) -> StoredRow:
     trains = variant.config is not None
     content = what_trains(config) | {"trains": trains, "blocks": options.eval_blocks}
-    return StoredRow(folder=Path(options.out), name=f"{variant.name}-{config.seed}", settings=content)
+    name = f"{variant.name}-{config.seed}"
+    return StoredRow(folder=Path(options.out), name=name, settings=content, defaults=defaults_of(config))
 
 
 if __name__ == "__main__":

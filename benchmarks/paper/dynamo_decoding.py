@@ -33,7 +33,6 @@ from benchmarks.paper.dynamo_texts import (
     with_interval,
     write_texts,
 )
-from benchmarks.paper.trained_rows import StoredRow, load_or_measure
 from benchmarks.shared import (
     NGRAMS,
     describe_cpu,
@@ -45,6 +44,7 @@ from benchmarks.shared import (
     say,
     wide_console,
 )
+from benchmarks.stored_rows import StoredRow, load_or_measure
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.decoding.dynamo.threshold import Adaptive

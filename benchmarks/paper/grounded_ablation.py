@@ -30,9 +30,7 @@ from rich.table import Table
 
 from benchmarks.paper.grounded_report import claims, draw
 from benchmarks.paper.trained_rows import (
-    StoredRow,
     Trained,
-    load_or_measure,
     named_rows,
     read_overridden,
     short_run,
@@ -50,6 +48,7 @@ from benchmarks.shared import (
     with_spread,
     write_figures,
 )
+from benchmarks.stored_rows import StoredRow, defaults_of, load_or_measure
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
@@ -203,7 +202,12 @@ def chosen(names: Sequence[str] | None) -> list[Variant]:
 
 def stored_row(variant: Variant, seed: int, options: argparse.Namespace) -> StoredRow:
     config = config_of(variant, seed, options)
-    return StoredRow(folder=Path(options.out), name=f"{variant.name}-{seed}", settings=settings(config, options))
+    return StoredRow(
+        folder=Path(options.out),
+        name=f"{variant.name}-{seed}",
+        settings=settings(config, options),
+        defaults={"config": defaults_of(config)},
+    )
 
 
 def finished(variant: Variant, options: argparse.Namespace) -> list[GroundedRow]:

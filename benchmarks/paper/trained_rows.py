@@ -1,7 +1,4 @@
-"""Rows of an ablation: each is trained in this process by the project's own trainer, and its result is stored.
-
-The file of a finished row is named by the row and a fingerprint of everything that it depends on. So a call with other
-settings neither reads nor overwrites it, and an interrupted call resumes after its last finished row.
+"""Rows of an ablation: each is trained in this process by the project's own trainer.
 
 The duration of a training depends on the machine's other load, so the cost of a step is measured separately: the models
 of all configs take interleaved steps on the same tokens.
@@ -12,10 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +22,6 @@ import yaml
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from heads.backbone.loading import load_tokenizer
-from heads.checkpoint.save_load import write_whole
 from heads.validation import nearest
 from train.config import TrainConfig, read_config
 from train.data.blocks import PackedData
@@ -36,11 +29,8 @@ from train.data.draft_tokens import settle_draft_vocabulary
 from train.data.packing import build_datasets
 from train.loop.building import build_model, build_trainer, store_hidden_states, training_arguments
 from train.loop.optimizer_groups import optimizer_groups
-from train.loop.provenance import commit
 from train.loop.trainer import HeadsTrainer
 from train.objective.model import TrainedModel
-
-RowKind = TypeVar("RowKind")
 
 
 class Named(Protocol):
@@ -200,41 +190,6 @@ def what_trains(config: TrainConfig) -> dict[str, Any]:
     return fields | {"output_dir": None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredRow:
-    """The files of one finished row.
-
-    Attributes:
-        settings: everything the row depends on, as values for JSON.
-    """
-
-    folder: Path
-    name: str
-    settings: Mapping[str, Any]
-
-    @property
-    def place(self) -> Path:
-        """The folder of the row and of its training's output."""
-        content = json.dumps(self.settings, sort_keys=True, default=str)
-        return self.folder / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
-
-    def read(self) -> dict[str, Any] | None:
-        """The finished row; None if there is none."""
-        file = self.place / "row.json"
-        return json.loads(file.read_text(encoding="utf-8"))["row"] if file.is_file() else None
-
-    def made(self) -> str:
-        """The commit and the versions that made the finished row."""
-        content = json.loads((self.place / "row.json").read_text(encoding="utf-8"))
-        return str(content.get("made", "not recorded"))
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        made = f"commit {(commit() or 'unknown')[:10]}, torch {torch.__version__}"
-        content = json.dumps({"settings": self.settings, "made": made, "row": row}, indent=2, default=str) + "\n"
-        self.place.mkdir(parents=True, exist_ok=True)
-        write_whole(self.place, {"row.json": content.encode()})
-
-
 def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -> dict[str, float]:
     """Median seconds of a training step with `blocks` blocks, by the config's name, on the CPU."""
     steps = {name: stepper(config, blocks) for name, config in configs.items()}
@@ -278,13 +233,3 @@ def stepper(config: TrainConfig, blocks: int) -> Callable[[], None]:
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def load_or_measure(row: StoredRow, kind: type[RowKind], measure: Callable[[Path], RowKind]) -> RowKind:
-    """The stored row of an earlier call, or a new one, which is then stored; `measure` takes the row's folder."""
-    if (found := row.read()) is not None:
-        return kind(**found)
-    print(f"{row.name} …", file=sys.stderr, flush=True)
-    made = measure(row.place)
-    row.write(dataclasses.asdict(made))  # type: ignore[call-overload]
-    return made

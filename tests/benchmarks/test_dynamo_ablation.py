@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import re
 
 import pytest
@@ -13,12 +14,14 @@ from benchmarks.paper.dynamo_ablation import (
     build_parser,
     chosen,
     finished,
+    made_at,
     on_the_demo,
     statements,
     stored_row,
     table,
 )
 from benchmarks.paper.orderings import Ordering, compare
+from benchmarks.stored_rows import StoredRow
 from train.config import read_config
 
 
@@ -52,6 +55,22 @@ def test_by_default_every_variant_is_trained_for_600_steps_with_three_seeds(demo
     assert [variant.name for variant in VARIANTS if variant.name not in names] == ["74M-T2-CTC"]
     config = on_the_demo(chosen(["74M-T2"])[0], 2, demo, options)
     assert (config.seed, config.trainer["max_steps"]) == (2, 600)
+
+
+def test_a_row_that_was_stored_before_an_option_existed_is_found_while_the_option_has_its_default(demo, tmp_path):
+    options = build_parser().parse_args(["--out", str(tmp_path)])
+    variant = chosen(["74M-T2"])[0]
+    config = on_the_demo(variant, 0, demo, options)
+    now = stored_row(variant, config, options)
+    settings = json.loads(json.dumps(now.settings, default=str))
+    del settings["states_server"], settings["data"]["packing"], settings["data"]["train"][0]["fraction"]
+    (row,) = rows_of("74M-T2", (1.0, 2.0, None))
+    StoredRow(folder=now.folder, name=now.name, settings=settings).write(dataclasses.asdict(row))
+    assert finished(variant, demo, options) == [row]
+    assert made_at(demo, options) == {now.made()}
+    changed = dataclasses.replace(config, data=dataclasses.replace(config.data, packing="whole"))
+    assert stored_row(variant, changed, options).read() is None
+    assert stored_row(variant, dataclasses.replace(config, seed=1), options).read() is None
 
 
 def test_finished_rows_of_these_steps_and_seeds_are_found_again(demo, tmp_path):

@@ -19,7 +19,8 @@ from benchmarks.paper.grounded_ablation import (
     stored_row,
 )
 from benchmarks.paper.grounded_report import claims
-from benchmarks.paper.trained_rows import StoredRow, read_overridden, train_row
+from benchmarks.paper.trained_rows import read_overridden, train_row
+from benchmarks.stored_rows import StoredRow
 
 OPTIONS = ("--steps", "8")
 

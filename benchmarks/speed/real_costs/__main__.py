@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper.trained_rows import StoredRow, load_or_measure
 from benchmarks.shared import (
     ON_BASE,
     OWN_BACKBONE,
@@ -39,6 +38,7 @@ from benchmarks.speed.real_costs.cells import (
 from benchmarks.speed.real_costs.report import markdown, show
 from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
 from benchmarks.speed.real_costs.widened import Widened, open_widened
+from benchmarks.stored_rows import StoredRow, load_or_measure
 from heads.checkpoint.opening import default_device
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.tables import describe_machine, versions
