@@ -1,11 +1,15 @@
 """Whether a file of results is older than what it measures: the command differs, or a file changed since its commit.
 
+Comments, docstrings and imports of Python files are no change: what is described, or lies elsewhere now, computes as
+before, and a file that is measured is named itself.
+
 A file of results has the lines `- command:`, `- measured:`, which ends in the commit, and perhaps `- since then:`,
 which says how the benchmark has changed since.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -28,7 +32,37 @@ def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
     Measurements that lie beside heads are results themselves, which no other result is made of.
     """
     found = git("diff", "--name-only", commit, "HEAD", "--", *paths)
-    return None if found is None else [file for file in found.splitlines() if Path(file).name != "measured.json"]
+    if found is None:
+        return None
+    files = [file for file in found.splitlines() if Path(file).name != "measured.json"]
+    return [file for file in files if not file.endswith(".py") or code_at(commit, file) != code_at("HEAD", file)]
+
+
+def code_at(commit: str, file: str) -> str | None:
+    """What a Python file computed at a commit; None where there was no such file."""
+    source = git("show", f"{commit}:{file}")
+    return None if source is None else code_of(source)
+
+
+def code_of(source: str) -> str:
+    """The syntax tree of a program without comments, docstrings and imports.
+
+    >>> code_of("def f(): return 1") == code_of("def f():  # always\\n    'The first number.'\\n    return 1")
+    True
+    >>> code_of("def f(): return 1") == code_of("def f(): return 2")
+    False
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not is_text(one) and not isinstance(one, (ast.Import, ast.ImportFrom))]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def is_text(node: ast.AST) -> bool:
+    """Whether a statement is a string alone, as docstrings are, of modules, functions and attributes."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def why_stale(
