@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.paper.trained_rows import short_run, train_row, what_trains
 from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
-from benchmarks.stored_rows import StoredRow, defaults_of, load_or_measure
+from benchmarks.stored_rows import StoredRow, load_or_measure
 from heads.checkpoint.adapter import LoraSettings
 from train.config import RatesConfig, TrainConfig, read_config
 from train.objective.weights import SelfDistillationConfig, WarmInConfig
@@ -91,7 +91,6 @@ def row_of(name: str, options: argparse.Namespace) -> JointRow:
         folder=Path(options.out),
         name=name.replace(", ", "-").replace(" ", "_"),
         settings=what_trains(config) | {"output_dir": ""},
-        defaults=defaults_of(config),
     )
 
     def measure(folder: Path) -> JointRow:
