@@ -1,9 +1,9 @@
-# make setup | demo | test | verify | verify-vllm | verify-llamacpp | gpu | gpu-wheels | wheel-check | lint | format
+# make setup | demo | test | coverage | verify | verify-vllm | verify-llamacpp | gpu | gpu-wheels | wheel-check | lint | format
 VENV := .venv
 PYTHON ?= python3
 RUN := . $(VENV)/bin/activate &&
 
-.PHONY: setup demo test verify verify-vllm verify-llamacpp gpu gpu-wheels wheel-check lint format
+.PHONY: setup demo test coverage verify verify-vllm verify-llamacpp gpu gpu-wheels wheel-check lint format
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,10 @@ lint: setup
 
 test: lint
 	$(RUN) pytest -n 2 --dist worksteal
+
+# Lines and branches of heads/ and train/ that tests reach, in subprocesses too; slower than `make test`.
+coverage: setup
+	$(RUN) pytest -n 2 --dist worksteal --cov --cov-report=term
 
 verify: setup
 	$(RUN) python -m benchmarks.verify

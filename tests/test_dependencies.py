@@ -38,6 +38,7 @@ USED_WITHOUT_AN_IMPORT = {
     "wandb": "report_to of the Trainer",
     "pytest-xdist": "make test",
     "pytest-timeout": "the limit on a test",
+    "pytest-cov": "make coverage",
     "ruff": "make lint",
     "mypy": "make lint",
     "import-linter": "make lint",
