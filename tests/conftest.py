@@ -6,6 +6,7 @@ tests/ holds folders named `heads` and `train`; without the root in front, `impo
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,15 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_fitted_heads(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
+    """Heads that one process of the run has fitted are read by the others; tests/throwaway_families.py."""
+    if worker_id != "master":
+        folder = tmp_path_factory.getbasetemp().parent / "fitted_heads"
+        folder.mkdir(exist_ok=True)
+        os.environ["HEADWAY_TESTS_FITTED"] = str(folder)
 
 
 @pytest.fixture

@@ -8,10 +8,14 @@ Neither is position-wise, so they hold the contract where the library's own fami
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -198,6 +202,10 @@ def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int
     return token_heads.to(backbone.dtype).eval()
 
 
+FOLDER_OF_FITTED = "HEADWAY_TESTS_FITTED"
+"""The variable of the environment in which tests/conftest.py names a folder that all processes of a test run share."""
+
+
 @functools.cache
 def fitted_heads(
     family: str,
@@ -210,8 +218,31 @@ def fitted_heads(
     """Heads fitted for a moment to the model's own greedy text, so that paths of every depth are accepted."""
     backbone = Backbone(shared_model(name, "eager" if name == "codegen" else attn, dtype))
     token_heads = make_heads(family, backbone, num_heads=num_heads, seed=1, draft_tokens=draft_tokens)
-    fit(token_heads, torch.cat([random_tokens(1, 5, seed=seed) for seed in range(50, 56)]))
+    name_of_file = "-".join(map(str, (family, name, attn, dtype, num_heads, draft_tokens))).replace("/", "_")
+    with fitted_once(hashlib.sha256(name_of_file.encode()).hexdigest(), token_heads) as missing:
+        if missing:
+            fit(token_heads, torch.cat([random_tokens(1, 5, seed=seed) for seed in range(50, 56)]))
     return token_heads
+
+
+@contextlib.contextmanager
+def fitted_once(name: str, token_heads: TokenHeads) -> Iterator[bool]:
+    """Weights that another process of the same test run has fitted; True if they are to be fitted here, for others.
+
+    A fifth of the time of decoding tests was the fitting of the same heads in each of two processes.
+    """
+    folder = os.environ.get(FOLDER_OF_FITTED)
+    file = Path(folder or "", name)
+    if folder is None or not file.is_file():
+        yield True
+        if folder is not None:
+            unfinished = file.with_suffix(f".{os.getpid()}")
+            torch.save(token_heads.state_dict(), unfinished)
+            unfinished.replace(file)
+        return
+    token_heads.load_state_dict(torch.load(file, weights_only=True))
+    token_heads.requires_grad_(True)  # as fitting leaves them
+    yield False
 
 
 def fit(token_heads: TokenHeads, prompts_BT: Tensor, *, steps: int = 30, new_tokens: int = 24) -> float:
