@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from throwaway_families import fitted_heads, make_heads
 from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
 
@@ -40,8 +41,7 @@ def texts(model: Any, decoding: Any, prompt: Any) -> tuple[list[int], list[int]]
     return tuple(tokens[0, prompt.shape[1] :].tolist() for tokens in (plain, ours))  # type: ignore[return-value]
 
 
-@LOW
-@pytest.mark.parametrize("family", ["grounded", "dynamo", "eagle"])
+@covering(family=["grounded", "dynamo", "eagle"], dtype=[torch.bfloat16, torch.float16])
 def test_texts_part_within_rounding_only(family, dtype, capsys):
     rulings = []
     for name in ("llama", "gpt_neox", "mistral_windowed", "gemma2", "gemma3"):

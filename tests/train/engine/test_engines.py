@@ -1,6 +1,6 @@
 """Every engine trains what one process trains: over gloo, the same blocks in other splits.
 
-DDP and ZeRO-3 run by the user's own command, the other runs are forks with the environment that accelerate makes; by
+ZeRO-3 runs by the user's own command, the other runs are forks with the environment that accelerate makes; by
 the command too: tests that are `wide`. All cases, four processes, moves between engines and bytes: `python -m
 benchmarks.training.engines`.
 """
@@ -67,7 +67,8 @@ def comparison(tmp_path_factory, request):
 @pytest.mark.parametrize(
     ("engine", "case", "named", "start"),
     [
-        ("ddp", "dynamo, three rates", "DDP", launch),
+        ("ddp", "dynamo, three rates", "DDP", launch_forked),
+        wide("ddp", "dynamo, three rates", "DDP", launch),
         ("fsdp2", "dynamo, three rates", "FSDP2", launch_forked),
         wide("fsdp2", "dynamo, three rates", "FSDP2", launch),
         ("fsdp2", "medusa, LoRA on bfloat16, self-distillation", "FSDP2", launch_forked),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import covering
 from repository import ROOT
 from tiny import tiny_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -60,8 +61,7 @@ def test_the_backbone_has_llama_cpp_s_names_and_numbers(exported):
     )
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@covering(kind=["llama", "qwen3"], dtype=list(DTYPES))
 def test_transformers_reads_the_backbone_with_the_same_logits(kind, dtype, tmp_path):
     """A reader of GGUF that is not ours: names, rotated rows and numbers are what llama.cpp's files have."""
     # the reader of transformers takes Qwen3's heads to be 128 wide, whatever the file says
