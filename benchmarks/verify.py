@@ -107,7 +107,7 @@ CHECKS = {
         command="python -m benchmarks.speed.acceptance_rules",
         quick="--seeds 1",
         shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, "
-        "by tree and temperature, and the texts' quality (docs/sampling.md)",
+        "by tree and temperature, and the texts' quality (docs/decode.md)",
     ),
     "batches": Check(
         command="python -m benchmarks.speed.batches --picture docs/pictures/batches.png",

@@ -26,7 +26,7 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
     if getattr(model, "_is_stateful", False) and not keeps_known_states(model.config.get_text_config()):
         raise ValueError(
             f"{name} keeps a recurrent state that cannot be rolled back when drafted tokens are rejected; "
-            f"choose a backbone of attention layers, or a hybrid one of those in docs/backbones.md."
+            f"choose a backbone of attention layers, or a hybrid one of those in docs/decode.md."
         )
     accepted = inspect.signature(model.get_decoder().forward).parameters
     if model.config.is_encoder_decoder or not {"past_key_values", "position_ids", "attention_mask"} <= set(accepted):

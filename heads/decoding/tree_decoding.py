@@ -44,7 +44,7 @@ class TreeDecoding(Decoding):
             to be called where weights were edited through `.data` or a module's plain numbers were; other weights,
             modules, hooks and adapters are noticed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
-        rule: which drafts are accepted where a request samples (docs/sampling.md): "exact" samples from the backbone
+        rule: which drafts are accepted where a request samples (docs/decode.md): "exact" samples from the backbone
             and follows the drafts that agree; "rejection" samples the drafts too and accepts them by modified rejection
             sampling, as lossless; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy. Greedy text
             is the same under all.

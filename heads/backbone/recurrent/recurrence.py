@@ -89,6 +89,6 @@ def find_recurrence(model: Any, config: Any, layers: nn.ModuleList) -> Recurrenc
     if {mixer.module.layer_idx for mixer in found.own} != stateful:
         raise ValueError(
             f"{type(model).__name__} keeps recurrent states in modules that are not found here, so they cannot be "
-            f"rolled back; choose a backbone of those in docs/backbones.md."
+            f"rolled back; choose a backbone of those in docs/decode.md."
         )
     return found
