@@ -39,7 +39,7 @@ verify-vllm: setup
 verify-llamacpp: setup
 	$(RUN) python -m benchmarks.verify llamacpp
 
-# On a machine with a GPU, with its own Python and PyTorch: about 30 minutes, or COMMAND=tests, costs, mx or learn alone.
+# On a machine with a GPU, with its own Python and PyTorch: about 25 minutes, or COMMAND=tests, costs, decoding, mx or learn alone.
 gpu:
 	$(PYTHON) -m benchmarks.gpu $(COMMAND) $(if $(wildcard build/wheels/*.whl),--wheels build/wheels)
 

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from benchmarks.budget import Budget
 from benchmarks.shared import figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.evaluation.tables import describe_machine
 from heads.evaluation.throughput import clock_of
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 64], help="rows of x")
     parser.add_argument("--formats", nargs="+", default=["mxfp6_e2m3", "mxfp4_e2m1"], help="of packed weights")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved; medians count")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no width that would last longer; what is left out is named"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny layers on a CPU; figures mean nothing")
     parser.add_argument("--json", metavar="FILE", help="file for all figures")
     options = parser.parse_args(arguments)
@@ -50,8 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = wide_console()
     found: Times = {}
     say(console, f"{describe_machine(device)}; x in bfloat16; medians of {options.rounds} interleaved rounds")
+    budget = Budget(options.minutes)
     for width in options.widths:
-        found |= measure(console, width, options, device)
+        if budget.is_spent():
+            say(console, f"layers of {width} are left out: {budget.describe()}")
+            continue
+        with budget.one():
+            found |= measure(console, width, options, device)
         show(console, width, found)
     describe_aims(console, found)
     write_figures(options.json, [{"width": w, "rows": n, "weights": k, "seconds": s} for (w, n, k), s in found.items()])

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.budget import Budget
 from benchmarks.shared import figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.backbone.compiling.compiled_backbone import CompiledBackbone
 from heads.backbone.compiling.graph import what_stops_compiling
@@ -81,12 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say(console, f"\n{name}: skipped, {reason}")
             continue
         backbone = Backbone(make_model(name, device), check_projection=False)
+        budget = Budget(None if options.minutes is None else options.minutes / len(options.shapes))
         for form in forms(console, backbone, compile=options.compile):
             for batch in options.batches:
-                found = measure(name, form, options.contexts, options.nodes, options.repeats, batch=batch)
-                costs += found
-                console.print(cost_table(found))
-                console.print(worth_table(found, options.tokens_per_pass, options.draft))
+                if found := measure_within(console, budget, name, form, batch, options):
+                    costs += found
+                    console.print(cost_table(found))
+                    console.print(worth_table(found, options.tokens_per_pass, options.draft))
     measured_on = {"machine": describe_machine(device), "versions": versions()}
     write_figures(options.json, {"costs": [asdict(cost) for cost in costs], **measured_on})
 
@@ -101,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--compile", action="store_true", help="measure compiled passes as well")
     parser.add_argument("--tokens-per-pass", nargs="+", type=float, default=[2.0, 3.0, 4.0], help="from elsewhere")
     parser.add_argument("--draft", type=float, default=0.0, help="cost of drafting in plain steps")
+    parser.add_argument("--minutes", type=float, help="shared equally by shapes; contexts that are left out are named")
     parser.add_argument("--json", metavar="FILE")
     return parser
 
@@ -132,6 +135,25 @@ def forms(console: Console, backbone: Backbone, *, compile: bool) -> list[Backbo
         say(console, f"compiled passes are left out: {obstacle}")
         return [backbone]
     return [backbone, CompiledBackbone(backbone)]
+
+
+def measure_within(
+    console: Console, budget: Budget, name: str, form: Backbone, batch: int, options: argparse.Namespace
+) -> list[Cost]:
+    """The passes after each context for which time and memory last; the others are named."""
+    costs = []
+    for context in options.contexts:
+        reason = budget.describe() if budget.is_spent() else ""
+        if not reason:
+            try:
+                with budget.one():
+                    costs += measure(name, form, [context], options.nodes, options.repeats, batch=batch)
+            except torch.OutOfMemoryError:
+                reason = "the GPU's memory does not hold it"
+        if reason:
+            what = "compiled" if isinstance(form, CompiledBackbone) else "eager"
+            say(console, f"{name}, {what}, batch {batch}, context {context} is left out: {reason}")
+    return costs
 
 
 def measure(

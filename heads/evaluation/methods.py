@@ -133,15 +133,20 @@ def plain(model: Any, settings: Settings) -> Method:
 
 def plain_compiled(model: Any, settings: Settings) -> Method:
     """`model.generate` with a static cache and a compiled forward, on CPUs too, where `generate` would not compile."""
-    config = CompileConfig()
-    config._compile_all_devices = True
+    fields = compiled_static_cache()
 
     def run(prompt_1T: Tensor) -> Outcome:
-        output = settings.generate(model, prompt_1T, cache_implementation="static", compile_config=config)
-        tokens = new_tokens(output, prompt_1T)
+        tokens = new_tokens(settings.generate(model, prompt_1T, **fields), prompt_1T)
         return Outcome(tokens=tokens, passes=len(tokens))
 
     return Method(name="plain, compiled static cache", run=run)
+
+
+def compiled_static_cache() -> dict[str, Any]:
+    """What makes `generate` compile, on every device."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+    return {"cache_implementation": "static", "compile_config": config}
 
 
 def prompt_lookup(model: Any, settings: Settings, num_tokens: int = DEFAULT_LOOKUP) -> Method:

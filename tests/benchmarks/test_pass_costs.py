@@ -68,3 +68,22 @@ def test_the_command_skips_a_7b_without_a_gpu(tiny, capsys, tmp_path):
     assert "context 8" in said
     assert ("7b: skipped" in said) == (not torch.cuda.is_available())
     assert (tmp_path / "costs").is_file()
+
+
+def test_contexts_that_time_or_memory_leave_out_are_named(tiny, monkeypatch, capsys):
+    def full(name, form, contexts, *more, **others):
+        if contexts == [16]:
+            raise torch.OutOfMemoryError
+        return measure(name, form, contexts, *more, **others)
+
+    monkeypatch.setattr(pass_costs, "measure", full)
+    asked = ["--shapes", "demo", "--contexts", "8", "16", "--nodes", "4", "--repeats", "1"]
+    main(asked)
+    printed = capsys.readouterr().out
+    assert "demo, eager, batch 1, context 16 is left out: the GPU's memory does not hold it" in printed
+    assert "context 8 " in printed
+    main([*asked, "--minutes", "0.0"])
+    assert (
+        "demo, eager, batch 1, context 8 is left out: its share of the run, 0 minutes, is over"
+        in capsys.readouterr().out
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ import torch
 from matrices import covering
 
 import heads
+from benchmarks.budget import Budget
 from benchmarks.shared import held_out, write_block
 from benchmarks.speed.real_costs import __main__ as command
+from benchmarks.speed.real_costs import cells, methods
 from benchmarks.speed.real_costs.cells import Line, Speeds
 from benchmarks.speed.real_costs.report import markdown, verdicts
 from benchmarks.speed.real_costs.shapes import SHAPES, Shape, what_stops
 from benchmarks.speed.real_costs.wide_backbone import wide_config, widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
+from benchmarks.speed.real_costs.widened import open_widened
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_heads
+from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.methods import GreedySettings
 
 # One with more layers and a width that is no power of 4 of the demo's; one whose attention heads share keys and values.
 SMALL = [
@@ -118,6 +124,49 @@ def test_rows_are_measured_once_and_reported_from_where_they_are_stored(
     assert capsys.readouterr().out.endswith(tables)
     command.main([*asked, "--report", "--groups", "3"])
     assert "grounded alone" not in capsys.readouterr().out, "a row of other settings is another row"
+
+
+def test_beside_heads_alone_stand_assistant_model_and_what_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked to compile is recorded here, not compiled."""
+    asked = []
+    monkeypatch.setattr(cells, "packed_twin", lambda widened: None)
+    monkeypatch.setattr(methods, "compiled_static_cache", lambda: asked.append("plain") or {})
+    monkeypatch.setattr(
+        methods,
+        "TreeDecoding",
+        lambda token_heads, lookup, compile: asked.append(compile) or TreeDecoding(token_heads, lookup=lookup),
+    )
+    widened = open_widened(["grounded"], SMALL[1], torch.float32)
+    settings = GreedySettings(new_tokens=8, repetition_penalty=1.1)
+    lines = {x.method: x for x in cells.measure_speeds(widened, settings, 1, 1, tuned=False, compile=True)}
+    assert sorted(map(str, asked)) == ["True", "plain"]
+    beside = ["assistant_model", "plain, compiled", "grounded alone, compiled"]
+    assert list(lines)[-3:] == beside
+    assert {line.same_text for line in lines.values()} == {"yes"}
+    assert lines["grounded alone, compiled"].tree == lines["grounded alone"].tree
+    assert lines["assistant_model"].tokens_per_pass > 1
+    pair = cells.measure_speeds(widened, settings, 2, 1, tuned=False, compile=False)
+    assert not {line.method for line in pair} & set(beside), "assisted generation decodes one text at a time"
+
+
+def test_compiled_heads_are_compared_with_compiled_plain() -> None:
+    lines = [line("plain", 1.0, ""), line("plain, compiled", 1.6, ""), line("grounded alone, compiled", 2.0)]
+    lines[1] = replace(lines[1], tokens_per_second=0.8)
+    (*_, said) = verdicts([Speeds(shape="7B", dtype="bfloat16", batch=4, lines=lines)])
+    assert said == "7B bfloat16, batch 4: grounded alone, compiled is 1.25 × plain, compiled"
+
+
+def test_what_does_not_fit_into_the_minutes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(command, "measure", lambda row, say: measured.append(row.stored.name))
+    asked = ["--shapes", "1.2B", "7B", "--dtypes", "bfloat16", "--batches", "1", "4", "--out", str(tmp_path)]
+    rows = list(command.wanted(command.build_parser().parse_args(asked)))
+    clock = iter([0.0, *[x for row in range(3) for x in (20.0 * row, 20.0 * row, 20.0 * (row + 1))], *[60.0] * 3])
+    command.measure_all(rows, Budget(1, clock=lambda: next(clock)), said.append)
+    assert measured == ["1.2B-bfloat16-batch1", "7B-bfloat16-batch1", "1.2B-bfloat16-batch4"]
+    left = ["7B-bfloat16-batch4", "1.2B-bfloat16-passes", "7B-bfloat16-passes"]
+    assert said == [f"{name} is left out: its share of the run, 1 minutes, is over" for name in left]
 
 
 def line(method: str, ratio: float, tree: str = "a tree") -> Line:

@@ -2,15 +2,18 @@
 
 The demo backbone's passes cost almost what their nodes cost, which no large model's do. Widened to the shapes of 0.16
 to 7 billion weights it writes the same text, and as much is accepted; milliseconds are those of the shape. Measured are
-passes over 1 to 64 nodes, and plain generate, heads alone, lookup without heads and heads with lookup, greedily with a
-repetition penalty. Every row (a shape, a dtype, a batch size) is stored in --out once it is done, so that a call that
-was interrupted goes on, and a call for more rows measures only those; --report prints what is stored.
+passes over 1 to 64 nodes, and plain generate, heads alone, lookup without heads, heads with lookup and transformers'
+assistant_model, greedily with a repetition penalty; on a GPU, or with --compile, plain generate and heads alone
+compiled too. Every row (a shape, a dtype, a batch size) is stored in --out once it is done, so that a call that
+was interrupted goes on, and a call for more rows measures only those; --report prints what is stored. With --minutes
+the smallest batch of all shapes comes first, and what does not fit is named.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.budget import Budget
 from benchmarks.shared import (
     ON_BASE,
     OWN_BACKBONE,
@@ -35,6 +39,7 @@ from benchmarks.speed.real_costs.cells import (
     measure_passes,
     measure_speeds,
 )
+from benchmarks.speed.real_costs.methods import DRAFT, why_not_compiled
 from benchmarks.speed.real_costs.report import markdown, show
 from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
 from benchmarks.speed.real_costs.widened import Widened, open_widened
@@ -64,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     rows = list(wanted(options))
     if not options.report:
-        for row in rows:
-            measure(row, say=lambda text: say(console, text))
+        measure_all(rows, Budget(options.minutes), say=lambda text: say(console, text))
     found = [content for row in rows if (content := row.stored.read()) is not None]
     passes = [Passes(**content) for content in found if "milliseconds" in content]
     speeds = [Speeds(**content) for content in found if "lines" in content]
@@ -86,6 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--groups", type=int, default=6, help="groups of so many held-out prompts as a batch has rows")
     parser.add_argument("--new-tokens", type=int, default=32, help="for each prompt")
     parser.add_argument("--rounds", type=int, default=5, help="of passes, interleaved; medians count")
+    parser.add_argument("--minutes", type=float, help="begin no row that would last longer; what is left out is named")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=torch.cuda.is_available(),
+        help="measure plain generate and heads alone compiled too",
+    )
     parser.add_argument("--no-tuned", action="store_true", help="leave out the trees that are tuned for each shape")
     parser.add_argument("--out", default="checkpoints/runs/real_costs", help="folder of finished rows")
     parser.add_argument("--report", action="store_true", help="print what is stored and measure nothing")
@@ -118,16 +129,28 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
                 if batch:
                     asked = {name: getattr(options, name) for name in ("groups", "new_tokens", "no_tuned")}
                     asked["families"] = [*ON_BASE, *OWN_BACKBONE]
+                    asked |= {"compile": True} if options.compile else {}
+                    asked |= {"assistant_model": DRAFT} if batch == 1 else {}
                 settings = {**common, **asked, "shape": shape, "dtype": dtype, "batch": batch}
                 name = f"{shape}-{dtype}-" + (f"batch{batch}" if batch else "passes")
                 stored = StoredRow(folder=Path(options.out), name=name, settings=settings)
                 yield Row(stored=stored, shape=shape, dtype=dtype, batch=batch, options=options)
 
 
+def measure_all(rows: Sequence[Row], budget: Budget, say: Callable[[str], None]) -> None:
+    """Measure what is not stored yet: small batches of every shape first, and passes, which heads do not need, last."""
+    for row in sorted(rows, key=lambda row: row.batch or math.inf):
+        if row.stored.read() is not None:
+            continue
+        if budget.is_spent():
+            say(f"{row.stored.name} is left out: {budget.describe()}")
+            continue
+        with budget.one():
+            measure(row, say)
+
+
 def measure(row: Row, say: Callable[[str], None]) -> None:
     """Measure a row that is not stored yet; one that does not fit this machine's memory is named and left out."""
-    if row.stored.read() is not None:
-        return
     shape, dtype = SHAPES[row.shape], getattr(torch, row.dtype)
     gc.collect()  # the last row's weights go before the next ones come
     if reason := what_stops(shape, dtype, torch.device(default_device())):
@@ -147,15 +170,21 @@ def measure(row: Row, say: Callable[[str], None]) -> None:
         )
         return
     settings = GreedySettings(new_tokens=row.options.new_tokens, repetition_penalty=PENALTY)
-    load_or_measure(row.stored, Speeds, lambda _: measure_methods(row, settings, opened))
+    load_or_measure(row.stored, Speeds, lambda _: measure_methods(row, settings, opened, say))
 
 
-def measure_methods(row: Row, settings: GreedySettings, opened: Callable[[Sequence[str]], Widened]) -> Speeds:
+def measure_methods(
+    row: Row, settings: GreedySettings, opened: Callable[[Sequence[str]], Widened], say: Callable[[str], None]
+) -> Speeds:
     """All families; dynamo's backbone is its own, so its ratio is to that backbone's plain generate."""
     lines = []
     for families in (ON_BASE, OWN_BACKBONE):
+        widened, options = opened(families), row.options
+        if reason := options.compile and families == ON_BASE and why_not_compiled(widened):
+            say(f"{row.stored.name}: compiled methods are left out: {reason}")
+        compile = options.compile and not reason
         found = measure_speeds(
-            opened(families), settings, row.batch, row.options.groups, tuned=not row.options.no_tuned
+            widened, settings, row.batch, options.groups, tuned=not options.no_tuned, compile=compile
         )
         lines += found if families == ON_BASE else found[1:]
         gc.collect()

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from benchmarks.shared import held_out
 from benchmarks.speed.pass_costs import filled_state, make_pass
+from benchmarks.speed.real_costs.methods import assisted_method, compiled_methods, make_method
 from benchmarks.speed.real_costs.widened import Widened, packed_twin
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import Tree
 from heads.evaluation.generated_text import Verdict
 from heads.evaluation.judges import Float32Judge, SameText
-from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method, Outcome
+from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method
 from heads.evaluation.throughput import clock_of, compare
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import write_texts
@@ -113,8 +114,13 @@ def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
     return [torch.cat(prompts[i::count]) for i in range(count)]
 
 
-def measure_speeds(widened: Widened, settings: GreedySettings, batch: int, groups: int, *, tuned: bool) -> list[Line]:
-    """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together."""
+def measure_speeds(
+    widened: Widened, settings: GreedySettings, batch: int, groups: int, *, tuned: bool, compile: bool
+) -> list[Line]:
+    """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together.
+
+    Beside the best family's heads stand compiled methods where `compile`, and `assistant_model` for groups of one row.
+    """
     prompts = groups_of(widened, groups, batch)
     methods, trees = build_methods(widened, settings, batch, tuned=tuned)
     if BEST in widened.token_heads and (twin := packed_twin(widened)) is not None:
@@ -122,6 +128,12 @@ def measure_speeds(widened: Widened, settings: GreedySettings, batch: int, group
         packed = [replace(method, name=f"{method.name}, {PACKED}") for method in more if method.name in ALSO_PACKED]
         methods += packed
         trees |= {f"{name}, {PACKED}": tree for name, tree in their_trees.items()}
+    if BEST in widened.token_heads and batch == 1:
+        methods.append(assisted_method(widened, settings))
+    if BEST in widened.token_heads and compile:
+        more, decodings = compiled_methods(widened, settings, BEST)
+        methods += more
+        trees |= {name: describe(one.settings.at(batch).tree) for name, one in decodings.items()}
     same = SameRows(widened, settings)
     found = compare(methods, prompts, repeats=1, verdict=same, clock=clock_of(widened.model.device))
     return [
@@ -167,25 +179,6 @@ def tuned_choice(widened: Widened, settings: GreedySettings, batch: int) -> Choi
     times = measure_times(wide, context_of(texts, batch), settings=config.settings, repeats=config.repeats, clock=clock)
     choices = list(static_choices(replay_all(narrow, texts, times, lambda what, total: lambda: None), times))
     return fastest(choices) if choices else None
-
-
-def make_method(name: str, model: Any, settings: GreedySettings, decoding: TreeDecoding | None) -> Method:
-    """A method over a group of prompts (B, T), which all get as many new tokens."""
-
-    def run(prompts_BT: Tensor) -> Outcome:
-        if decoding is None:
-            tokens = new_rows(settings.generate(model, prompts_BT), prompts_BT)
-            return Outcome(tokens=tokens, passes=len(tokens))
-        output = settings.generate(model, prompts_BT, custom_generate=decoding, return_dict_in_generate=True)
-        return Outcome(tokens=new_rows(output.sequences, prompts_BT), passes=output.stats.row_passes)
-
-    return Method(name=name, run=run)
-
-
-def new_rows(sequences_BL: Tensor, prompts_BT: Tensor) -> list[int]:
-    """The new tokens of all rows, one row after the other."""
-    tokens: list[int] = sequences_BL[:, prompts_BT.shape[1] :].flatten().tolist()
-    return tokens
 
 
 class SameRows:
