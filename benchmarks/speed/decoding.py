@@ -36,6 +36,7 @@ from benchmarks.shared import (
 )
 from benchmarks.speed.decoding_report import (
     ALONE,
+    COMPILED,
     WITH_LOOKUP,
     draw,
     headlines,
@@ -48,6 +49,7 @@ from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, w
 from heads.backbone.compiling.compiled_backbone import compiled
 from heads.backbone.compiling.graph import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
+from heads.decoding.defaults import default_nodes
 from heads.decoding.proposers.heads import compiled_drafting
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.dynamic import DynamicTree
@@ -76,7 +78,7 @@ from heads.tuning.tuned_tree import build_tuned_tree
 
 REPETITION_PENALTY = 1.1
 FITTED_ON = 16  # prompts at least: fewer tell more of themselves than of the trees
-COMPILED = ", compiled"
+PENALISED = f"greedy, repetition penalty {REPETITION_PENALTY}"
 LOOPS = "greedy"  # the setting whose text loops, so that no target is asked of it
 QUICK: dict[str, Any] = {
     "new_tokens": 32,
@@ -128,9 +130,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Settings]:
     new_tokens = options.new_tokens
     return {
         LOOPS: GreedySettings(new_tokens=new_tokens),
-        f"greedy, repetition penalty {REPETITION_PENALTY}": GreedySettings(
-            new_tokens=new_tokens, repetition_penalty=REPETITION_PENALTY
-        ),
+        PENALISED: GreedySettings(new_tokens=new_tokens, repetition_penalty=REPETITION_PENALTY),
         "sampled, temperature 1": SampledSettings(new_tokens=new_tokens),
     }
 
@@ -172,7 +172,7 @@ def compare(console: Console, ours: Measured, own: Measured | None, options: arg
             say(console, f"  {line}")
     for name in settings_of(options):
         say(console, f"\n{name}:")
-        say_targets(console, blocks[name], parts.get(name, []), counts=name != LOOPS)
+        say_targets(console, blocks[name], parts.get(name, []), counts=name != LOOPS, alone=name == PENALISED)
     save(console, ours.opened, options, blocks, parts)
 
 
@@ -270,13 +270,15 @@ def tree_methods(
 ) -> list[tuple[TokenHeads, Method]]:
     """Each folder of heads, alone or with lookup, with its fitted or its default tree.
 
-    Where tuning found that lookup alone is faster, its tree without lookup stands beside the chain: a row of heads
-    with lookup uses its heads, and lookup without heads has a row of its own.
+    Where tuning found that lookup alone is faster, its tree without lookup stands beside the chain, or else the default
+    tree: a row of heads with lookup uses its heads, and lookup without heads has a row of its own.
     """
     found = []
     for name, heads in ours.opened.token_heads.items():
         unused = heads.tuned_tree is not None and heads.tuned_tree.kind == "plain"
-        shape = ours.alone.get(name) if kind == ALONE or unused else None
+        shape: Any = ours.alone.get(name) if kind == ALONE or unused else None
+        if unused and shape is None:
+            shape = default_nodes(heads.backbone.device)
         lookup = 0 if kind == ALONE else DEFAULT_LOOKUP
         label = f"{name}{kind}{COMPILED if compile else ''}"
         found.append((heads, tree(ours.opened.model, heads, settings, label, shape, lookup, compile)))

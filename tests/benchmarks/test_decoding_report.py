@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from tiny import shared_model
 
@@ -17,7 +19,7 @@ from heads.checkpoint.opening import Opened
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import TunedTree
-from heads.evaluation.methods import GreedySettings
+from heads.evaluation.methods import GreedySettings, Method
 from heads.evaluation.throughput import MethodResult
 from heads.families import create
 
@@ -75,6 +77,26 @@ def test_headlines_lead_with_heads_alone_and_name_lookup_without_heads_beside_lo
     assert "; lookup without heads 2.20 × plain" in with_lookup
 
 
+def test_heads_alone_are_held_against_plain_of_their_own_kind():
+    compiled = [a_row("plain, compiled static cache", 160.0), a_row("grounded, heads alone, compiled", 250.0)]
+
+    def said_of(rows: list[MethodResult], **more: bool) -> str:
+        console = Console(file=io.StringIO(), width=400)
+        say_targets(console, rows, [], counts=False, **more)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    slower = [PLAIN, a_row("medusa, heads alone", 150.0, milliseconds=SPENT), LOSSY, BOTH]
+    compiled = [replace(row, milliseconds=SPENT) for row in compiled]
+    assert "target medusa, heads alone ≥ 1.6 × plain: 1.50, not reached" in said_of(slower, alone=True)
+    assert "target heads alone, compiled ≥ 1.6 × plain, compiled static cache: not measured" in said_of(
+        slower, alone=True
+    )
+    both = said_of([*ROWS, *compiled], alone=True)
+    assert "target grounded, heads alone ≥ 1.6 × plain: 2.40, reached" in both
+    assert "target grounded, heads alone, compiled ≥ 1.6 × plain, compiled static cache: 1.56, not reached" in both
+    assert "1.6 ×" not in said_of(ROWS)
+
+
 def test_a_method_has_one_speed_in_all_tables():
     for p, row in zip(scaled(PARTS, ROWS), (PLAIN, MEDUSA, GROUNDED), strict=True):
         assert p.total == pytest.approx(1000 / row.tokens_per_second)
@@ -107,6 +129,32 @@ def test_heads_with_lookup_use_their_heads_where_tuning_chose_lookup_alone(monke
     ours = Measured(opened=opened, alone=dict.fromkeys("ab", fitted), prompts=[], repeats=1, other_model=None)
     shapes = [method for _, method in decoding.tree_methods(ours, GreedySettings(), decoding.WITH_LOOKUP)]
     assert shapes == [(fitted, DEFAULT_LOOKUP), (None, DEFAULT_LOOKUP)]
+
+
+def test_every_row_of_heads_drafts_with_them_so_that_no_headline_of_heads_is_lookups_alone():
+    """Where tuning chose lookup alone, or found no tree at all, rows of heads still verify a tree of more than a root.
+
+    A headline of heads takes rows by their names; so a name must say what was decoded.
+    """
+    model = shared_model("llama")
+    token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b", "c")}
+    for name in "ab":
+        token_heads[name].tuned_tree = TunedTree(kind="plain", lookup=10)
+    opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
+    ours = Measured(opened=opened, alone={"a": Tree.product([3])}, prompts=[], repeats=1, other_model=None)
+    for kind in (decoding.ALONE, decoding.WITH_LOOKUP):
+        for _, method in decoding.tree_methods(ours, GreedySettings(new_tokens=6), kind):
+            counted = count_nodes(model, method)
+            assert min(counted) > 1, method.name
+
+
+def count_nodes(model: Any, method: Method) -> list[int]:
+    """The tokens of each backbone call of a method behind its prompt's."""
+    found: list[int] = []
+    hook = model.model.layers[0].register_forward_pre_hook(lambda module, given: found.append(given[0].shape[1]))
+    method.run(torch.randint(model.config.vocab_size, (1, 9)))
+    hook.remove()
+    return found[1:]
 
 
 def test_quick_changes_defaults_and_obeys_what_is_given_beside_it():
