@@ -61,7 +61,7 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             name="engines",
             asked="-m benchmarks.training.engines --gpu --engines ddp fsdp2 --only-losses",
             tiny="-m benchmarks.training.engines --cases 'grounded, frozen' --engines ddp --processes 2 --only-losses",
-            minutes=2,
+            minutes=1.5,
         ),
     ),
     "costs": (
@@ -88,26 +88,26 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
     "decoding": (
         Program(
             name="decoding",
-            asked="-m benchmarks.speed.real_costs --shapes 1.2B 7B --dtypes bfloat16 --batches 1 4 16 --minutes 6.5 "
+            asked="-m benchmarks.speed.real_costs --shapes 1.2B 7B --dtypes bfloat16 --batches 1 4 16 --minutes 5.5 "
             "--out {out}/rows",
             tiny="-m benchmarks.speed.real_costs --quick --no-tuned --groups 1 --new-tokens 4 --out {out}/rows",
-            minutes=7,
+            minutes=6,
         ),
     ),
     "mx": (
         Program(
             name="microscaling",
-            asked="-m benchmarks.gpu.microscaling --minutes 2.3",
+            asked="-m benchmarks.gpu.microscaling --minutes 1.3",
             tiny="-m benchmarks.gpu.microscaling --tiny",
-            minutes=2.5,
+            minutes=1.5,
         ),
     ),
     "learn": (
         Program(
             name="learn",
-            asked="-m benchmarks.gpu.learn --minutes 5.75",
+            asked="-m benchmarks.gpu.learn --minutes 8.25",
             tiny="-m benchmarks.gpu.learn --tiny",
-            minutes=6.25,
+            minutes=8.75,
         ),
     ),
 }
@@ -156,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
 def what_each_takes() -> str:
     """
     >>> what_each_takes()
-    'of tests (3 + 2), costs (1.25 + 2 + 1), decoding (7), mx (2.5), learn (6.25); minutes at most, 25 in all'
+    'of tests (3 + 1.5), costs (1.25 + 2 + 1), decoding (6), mx (1.5), learn (8.75); minutes at most, 25 in all'
     """
     minutes = {name: [program.minutes for program in programs] for name, programs in COMMANDS.items()}
     named = ", ".join(f"{name} ({' + '.join(f'{one:g}' for one in found)})" for name, found in minutes.items())
