@@ -63,7 +63,8 @@ CHECKS = {
     "decoding": Check(
         command="python -m benchmarks.speed.decoding --picture docs/pictures/decoding_speed.png",
         shows="shipped heads alone, lookup without heads, and both, beside plain generate: greedy, with a repetition "
-        "penalty and sampled; what lossy decoding costs; where each millisecond goes, headlines and targets",
+        "penalty and sampled; what lossy decoding costs; where each millisecond goes, headlines and targets; settings "
+        "that an earlier call finished are kept",
         quick="--quick",
     ),
     "pass_costs": Check(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +13,18 @@ import torch
 from rich.console import Console
 from tiny import shared_model
 
-from benchmarks.speed import decoding
-from benchmarks.speed.decoding import QUICK, Measured, build_methods, read_options, settings_of
-from benchmarks.speed.decoding_report import headlines, passes_allow, say_targets, scaled, what_limits
+from benchmarks.speed.decoding import __main__ as command
+from benchmarks.speed.decoding import measuring as decoding
+from benchmarks.speed.decoding import stored
+from benchmarks.speed.decoding.__main__ import QUICK, read_options, settings_of
+from benchmarks.speed.decoding.measuring import Measured, build_methods
+from benchmarks.speed.decoding.report import headlines, passes_allow, say_targets, scaled, what_limits
+from benchmarks.speed.decoding.trees import as_tuned, use_trees
 from benchmarks.speed.parts import Parts
+from benchmarks.stale import UNCOMMITTED
 from heads.checkpoint.opening import Opened
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
+from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import TunedTree
 from heads.evaluation.methods import GreedySettings, Method
@@ -160,4 +168,106 @@ def count_nodes(model: Any, method: Method) -> list[int]:
 def test_quick_changes_defaults_and_obeys_what_is_given_beside_it():
     assert vars(read_options(["--quick"])).items() >= QUICK.items()
     assert read_options(["--new-tokens", "5", "--quick"]).new_tokens == 5
-    assert read_options([]).new_tokens == 128
+    assert read_options([]).new_tokens == 96
+
+
+def tiny_command(tmp_path, *more: str) -> list[str]:
+    """The command's own flow on the demo with as little as it takes; no tree is fitted, nothing compiles."""
+    asked = ["--quick", "--heads", "checkpoints/demo/medusa", "--prompts", "1", "--repeats", "1", "--new-tokens", "4"]
+    return [*asked, "--parts-prompts", "1", "--other-model", "", "--out", str(tmp_path), *more]
+
+
+@pytest.fixture
+def committed(monkeypatch) -> dict[str, Any]:
+    """A checkout at a commit, with no changes; the test moves it."""
+    state: dict[str, Any] = {"head": "aaaaaaa", "changed": []}
+    monkeypatch.setattr(stored, "head", lambda: state["head"])
+    monkeypatch.setattr(stored, "changed_since", lambda commit, paths: state["changed"])
+    return state
+
+
+def test_a_divided_run_goes_on_and_says_where_each_setting_was_measured(tmp_path, capsys, committed, monkeypatch):
+    command.main(tiny_command(tmp_path, "--settings", "penalty"))
+    first = capsys.readouterr().out
+    assert "greedy, repetition penalty 1.1: shares of the time" in first
+    assert "sampled, temperature 1 is left out: it is not stored; --settings sampled measures it" in first
+    committed["head"] = "bbbbbbb"
+    command.main(tiny_command(tmp_path))
+    whole = capsys.readouterr().out
+    begin, end = "greedy, repetition penalty 1.1: shares", "sampled, temperature 1 is left out"
+    table = first[first.index(begin) : first.index(end)].strip()
+    assert table in whole, "the stored figures are printed, not new ones"
+    assert re.search(r"greedy, repetition penalty 1.1: measured .* minutes, .*, commit aaaaaaa", whole)
+    assert re.search(r"sampled, temperature 1: measured .* minutes, .*, commit bbbbbbb", whole)
+    assert "These parts are of 2 commits" in whole
+    monkeypatch.setattr(command, "measure_setting", None)  # all is stored
+    command.main(tiny_command(tmp_path))
+    assert capsys.readouterr().out == whole
+
+
+def test_what_has_changed_or_was_never_committed_is_measured_anew(tmp_path, capsys, committed):
+    asked = tiny_command(tmp_path, "--settings", "greedy")
+    command.main(asked)
+    capsys.readouterr()
+    committed |= {"changed": ["checkpoints/demo/medusa/heads.json"], "head": "ccccccc" + UNCOMMITTED}
+    command.main(asked)
+    said = capsys.readouterr().out
+    assert "not used: changed since its commit aaaaaaa: checkpoints/demo/medusa/heads.json" in said
+    committed["changed"] = []
+    command.main(asked)
+    assert "not used: it was measured on files that no commit holds" in capsys.readouterr().out
+    command.main([*asked, "--offset", "1", "--settings", "sampled"])
+    assert "greedy is left out: it is not stored" in capsys.readouterr().out, "other options, another part"
+
+
+def test_another_machine_has_parts_of_its_own(tmp_path, capsys, committed, monkeypatch):
+    command.main(tiny_command(tmp_path, "--settings", "greedy"))
+    monkeypatch.setattr(stored, "describe_machine", lambda device: {"cpu": "another", "threads": 64})
+    capsys.readouterr()
+    command.main(tiny_command(tmp_path, "--settings", "sampled"))
+    said = capsys.readouterr().out
+    assert "greedy is left out: it is not stored" in said
+    assert "another, 64 threads" in said
+
+
+def test_fitted_trees_are_used_as_they_were_stored():
+    model = shared_model("llama")
+    token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b", "c")}
+    opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
+    trees = {"a": Tree.product([3, 2]), "b": DynamicTree(nodes=5, depth=2, width=1)}
+    chosen = TunedTree(kind="static", paths=((0,), (0, 0)), lookup=10).as_dict()
+    fitted = {
+        name: {"verdict": "", "chosen": chosen, "alone": as_tuned(tree).as_dict()} for name, tree in trees.items()
+    }
+    fitted["c"] = {"verdict": "none", "chosen": TunedTree(kind="plain", lookup=10).as_dict(), "alone": None}
+    alone = use_trees(Console(file=io.StringIO()), opened, json.loads(json.dumps(fitted)))
+    assert alone["b"] == trees["b"]
+    assert alone["a"].paths == trees["a"].paths  # type: ignore[union-attr]
+    assert [heads.tuned_tree.kind for heads in token_heads.values()] == ["static", "static", "plain"]  # type: ignore[union-attr]
+
+
+def test_compiled_rows_are_measured_only_where_they_are_compared(monkeypatch):
+    asked: dict[str, bool] = {}
+
+    def measured(console: Any, ours: Any, own: Any, settings: Any, name: str, compile: bool, *more: Any) -> Any:
+        asked[name] = compile
+        raise StopIteration
+
+    monkeypatch.setattr(command, "may_compile", lambda *given: True)
+    monkeypatch.setattr(command, "measure_setting", measured)
+    ours = Measured(opened=None, alone={}, prompts=[], repeats=1, other_model=None)  # type: ignore[arg-type]
+    for key in command.SETTINGS:
+        options = read_options(["--settings", key, "--draft-model", ""])
+        with pytest.raises(StopIteration):
+            command.compare(Console(file=io.StringIO()), ours, None, options, Unstored(), None)  # type: ignore[arg-type]
+    assert asked == {"greedy": False, command.PENALISED: True, "sampled, temperature 1": False}
+
+
+class Unstored:
+    """A store that has nothing and keeps nothing."""
+
+    def read(self, what: str, **more: Any) -> None:
+        return None
+
+    def measure(self, what: str, run: Any, **more: Any) -> Any:
+        return run()
