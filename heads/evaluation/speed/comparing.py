@@ -22,7 +22,7 @@ VERDICTS = {"more": "more", "less": "less", "": "no difference"}
 
 
 def compare(runs: Mapping[str, Row]) -> list[Section]:
-    """A section for each method that all runs have, then pictures.
+    """Plain generation in all runs, a section for each method that all runs have, then pictures.
 
     Raises:
         ValueError: two runs have no question in common, or answered them otherwise.
@@ -49,7 +49,20 @@ def compare(runs: Mapping[str, Row]) -> list[Section]:
             lines, "Joint acceptance by depth, heads alone.", "depth", "accepted", percent=True, whole_steps=True
         ),
     ]
-    return [*sections, Section(title="Side by side", pictures=pictures)]
+    return [plain_section(runs), *sections, Section(title="Side by side", pictures=pictures)]
+
+
+def plain_section(runs: Mapping[str, Row]) -> Section:
+    """Plain generation's speed in each run, with its range, and what that means for the ratios."""
+    speeds = {name: run["categories"][OVERALL][PLAIN]["tokens_per_second"] for name, run in runs.items()}
+    low, high = min(speeds.values()), max(speeds.values())
+    text = (
+        f"Each run measured plain generation in turns with its heads: {low:.1f} to {high:.1f} tokens/s over the runs, "
+        f"{high / low - 1:.0%} apart. Every speed-up is over the plain generation of its own run, so that a machine "
+        f"that was faster or slower in another run, or another backbone, changes no ratio."
+    )
+    rows = [[name, f"{speed:.1f}"] for name, speed in speeds.items()]
+    return Section(title="Plain generation", text=text, tables=[Table(columns=["run", "plain, tokens/s"], rows=rows)])
 
 
 def refuse_other_settings(runs: Mapping[str, Row]) -> None:

@@ -139,6 +139,17 @@ def test_the_report_loads_nothing_and_compare_calls_nothing_a_win_inside_its_int
     assert ratio_of_sums([3.0], [1.0]).verdict == ""  # one question says nothing
 
 
+def test_compare_states_plain_of_every_run_once_and_whose_plain_a_ratio_is_over(results, folder: Path):
+    measured = [
+        json.loads((folder / name / "results.json").read_text())["results"]["categories"]["overall"]["plain"]
+        for name in ("run-medusa", "run-grounded")
+    ]
+    low, high = sorted(one["tokens_per_second"] for one in measured)
+    said = " ".join(run("compare", folder / "run-medusa", folder / "run-grounded").output.split())
+    assert f"{low:.1f} to {high:.1f} tokens/s over the runs, {high / low - 1:.0%} apart" in said
+    assert "Every speed-up is over the plain generation of its own run" in said
+
+
 def test_kept_caches_change_no_text(folder: Path):
     opened_model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
     settings, tokenizer = GreedySettings(new_tokens=NEW_TOKENS), byte_tokenizer()
