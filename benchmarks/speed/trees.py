@@ -46,7 +46,7 @@ from heads.evaluation.throughput import clock_of, ratio_interval
 from heads.interface.token_heads import TokenHeads
 from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import BatchTotals, Speed, measure_batches
-from heads.tuning.report import describe, verdict
+from heads.tuning.report import describe, describe_heads, verdict
 from heads.tuning.search import Choice, choice_of
 from heads.tuning.tree_with_lookup import TreeWithLookup
 from heads.tuning.tune import tune
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         halves = []
         for fitted, other in ((prompts[0::2], prompts[1::2]), (prompts[1::2], prompts[0::2])):
             tuning = tune(token_heads, fitted, config, clock=clock_of(opened.model.device))
-            say(console, f"{name}: {verdict(tuning)}")
+            say_choice(console, name, tuning)
             halves.append(compare(name, opened, token_heads, tuning, other, options.rounds))
             for line in halves[-1]:
                 say(console, f"  {line.decoding}: {line.tree}")
@@ -143,6 +143,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         machine = {"machine": describe_machine(opened.model.device), "versions": versions()}
         write_figures(options.json, {"lines": found, **machine})
+
+
+def say_choice(console: Console, name: str, tuning: Tuning) -> None:
+    """What was chosen, and from which node budget each head pays on these prompts."""
+    say(console, f"{name}: {verdict(tuning)}")
+    say(console, f"  {describe_heads(tuning)}")
 
 
 def pool(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:

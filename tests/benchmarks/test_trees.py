@@ -1,11 +1,16 @@
 """Predictions of trees held against measurements: halves pooled, and the sentence that judges them."""
 
 import dataclasses
+import io
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from benchmarks.shared import wide_console
+from benchmarks.speed import trees
 from benchmarks.speed.trees import Line, lines_table, pool, say_worst
+from heads.decoding.trees.static import Tree
 from heads.tuning.decoding_speed import BatchTotals, Speed
 
 
@@ -66,3 +71,17 @@ def test_more_than_ten_percent_is_said(predicted: float, verdict: str) -> None:
         console.print(lines_table(lines))
     assert f"within 10% of measured: {verdict} (worst: grounded, tuned" in said.get()
     assert f"{predicted / 200 - 1:+.1%}" in said.get()
+
+
+def test_the_budget_at_which_each_head_pays_stands_below_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pays = {1: 2, 2: 3, 3: 12, 4: None}
+    tuning = SimpleNamespace(
+        heads_pay_from=pays, num_heads=4, tree=Tree([[0], [0, 0]]), times=SimpleNamespace(verify={1: 1.0, 64: 2.0})
+    )
+    monkeypatch.setattr(trees, "verdict", lambda tuning: "Chosen: a static tree")
+    console = Console(file=io.StringIO(), width=400)
+    trees.say_choice(console, "grounded", tuning)  # type: ignore[arg-type]
+    first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert first == "grounded: Chosen: a static tree"
+    assert "It uses 2 of 4 heads" in second
+    assert "head 3 from 12 nodes, head 4 at no budget" in second
