@@ -1,4 +1,4 @@
-"""docs/paper_to_code.md names every equation, table and figure of the four papers, and files that are there."""
+"""docs/paper_to_code.md names all that the four papers number: equations, algorithms, figures; and files that exist."""
 
 import re
 from pathlib import Path
@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/paper_to_code.md").read_text()
 NUMBERED = {
     "Not So Speculative": {"figure": 8},
-    "DynaMo": {"equation": 6, "table": 14, "figure": 23},
+    "DynaMo": {"equation": 6, "algorithm": 1, "theorem": 1, "table": 14, "figure": 23},
     "Speculative sampling": {"figure": 10},
-    "Superposed Decoding": {"equation": 8, "table": 5, "figure": 15},
+    "Superposed Decoding": {"equation": 8, "algorithm": 1, "table": 5, "figure": 15},
 }
 
 

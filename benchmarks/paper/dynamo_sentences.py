@@ -8,7 +8,7 @@ judge is the demo's draft model, by log-likelihood: no judge of meaning, and nam
 as its speed; here seconds count too. The demo reads Python, so the prompts are code; `--prompts english` has table 7's.
 Texts, times and answers are kept: a repeated call goes on where it was stopped.
 """
-# E value of ε_b, N pair of a prompt and a seed, S resample
+# E value of ε_b, N pair of a prompt and a seed, P prompt, S resample
 
 from __future__ import annotations
 
@@ -65,10 +65,12 @@ class Point:
         won_N: 1 for a win against plain generation's text, 0 for a tie, -1 for a loss, nan for a verdict that cannot be
             read, which counts as none of them.
         score_N: of the text alone; NaN where the verdict cannot be read.
+        prompt_N: which prompt a pair has, counted from 0.
         repeated: share of repeated 4-grams.
     """
 
     threshold: float
+    prompt_N: NDArray[np.int64]
     speed_N: Figures
     passes_N: Figures
     won_N: Figures
@@ -131,6 +133,7 @@ class Bench:
         seconds = [row["seconds"] / row["tokens"] for row in plain]
         return Point(
             threshold=threshold,
+            prompt_N=np.array([self.prompts.index(prompt) for prompt in prompts]),
             speed_N=np.array([s * row["tokens"] / row["seconds"] for s, row in zip(seconds, found, strict=True)]),
             passes_N=np.array([row["tokens"] / row["passes"] for row in found]),
             won_N=np.array([{"A": 1.0, "tie": 0.0, "B": -1.0}.get(winner or "", np.nan) for winner in winners]),
@@ -195,11 +198,16 @@ def regression(speeds_E: Figures, rates_E: Figures) -> tuple[float, float]:
 
 
 def resampled_lines(points: Sequence[Point], speed: Callable[[Point], Figures]) -> Figures:
-    """(S, 2): lines of resampled pairs of a prompt and a seed, the same for all ε_b: a paired bootstrap."""
+    """(S, 2): lines of resampled prompts with all their seeds, the same for all ε_b: a paired bootstrap.
+
+    Texts of one prompt resemble each other whatever their seeds, so that pairs are no independent points.
+    """
     won_NE = np.stack([point.won_N for point in points], axis=1)
-    times_SN = resample(len(won_NE), RESAMPLES, np.random.default_rng(0))
+    prompt_N = points[0].prompt_N
+    times_SP = resample(int(prompt_N.max()) + 1, RESAMPLES, np.random.default_rng(0))
+    times_SN = times_SP[:, prompt_N]
     rates_SE = (times_SN @ (won_NE > 0) + 0.5) / (times_SN @ (won_NE < 0) + 0.5)  # `win_rate` of each resample
-    speeds_SE = times_SN @ np.stack([speed(point) for point in points], axis=1) / len(won_NE)
+    speeds_SE = times_SN @ np.stack([speed(point) for point in points], axis=1) / times_SN.sum(axis=1, keepdims=True)
     return np.array([regression(*line) for line in zip(speeds_SE, rates_SE, strict=True)])
 
 
@@ -306,7 +314,8 @@ def draw_wins(axes: Any, points: Sequence[Point]) -> None:
 
 def open_judge(options: argparse.Namespace, opened: Opened) -> Judge:
     if options.judge == "endpoint":
-        return EndpointJudge.from_environment(cache=KEPT / "answers.jsonl")
+        prices = None if options.prices is None else tuple(options.prices)
+        return EndpointJudge.from_environment(cache=KEPT / "answers.jsonl", prices=prices)
     other = load_backbone(BackboneConfig(name_or_path=options.judge))
     return LikelihoodJudge(other, opened.tokenizer, opened.model)
 
@@ -328,6 +337,13 @@ def add_judging_flags(parser: argparse.ArgumentParser, *, seeds: int, step: floa
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of a text")
     judge = "endpoint (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL), or another model's folder for its log-likelihood"
     parser.add_argument("--judge", default="checkpoints/demo/draft", help=judge)
+    parser.add_argument(
+        "--prices",
+        type=float,
+        nargs=2,
+        metavar=("ASKED", "ANSWERED"),
+        help="dollars for a million tokens of an endpoint; the price of questions is said before they are asked",
+    )
 
 
 if __name__ == "__main__":

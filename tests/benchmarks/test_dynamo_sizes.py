@@ -1,19 +1,21 @@
 """Backbones of three sizes are trained by one recipe, and what the figures say is read off their points."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from benchmarks.paper.dynamo_sentences import Point
+from benchmarks.paper.dynamo_sentences import Point, resampled_lines
 from benchmarks.paper.dynamo_sizes import SIZES, Judged, crossing, finished_steps, last_loss, orderings, write_config
 
 
 def point(speed, won, score):
     won_N = np.array([1.0] * won + [-1.0] * (10 - won))
     return Point(
-        threshold=0.5, speed_N=np.full(10, speed), passes_N=np.full(10, speed), won_N=won_N,
+        threshold=0.5, prompt_N=np.repeat([0, 1], 5), speed_N=np.full(10, speed), passes_N=np.full(10, speed),
+        won_N=won_N,
         score_N=np.full(10, score), repeated=0.0,
     )  # fmt: skip
 
@@ -37,6 +39,13 @@ def test_orderings_and_speed_ups_are_read_off_the_points():
     assert "every ε_b: holds" in orderings(rising)[0]
     assert "does not hold here" in orderings(rising[::-1])[0]
     assert crossing(rising[0], lambda p: p.speed_N) == pytest.approx(1.6, abs=0.2)  # between 5 and 3 wins of ten
+
+
+def test_bands_resample_prompts_and_not_the_seeds_of_a_prompt():
+    """All texts of the first prompt win and all of the second lose: a sample holds a prompt whole, or not at all."""
+    points = [dataclasses.replace(point(speed, 5, 0.0), threshold=speed) for speed in (1.0, 2.0)]
+    found = {round(rate, 3) for _, rate in resampled_lines(points, lambda p: p.speed_N).tolist()}
+    assert found == {round(rate, 3) for rate in (10.5 / 0.5, 5.5 / 5.5, 0.5 / 10.5)}
 
 
 def test_a_run_is_finished_by_its_last_evaluation(tmp_path):
