@@ -17,7 +17,7 @@ from benchmarks.shared import held_out, write_block
 from benchmarks.speed.real_costs import __main__ as command
 from benchmarks.speed.real_costs import cells, methods
 from benchmarks.speed.real_costs.cells import Line, Speeds
-from benchmarks.speed.real_costs.report import markdown, verdicts
+from benchmarks.speed.real_costs.report import figures, markdown, verdicts
 from benchmarks.speed.real_costs.shapes import SHAPES, Shape, what_stops
 from benchmarks.speed.real_costs.wide_backbone import wide_config, widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
@@ -154,6 +154,12 @@ def test_compiled_heads_are_compared_with_compiled_plain() -> None:
     lines[1] = replace(lines[1], tokens_per_second=0.8)
     (*_, said) = verdicts([Speeds(shape="7B", dtype="bfloat16", batch=4, lines=lines)])
     assert said == "7B bfloat16, batch 4: grounded alone, compiled is 1.25 × plain, compiled"
+    slower = line("grounded alone", 1.4)
+    target, compiled = verdicts([Speeds(shape="7B", dtype="bfloat16", batch=1, lines=[*lines, slower])])
+    assert target.startswith("7B bfloat16: grounded alone is 1.40 × plain"), "compiled heads reach no eager bound"
+    assert "compiled is 1.25 ×" in compiled
+    assert figures(lines[2])[-1] == ""
+    assert figures(slower)[-1] == "0.70"
 
 
 def test_what_does_not_fit_into_the_minutes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
