@@ -8,15 +8,17 @@ which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginal
 tokens is swept over the threshold; ways are compared by how often their second tokens are right at equal tokens per
 decision.
 """
-# B position, k candidate, V vocabulary
+# B position, k candidate, T threshold, K block, S resample, V speed
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -26,6 +28,7 @@ from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.candidates import Candidates, take_candidates
 from heads.decoding.dynamo.joint import mask, outer, total
 from heads.evaluation.predictions import predict, read_blocks
+from heads.evaluation.throughput import RESAMPLES, SHARES, Figures, resample
 from heads.ngrams.table import NgramTable
 
 ITERATIONS = 5
@@ -45,11 +48,12 @@ class Way:
         return f"α_c {self.alpha:g}" + (f", ε₂/ε₁ {self.pull:g}" if self.pull else "")
 
 
+PAPERS = Way(alpha=1.0)
 WAYS = (
     Way(alpha=0.0),
     Way(alpha=0.25),
     Way(alpha=0.5),
-    Way(alpha=1.0),
+    PAPERS,
     Way(alpha=0.5, pull=1.0),
     Way(alpha=1.0, pull=1.0),
     Way(alpha=1.0, pull=3.0),
@@ -61,13 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     opened = open_heads([options.heads])
     ngrams = open_ngrams(opened, options.ngrams)
-    places, second_B = read_positions(opened, options.blocks)
-    say(console, f"{options.heads}, {len(second_B):,} held-out positions, joint of two tokens")
+    places, true_B2, blocks = read_positions(opened, options.blocks)
+    say(console, f"{options.heads}, {len(true_B2):,} held-out positions in {blocks} blocks, joint of two tokens")
+    found = {way.name: count_emitted(form(places, ngrams, way), places, true_B2, blocks) for way in WAYS}
     title = "\nshare of second tokens that are right, at equal tokens per decision"
     table = figures_table(title, "joint", *(f"{speed:g}" for speed in SPEEDS))
-    for way in WAYS:
-        found = accuracy_at_speeds(form(places, ngrams, way), places, second_B)
-        table.add_row(way.name, *map(or_dash, found))
+    for name, one in found.items():
+        table.add_row(name, *map(or_dash, share_at_speeds(one, np.ones(blocks))))
+    console.print(table)
+    title = f"\nthe same less {PAPERS.name}'s, with 95 % intervals over resampled blocks; * excludes 0"
+    table = figures_table(title, "joint", *(f"{speed:g}" for speed in SPEEDS))
+    for name, one in found.items():
+        if name != PAPERS.name:
+            table.add_row(name, *describe_differences(one, found[PAPERS.name]))
     console.print(table)
 
 
@@ -75,13 +85,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.sinkhorn", __doc__)
     parser.add_argument("--heads", default="checkpoints/demo/dynamo", help="folder of heads")
     parser.add_argument("--ngrams", default=NGRAMS, help="table of n-grams")
-    parser.add_argument("--blocks", type=int, default=8, help="held-out blocks of 256 tokens")
+    parser.add_argument("--blocks", type=int, default=16, help="held-out blocks of 256 tokens")
     return parser
 
 
 @torch.no_grad()
-def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor]:
-    """The candidates of x_{t+1} and x_{t+2} at every position t, and the true x_{t+1} and x_{t+2}."""
+def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor, int]:
+    """The candidates of x_{t+1} and x_{t+2} at every position t, the true x_{t+1} and x_{t+2}, and how many blocks."""
     (token_heads,) = opened.token_heads.values()
     tokens_BT = torch.stack(
         [block.tokens_T for block in read_blocks(opened, (), count, 256) if len(block.tokens_T) == 256]
@@ -92,7 +102,7 @@ def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor
         take_candidates(torch.cat(list(prediction.logits())).softmax(dim=-1), 50, place=i)
         for i, prediction in enumerate(made)
     ]
-    return places, torch.stack([tokens_BT.flatten()[rows_R + n] for n in (1, 2)], dim=1)
+    return places, torch.stack([tokens_BT.flatten()[rows_R + n] for n in (1, 2)], dim=1), len(tokens_BT)
 
 
 def form(places: Sequence[Candidates], ngrams: NgramTable, way: Way) -> Tensor:
@@ -129,20 +139,58 @@ def sinkhorn(joint_Bkk: Tensor, marginals: Sequence[Tensor], pull: float, iterat
     return scaled
 
 
-def accuracy_at_speeds(joint_Bkk: Tensor, places: Sequence[Candidates], true_B2: Tensor) -> list[float | None]:
-    """Share of right second tokens at each speed: the best pair is emitted if above the threshold, else one token."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """How many pairs a way emits above each threshold, and how many have the right second token, block by block."""
+
+    emitted_TK: Figures
+    right_TK: Figures
+    positions_K: Figures
+
+
+def count_emitted(joint_Bkk: Tensor, places: Sequence[Candidates], true_B2: Tensor, blocks: int) -> Emitted:
+    """The best pair is emitted if its probability is above the threshold, else one token."""
     peak_B, cell_B = joint_Bkk.flatten(1).max(dim=1)
     at = torch.unravel_index(cell_B, joint_Bkk.shape[1:])
-    pair_B2 = torch.stack(
-        [place.tokens_Bk.gather(1, i[:, None])[:, 0] for place, i in zip(places, at, strict=True)], dim=1
+    second_B = places[1].tokens_Bk.gather(1, at[1][:, None])[:, 0]
+    emitted_TKB = (peak_B > torch.tensor(THRESHOLDS)[:, None]).view(len(THRESHOLDS), blocks, -1)
+    right_KB = (second_B == true_B2[:, 1]).view(blocks, -1)
+    return Emitted(
+        emitted_TK=emitted_TKB.sum(dim=-1).double().numpy(),
+        right_TK=(emitted_TKB & right_KB).sum(dim=-1).double().numpy(),
+        positions_K=np.full(blocks, float(right_KB.shape[1])),
     )
-    right_B = (pair_B2[:, 1] == true_B2[:, 1]).float()
-    points = []
-    for threshold in THRESHOLDS:
-        emitted_B = peak_B > threshold
-        if bool(emitted_B.any()):
-            points.append((1 + float(emitted_B.float().mean()), float(right_B[emitted_B].mean())))
+
+
+def share_at_speeds(found: Emitted, times_K: Figures) -> list[float | None]:
+    """Share of right second tokens at each speed, where block k counts `times_K[k]` times."""
+    emitted_T, right_T = found.emitted_TK @ times_K, found.right_TK @ times_K
+    speeds_T = 1 + emitted_T / (found.positions_K @ times_K)
+    points = [(float(speeds_T[i]), float(right_T[i] / emitted_T[i])) for i in np.flatnonzero(emitted_T)]
     return [interpolate(points, speed) for speed in SPEEDS]
+
+
+def describe_differences(found: Emitted, other: Emitted) -> list[str]:
+    """The share less the other way's at each speed with its 95 % interval over resampled blocks; * where 0 is outside.
+
+    Both ways have the same blocks in a sample: a paired bootstrap.
+    """
+    blocks = len(found.positions_K)
+    times_SK = np.concatenate([np.ones((1, blocks)), resample(blocks, RESAMPLES, np.random.default_rng(0))])
+    differences_SV = np.array([[less(*two) for two in both(found, other, times_K)] for times_K in times_SK])
+    low_V, high_V = np.nanquantile(differences_SV[1:], SHARES, axis=0)
+    return [
+        "–" if np.isnan(mean) else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]{'*' if low > 0 or high < 0 else ''}"
+        for mean, low, high in zip(differences_SV[0], low_V, high_V, strict=True)
+    ]
+
+
+def both(found: Emitted, other: Emitted, times_K: Figures) -> list[tuple[float | None, float | None]]:
+    return list(zip(share_at_speeds(found, times_K), share_at_speeds(other, times_K), strict=True))
+
+
+def less(share: float | None, other: float | None) -> float:
+    return math.nan if share is None or other is None else share - other
 
 
 if __name__ == "__main__":
