@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.outside import spec_bench, specdec_bench
-from benchmarks.outside.passes import decode
+from benchmarks.outside.answer_by_pass import decode
 from benchmarks.shared import figures_table, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.tree_decoding import TreeDecoding

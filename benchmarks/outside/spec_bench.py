@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.outside.passes import decode
+from benchmarks.outside.answer_by_pass import decode
 from heads.evaluation.methods import replaced
 
 EVALUATION = "evaluation/eval.py"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.outside.passes import decode
+from benchmarks.outside.answer_by_pass import decode
 
 FOLDER = "examples/specdec_bench"
 

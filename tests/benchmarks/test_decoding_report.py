@@ -19,8 +19,8 @@ from benchmarks.speed.decoding import stored
 from benchmarks.speed.decoding.__main__ import QUICK, read_options, settings_of
 from benchmarks.speed.decoding.measuring import Measured, build_methods
 from benchmarks.speed.decoding.report import headlines, passes_allow, say_targets, scaled, what_limits
+from benchmarks.speed.decoding.time_by_part import Parts
 from benchmarks.speed.decoding.trees import as_tuned, use_trees
-from benchmarks.speed.parts import Parts
 from benchmarks.stale import UNCOMMITTED
 from heads.checkpoint.opening import Opened
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP

@@ -43,8 +43,8 @@ from benchmarks.speed.decoding.report import (
     say_targets,
 )
 from benchmarks.speed.decoding.stored import Part, Store, read_row, say_commits
+from benchmarks.speed.decoding.time_by_part import Parts
 from benchmarks.speed.decoding.trees import FITTED_ON, REPETITION_PENALTY, fitted_trees, use_trees
-from benchmarks.speed.parts import Parts
 from heads.backbone.compiling.graph import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.evaluation.methods import (

@@ -19,8 +19,8 @@ from benchmarks.speed.decoding.report import (
     WITH_LOOKUP,
     scaled,
 )
+from benchmarks.speed.decoding.time_by_part import Parts, Watched, measure_parts, watch_heads, watch_plain
 from benchmarks.speed.decoding.trees import Trees
-from benchmarks.speed.parts import Parts, Watched, measure_parts, watch_heads, watch_plain
 from heads.backbone.compiling.compiled_backbone import compiled
 from heads.checkpoint.opening import Opened
 from heads.decoding.defaults import default_nodes

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.shared import figures_table, say
-from benchmarks.speed.parts import Parts
+from benchmarks.speed.decoding.time_by_part import Parts
 from heads.evaluation.methods import LOOKUP_ALONE
 from heads.evaluation.pictures import GREY, PALETTE, draw_speeds, save_figure, tidy
 from heads.evaluation.throughput import MethodResult

@@ -8,7 +8,15 @@ import pytest
 import torch
 from tiny import random_tokens, shared_model
 
-from benchmarks.speed.parts import Parts, Stopwatch, measure_once, measure_parts, summarise, watch_heads, watch_plain
+from benchmarks.speed.decoding.time_by_part import (
+    Parts,
+    Stopwatch,
+    measure_once,
+    measure_parts,
+    summarise,
+    watch_heads,
+    watch_plain,
+)
 from heads.evaluation.methods import GreedySettings, plain, tree
 from heads.families import create
 
