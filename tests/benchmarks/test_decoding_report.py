@@ -66,8 +66,8 @@ def test_what_passes_allow_counts_forwards_alone():
 
 def test_each_target_has_its_line_and_its_verdict():
     text = said(counts=True)
-    assert "best lossless, heads alone (grounded) ≥ 2.33 × plain: 2.40, reached" in text
-    assert "best lossless, heads with lookup (grounded) ≥ 2.33 × plain: 3.00, reached" in text
+    assert "best lossless (grounded, heads alone) ≥ 2.33 × plain: 2.40, reached" in text
+    assert "best lossless (grounded, heads with lookup) ≥ 2.33 × plain: 3.00, reached" in text
     assert "limit of medusa" in text
     assert "limit of grounded" not in text
     assert "grounded, heads alone ≥ 1.07 × medusa, heads alone: 1.20, reached" in text
@@ -83,6 +83,23 @@ def test_headlines_lead_with_heads_alone_and_name_lookup_without_heads_beside_lo
     assert alone == f"greedy: grounded, heads alone {found}"
     assert "grounded, heads with lookup 3.00 × plain" in with_lookup
     assert "; lookup without heads 2.20 × plain" in with_lookup
+
+
+def test_compiled_rows_lead_no_headline_and_are_held_against_compiled_plain():
+    compiled = [
+        a_row("plain, compiled static cache", 160.0, milliseconds=SPENT),
+        a_row("grounded, heads alone, compiled", 400.0, milliseconds=SPENT),
+        a_row("grounded, heads with lookup, compiled", 480.0, milliseconds=SPENT),
+    ]
+    lines = headlines("greedy", [*ROWS, *compiled])
+    assert lines[:2] == headlines("greedy", ROWS)
+    assert lines[2] == "greedy: grounded, heads alone, compiled 2.50 × plain, compiled static cache, 4.00 × plain"
+    assert lines[3] == "greedy: grounded, heads with lookup, compiled 3.00 × plain, compiled static cache, 4.80 × plain"
+    console = Console(file=io.StringIO(), width=400)
+    say_targets(console, [*ROWS, *compiled], [], counts=True)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "best lossless (grounded, heads alone) ≥ 2.33 × plain: 2.40, reached" in text
+    assert "(grounded, heads alone, compiled) ≥ 2.33 × plain, compiled static cache: 2.50, reached" in text
 
 
 def test_heads_alone_are_held_against_plain_of_their_own_kind():
