@@ -28,7 +28,16 @@ from benchmarks.paper.trained_rows import (
     train_row,
     what_trains,
 )
-from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console, with_spread
+from benchmarks.shared import (
+    describe_cpu,
+    figures_table,
+    or_dash,
+    parser_of,
+    run_benchmark,
+    say,
+    wide_console,
+    with_spread,
+)
 from benchmarks.stored_rows import StoredRow, defaults_of, load_or_measure
 from train.config import RatesConfig, TrainConfig, read_config
 from train.loop.batches import collate
@@ -79,7 +88,7 @@ VARIANTS = (
     AblationVariant(name="74M-T2-C", what="copied layer at LR_B", config="dynamo_74m_t2_c", paper=(18.3, 296.4, None)),
     AblationVariant(name="70M-T2-LoRA", config="dynamo_70m_t2_lora", paper=(20.2, 1368.1, None)),
     AblationVariant(name="74M-T2-CTC", config=None, paper=(18.5, 115.4, None), reproduced=False),
-    AblationVariant(name="99M-T2", what="own layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
+    AblationVariant(name="99M-T2", what="layer and unembedding", config="dynamo_99m_t2", paper=(18.3, 111.5, None)),
     AblationVariant(name="74M-T2-NP", what="last tap", config="dynamo_74m_t2_np", paper=(18.8, 131.1, None)),
     AblationVariant(name="74M-T2-H", what="heads only", config="dynamo_74m_t2_h", paper=(20.2, 119.1, None)),
     AblationVariant(name="74M-T2", config="dynamo_74m_t2", paper=(18.3, 112.4, None)),
@@ -235,31 +244,36 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 
 def table(found: Found, title: str) -> Table:
     """A line for each row of the paper: means over seeds with deviations, or why there are none."""
-    columns = (
-        "what",
-        "steps × seeds",
-        "trained",
-        "PPL₁",
-        "PPL₂",
-        "PPL₃",
-        "PPL₁₂",
-        "PPL₁₂₃",
-        "paper's PPL₁, PPL₂, PPL₃",
-    )
-    made = figures_table(title, "variant", *columns, left=2)
+    paper = [f"paper\nPPL{n}" for n in "₁₂₃"]
+    columns = ("what", "steps\n× seeds", "trained", "PPL₁", "PPL₂", "PPL₃", "PPL₁₂", "PPL₁₂₃")
+    made = figures_table(title, "variant", *columns, *paper, left=2)
     for variant in VARIANTS:
-        paper = ", ".join("–" if value is None else f"{value:.1f}" for value in variant.paper)
-        made.add_row(variant.name, variant.what, *cells_of(variant, found[variant.name]), paper)
+        theirs = (or_dash(value, ".1f") for value in variant.paper)
+        made.add_row(
+            variant.name,
+            variant.what if variant.reproduced else "not reproduced",
+            *cells_of(variant, found[variant.name]),
+            *theirs,
+        )
     return made
 
 
 def cells_of(variant: AblationVariant, rows: Sequence[AblationRow]) -> list[str]:
     if not rows:
-        return ["not run" if variant.reproduced else "not reproduced", *[""] * 6]
+        return ["not run" if variant.reproduced else "–", *[""] * 6]
     by_seed = [[*row.ppl, geometric_mean(row.ppl[:2]), geometric_mean(row.ppl)] for row in rows]
     columns = [[value for value in values if value is not None] for values in zip(*by_seed, strict=True)]
     done = f"{rows[0].steps} × {len(rows)}" if rows[0].steps else "–"
-    return [done, f"{rows[0].trained:,}", *(with_spread(values, "{:.2f}") if values else "–" for values in columns)]
+    return [done, f"{rows[0].trained / 1e6:.2f} M", *(perplexity_cell(values) for values in columns)]
+
+
+def perplexity_cell(values: Sequence[float]) -> str:
+    """The mean over seeds and its deviation, with a decimal less from 10 on; a dash where a variant has no such head.
+
+    >>> perplexity_cell([6.04, 6.06]), perplexity_cell([116.0, 116.6]), perplexity_cell([])
+    ('6.05±0.01', '116.3±0.4', '–')
+    """
+    return with_spread(values, "{:.2f}" if min(values) < 10 else "{:.1f}") if values else "–"
 
 
 def statements(found: Found) -> list[str]:

@@ -33,7 +33,7 @@ def demo():
 def rows_of(name, *values, steps=600):
     """One row for each seed; its PPL_1, PPL_2, PPL_3."""
     return [
-        AblationRow(name=name, seed=seed, trained=1000, steps=steps, seconds=1.0, ppl=list(ppl))
+        AblationRow(name=name, seed=seed, trained=4_380_000, steps=steps, seconds=1.0, ppl=list(ppl))
         for seed, ppl in enumerate(values)
     ]
 
@@ -90,7 +90,7 @@ def test_finished_rows_of_these_steps_and_seeds_are_found_again(demo, tmp_path):
 
 def test_the_table_says_what_was_run_with_its_steps_and_seeds():
     lines = shown(found_with(best=rows_of("74M-T2", (6.0, 150.0, None), (6.2, 152.0, None))))
-    assert re.search(r"600 × 2 +1,000 +6\.10±0\.14 +151\.00±1\.41 +– ", lines["74M-T2"])
+    assert re.search(r"600 × 2 +4\.38 M +6\.10±0\.14 +151\.0±1\.4 +– ", lines["74M-T2"])
     assert "not run" in lines["77M-T3"]
     assert "not reproduced" in lines["74M-T2-CTC"]
     assert "115.4" in lines["74M-T2-CTC"]

@@ -138,14 +138,14 @@ def test_beside_heads_alone_stand_assistant_model_and_what_compiles(monkeypatch:
     )
     widened = open_widened(["grounded"], SMALL[1], torch.float32)
     settings = GreedySettings(new_tokens=8, repetition_penalty=1.1)
-    lines = {x.method: x for x in cells.measure_speeds(widened, settings, 1, 1, tuned=False, compile=True)}
+    lines = {x.method: x for x in cells.measure_speeds(widened, settings, 1, 1, repeats=2, tuned=False, compile=True)}
     assert sorted(map(str, asked)) == ["True", "plain"]
     beside = ["assistant_model", "plain, compiled", "grounded alone, compiled"]
     assert list(lines)[-3:] == beside
     assert {line.same_text for line in lines.values()} == {"yes"}
     assert lines["grounded alone, compiled"].tree == lines["grounded alone"].tree
     assert lines["assistant_model"].tokens_per_pass > 1
-    pair = cells.measure_speeds(widened, settings, 2, 1, tuned=False, compile=False)
+    pair = cells.measure_speeds(widened, settings, 2, 1, repeats=1, tuned=False, compile=False)
     assert not {line.method for line in pair} & set(beside), "assisted generation decodes one text at a time"
 
 

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     say(
         console,
-        f"repetition penalty of {PENALTY}, one round of all methods in turn for each group, end tokens unheeded",
+        f"repetition penalty of {PENALTY}, {described_rounds(options.repeats)} for each group, end tokens unheeded",
     )
     rows = list(wanted(options))
     if not options.report:
@@ -76,10 +76,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(console, passes, speeds)
     if options.readme:
         how = (
-            f"{options.groups} held-out prompts, {options.new_tokens} new tokens, greedy with a repetition penalty of "
-            f"{PENALTY}, in brackets the ratio's 95 % interval over prompts; {describe_cpu()}.\n"
+            f"{options.groups} held-out prompts, {options.new_tokens} new tokens, {described_rounds(options.repeats)}, "
+            f"greedy with a repetition penalty of {PENALTY}, in brackets the ratio's 95 % interval over prompts; {describe_cpu()}.\n"
         )
         write_block(README, MARKERS, f"{markdown(speeds)}\n{how}")
+
+
+def described_rounds(repeats: int) -> str:
+    """How often each method decodes each group.
+
+    >>> described_rounds(3)
+    'medians of 3 interleaved rounds of all methods'
+    """
+    return (
+        "one round of all methods in turn"
+        if repeats == 1
+        else f"medians of {repeats} interleaved rounds of all methods"
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", nargs="+", type=int, default=[1], help="rows decoded together")
     parser.add_argument("--groups", type=int, default=6, help="groups of so many held-out prompts as a batch has rows")
     parser.add_argument("--new-tokens", type=int, default=32, help="for each prompt")
+    parser.add_argument("--repeats", type=int, default=1, help="of all methods in turn for each group; medians count")
     parser.add_argument("--rounds", type=int, default=5, help="of passes, interleaved; medians count")
     parser.add_argument("--minutes", type=float, help="begin no row that would last longer; what is left out is named")
     parser.add_argument(
@@ -130,6 +144,7 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
                     asked = {name: getattr(options, name) for name in ("groups", "new_tokens", "no_tuned")}
                     asked["families"] = [*ON_BASE, *OWN_BACKBONE]
                     asked |= {"compile": True} if options.compile else {}
+                    asked |= {"repeats": options.repeats} if options.repeats > 1 else {}
                     asked |= {"assistant_model": DRAFT} if batch == 1 else {}
                 settings = {**common, **asked, "shape": shape, "dtype": dtype, "batch": batch}
                 name = f"{shape}-{dtype}-" + (f"batch{batch}" if batch else "passes")
@@ -184,7 +199,13 @@ def measure_methods(
             say(f"{row.stored.name}: compiled methods are left out: {reason}")
         compile = options.compile and not reason
         found = measure_speeds(
-            widened, settings, row.batch, options.groups, tuned=not options.no_tuned, compile=compile
+            widened,
+            settings,
+            row.batch,
+            options.groups,
+            repeats=options.repeats,
+            tuned=not options.no_tuned,
+            compile=compile,
         )
         lines += found if families == ON_BASE else found[1:]
         gc.collect()

@@ -115,7 +115,7 @@ def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
 
 
 def measure_speeds(
-    widened: Widened, settings: GreedySettings, batch: int, groups: int, *, tuned: bool, compile: bool
+    widened: Widened, settings: GreedySettings, batch: int, groups: int, *, repeats: int, tuned: bool, compile: bool
 ) -> list[Line]:
     """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together.
 
@@ -135,7 +135,7 @@ def measure_speeds(
         methods += more
         trees |= {name: describe(one.settings.at(batch).tree) for name, one in decodings.items()}
     same = SameRows(widened, settings)
-    found = compare(methods, prompts, repeats=1, verdict=same, clock=clock_of(widened.model.device))
+    found = compare(methods, prompts, repeats=repeats, verdict=same, clock=clock_of(widened.model.device))
     return [
         Line(
             method=row.name,
