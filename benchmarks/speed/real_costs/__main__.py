@@ -77,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.readme:
         how = (
             f"{options.groups} held-out prompts, {options.new_tokens} new tokens, {described_rounds(options.repeats)}, "
-            f"greedy with a repetition penalty of {PENALTY}, in brackets the ratio's 95 % interval over prompts; {describe_cpu()}.\n"
+            f"greedy with a repetition penalty of {PENALTY}, in brackets the ratio's 95 % interval over prompts; "
+            f"{describe_cpu()}.\n"
         )
         write_block(README, MARKERS, f"{markdown(speeds)}\n{how}")
 
