@@ -158,8 +158,17 @@ def test_compiled_heads_are_compared_with_compiled_plain() -> None:
     target, compiled = verdicts([Speeds(shape="7B", dtype="bfloat16", batch=1, lines=[*lines, slower])])
     assert target.startswith("7B bfloat16: grounded alone is 1.40 × plain"), "compiled heads reach no eager bound"
     assert "compiled is 1.25 ×" in compiled
-    assert figures(lines[2])[-1] == ""
-    assert figures(slower)[-1] == "0.70"
+
+
+def test_the_share_reached_is_of_plain_generation_of_the_same_kind() -> None:
+    lines = [line("plain", 1.0, ""), line("plain, compiled", 1.6, ""), line("plain, packed", 1.2, "")]
+    lines += [line("gru alone", 1.4), line("gru alone, packed", 1.8), line("gru alone, compiled", 2.0)]
+    cell = Speeds(shape="7B", dtype="bfloat16", batch=1, lines=lines)
+    assert [figures(cell, x)[-1] for x in lines] == ["", "", "", "0.70", "0.75", "0.62"]
+    assert verdicts([cell])[0] == (
+        "7B bfloat16: gru alone, packed is 1.80 × plain (1.50 × plain, packed) with 2.00 tokens per pass, "
+        "0.75 of that bound; target 0.9: not reached"
+    )
 
 
 def test_what_does_not_fit_into_the_minutes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

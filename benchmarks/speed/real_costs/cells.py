@@ -64,11 +64,6 @@ class Line:
     interval: tuple[float, float]
     same_text: str
 
-    @property
-    def reached(self) -> float:
-        """The share of the speed that passes at the price of plain steps would give."""
-        return self.ratio / self.tokens_per_pass
-
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
