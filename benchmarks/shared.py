@@ -22,6 +22,7 @@ from heads.cli.ngrams import count_ngrams_command
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
 from heads.ngrams.table import NgramTable
+from train.engine.half_precision import multiplies_bfloat16
 from train.run import explain_errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,8 +97,13 @@ def say(console: Console, text: str) -> None:
 
 
 def describe_cpu() -> str:
+    """The processor, its widest vector instructions and the threads of this process.
+
+    A processor's name alone does not say whether it multiplies bfloat16 itself, on which figures in bfloat16 depend.
+    """
     machine = describe_machine(torch.device("cpu"))
-    return f"{machine['cpu']}, {machine['threads']} threads"
+    bfloat16 = " with bfloat16" if multiplies_bfloat16() else ""
+    return f"{machine['cpu']}, {torch.backends.cpu.get_cpu_capability()}{bfloat16}, {machine['threads']} threads"
 
 
 def figures_table(title: str | None, *columns: str, left: int = 1, look: box.Box = box.SIMPLE_HEAD) -> Table:

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
+from benchmarks.shared import describe_cpu
 from benchmarks.stale import UNCOMMITTED, found_in, git, why_stale
-from heads.evaluation.tables import describe_machine, versions
+from heads.evaluation.tables import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -80,11 +79,23 @@ CHECKS = {
         measures=("heads/backbone",),
     ),
     "real_costs": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32",
+        command="python -m benchmarks.speed.real_costs --dtypes bfloat16 --groups 20 --repeats 3",
         quick="--quick",
-        shows="the demo's text and acceptance at the price of a larger model: passes of 1 to "
-        "64 nodes; heads alone, lookup without heads and both beside plain generate; the share of tokens per pass that "
-        "becomes speed; rows that an earlier call finished are kept",
+        shows="the demo's text and acceptance at the price of models of 0.16 and 0.83 billion weights in bfloat16, for "
+        "processors that multiply it: passes of 1 to 64 nodes; heads alone, lookup without heads, both, and "
+        "assistant_model beside plain generate; the share of tokens per pass that becomes speed; rows that an earlier "
+        "call finished are kept",
+    ),
+    "real_costs_batches": Check(
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --batches 4 16 --groups 5 "
+        "--no-tuned",
+        quick="--quick",
+        shows="the same for 4 and 16 texts at once",
+    ),
+    "real_costs_7b": Check(
+        command="python -m benchmarks.speed.real_costs --shapes 7B --dtypes bfloat16 --groups 4 --no-tuned",
+        quick="--quick",
+        shows="the same at the price of a 7B model: 13 GiB of weights in bfloat16, packed too where twice that is free",
     ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
@@ -455,9 +466,9 @@ def as_markdown(name: str, command: str, measured: str, output: str) -> str:
 
 def machine() -> str:
     """Processor, threads of this process (a command that sets its own prints them), and versions."""
-    found, packages = describe_machine(torch.device("cpu")), versions()
+    packages = versions()
     named = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers"))
-    return f"{found['cpu']}, {found['threads']} threads, Python {packages['python']}, {named}"
+    return f"{describe_cpu()}, Python {packages['python']}, {named}"
 
 
 def head() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.shared import shipped
-from benchmarks.speed.real_costs.shapes import Shape
+from benchmarks.speed.real_costs.shapes import Shape, free_bytes
 from benchmarks.speed.real_costs.wide_backbone import widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
 from heads.backbone.model import Backbone
@@ -38,8 +38,9 @@ def open_widened(families: Sequence[str], shape: Shape, dtype: torch.dtype) -> W
 
 
 def packed_twin(widened: Widened) -> Widened | None:
-    """The same weights, and a packed copy of them; None where this processor has no kernels for their dtype."""
-    if what_stops_packing(widened.model.lm_head.weight):
+    """The same weights, and a packed copy of them; None without kernels for their dtype, or memory for the copy."""
+    weights = sum(weight.nbytes for weight in widened.model.parameters())
+    if what_stops_packing(widened.model.lm_head.weight) or free_bytes(widened.model.device) < weights:
         return None
     model = copy.deepcopy(widened.model, {id(p): p for p in widened.model.parameters()})
     pack_weights(model)
