@@ -118,8 +118,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts")
     parser.add_argument("--new-tokens", type=int, default=64, help="new tokens for each")
     parser.add_argument("--draws", type=int, default=1, help="texts for each prompt")
-    parser.add_argument("--timed-prompts", type=int, default=12, help="number of prompts that are timed; 0: none")
-    parser.add_argument("--repeats", type=int, default=2, help="interleaved repeats of the timed prompts")
+    parser.add_argument("--timed-prompts", type=int, default=20, help="number of prompts that are timed; 0: none")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats of the timed prompts")
     parser.add_argument(
         "--tokens-per-pass", type=float, nargs="+", default=[1.25, 1.5, 1.75, 2.0], help="where variants are compared"
     )
