@@ -1,13 +1,12 @@
 """A key-value cache that takes a token tree and keeps one path of it, without copying what is already committed.
 
-Hugging Face's DynamicCache concatenates the whole cache at every pass; here each layer owns a buffer with room to grow,
-a pass writes after the committed slots, and a commit moves the few accepted slots to the front of those.
-Every layer stores every slot, since the mask alone limits windows (heads/backbone/masks.py); rolling back is therefore
-exact for layers with windows too.
+Hugging Face's DynamicCache concatenates the whole cache at every pass. Here each layer owns a buffer with room to grow:
+a pass writes after the committed slots, and a commit moves the few accepted slots up to them. Layers with windows store
+every slot too, since the mask limits the window (heads/backbone/masks.py); so rolling back is exact for them.
 
 Memory: a slot takes 2 x layers x key-value heads x head width numbers. A buffer begins with the slots that are known to
-come plus 256, and grows by half. So at most a third of it is unused beside the 256, and each slot is copied twice on
-average. While a layer's tensor grows, its old and its new buffer both exist.
+come plus 256, and grows by half plus 256. So at most a third of it is unused beside the 256, and each slot is copied
+twice on average. While a layer's tensor grows, its old and its new buffer both exist.
 """
 # B batch, H key-value head, S cache slot, A accepted slot, R remaining row, D head width
 
@@ -49,7 +48,7 @@ class TreeCacheLayer(DynamicLayer):
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None:
-        """Commit `slots_BA` of the pending slots, in this order; None: they are the first ones already."""
+        """Commit `slots_BA` of the pending slots, in this order; None: the first `num_slots` of them."""
         if slots_BA is not None:
             slots_BA = slots_BA.to(self.keys.device)
             for buffer in (self.keys, self.values):
@@ -73,7 +72,7 @@ class TreeCacheLayer(DynamicLayer):
         self.length, self.pending = min(self.length, num_slots), 0
 
     def reopen(self, num_slots: int) -> None:
-        """Make the last committed slots pending again."""
+        """Make the last `num_slots` committed slots pending again."""
         self.length -= num_slots
         self.pending = num_slots
 
@@ -102,7 +101,7 @@ class TreeCache(Cache):
             layer.commit(slots_BA, num_slots)
 
     def reopen(self, num_slots: int) -> None:
-        """Make the last committed slots pending, as if one pass had written them: a path of them can be committed."""
+        """Make the last committed slots pending, as if one pass had written them, so that a path can be committed."""
         for layer in self.layers:
             layer.reopen(num_slots)
 
@@ -111,7 +110,7 @@ class TreeCache(Cache):
             layer.keep_rows(rows_R, slots_S)
 
     def nearest(self, num_slots: int) -> int:
-        """The most slots, but no more than these, that `keep_slots` can roll back to."""
+        """The largest number of slots, at most `num_slots`, that `keep_slots` can roll back to."""
         return num_slots
 
     def keep_slots(self, num_slots: int) -> None:
@@ -123,11 +122,11 @@ class TreeCache(Cache):
         return []
 
     def go_back(self, num_slots: int, states: list[Any]) -> None:
-        """Keep the first slots; `states` is what `states()` returned, for the same rows, when there were so many."""
+        """Keep the first slots; `states` is what `states()` returned for these rows when there were so many slots."""
         self.keep_slots(num_slots)
 
     def as_dynamic(self, config: Any, num_slots: int) -> DynamicCache:
-        """A copy of the first slots as `generate` returns them: without layers of heads, and windows cut."""
+        """A copy of the first slots as `generate` returns them: without layers of heads, and cut to windows."""
         cache = DynamicCache(config=config)
         for index, layer in enumerate(self.layers[: config.num_hidden_layers]):
             if not layer.is_initialized:  # it reads another layer's keys and values

@@ -1,11 +1,11 @@
-"""A draft vocabulary: heads score only the tokens that texts are mostly made of; the backbone verifies over all.
+"""A draft vocabulary: heads score only the most frequent tokens, and the backbone verifies over all tokens.
 
     vocabulary      0  1  2  3  4  5  6  7        V = 8 tokens, of which the heads score S = 3
     tokens_S           1        4     6           ascending ids; entry i of a head's logits is token tokens_S[i]
 
-A head's unembedding then has S rows in place of V: less to store, to train and to read in every drafting step. Tokens
-outside are never drafted, but they are still emitted, since every emitted token is the backbone's own choice. EAGLE-3
-(d2t and t2d) and Medusa in vLLM (token_map) have the same. heads/interface/draft_vocabulary.py chooses the tokens.
+A head's unembedding then has S rows in place of V: less to store, to train and to read in every drafting step. Other
+tokens are never drafted, but they are still emitted, since every emitted token is the backbone's own choice. EAGLE-3
+(d2t and t2d) and Medusa in vLLM (token_map) do the same. heads/interface/draft_vocabulary.py chooses the tokens.
 """
 # V vocabulary, S scored token; … any leading axes
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class DraftVocabulary:
-    """Which tokens are scored, of how many.
+    """The tokens that heads score.
 
     >>> few = DraftVocabulary(tokens_S=torch.tensor([1, 4, 6]), size=8)
     >>> few.ids(torch.tensor([2, 0]))
@@ -30,7 +30,7 @@ class DraftVocabulary:
     tensor([0.0000, 0.5000, 0.0000, 0.0000, 0.2000, 0.0000, 0.3000, 0.0000])
 
     Attributes:
-        tokens_S: their ids, ascending.
+        tokens_S: ids of the scored tokens, ascending.
         size: V, of the whole vocabulary.
     """
 
@@ -42,7 +42,7 @@ class DraftVocabulary:
         return self.tokens_S.to(entries.device)[entries]
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(…) token ids to (…) entries and (…) whether they are scored; the entry of one that is not means nothing."""
+        """(…) token ids to (…) entries, and (…) whether the token is scored; if it is not, its entry is meaningless."""
         tokens_S = self.tokens_S.to(ids.device)
         entries = torch.searchsorted(tokens_S, ids).clamp(max=len(tokens_S) - 1)
         return entries, tokens_S[entries] == ids
@@ -57,9 +57,9 @@ class DraftVocabulary:
         return values.index_select(-1, self.tokens_S.to(values.device))
 
     def condition(self, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """A whole distribution (…, V) given that the token is scored (…, S), and the probability of that (…).
+        """From a distribution (…, V): that given a scored token (…, S), and the probability of a scored token (…).
 
-        This is what heads can learn from a teacher. Where the probability is 0 there is nothing to learn: zeros.
+        The first is what heads can learn from a teacher; it is all zeros where the second is 0.
 
         >>> few = DraftVocabulary(tokens_S=torch.tensor([0, 2]), size=3)
         >>> few.condition(torch.tensor([0.25, 0.5, 0.25]))

@@ -1,7 +1,7 @@
-"""The gradient gate between a trained backbone and its heads: forward as if it were not there, backward scaled.
+"""The gradient gate between a trained backbone and its heads: the identity forward, a factor on the gradient backward.
 
-DynaMo (appendix A.1, figure 5) trains the backbone at LR_B and the heads at LR_M, and lets what flows from the heads
-back into the backbone count at LR_MB. With one optimizer that is a factor on the gradient where it crosses over:
+DynaMo (appendix A.1, figure 5) trains the backbone at LR_B and the heads at LR_M, and counts the gradient that flows
+from the heads into the backbone at LR_MB. With one optimizer this is a factor on that gradient:
 
     stem's gradient = g_1 + (LR_MB / LR_B) · (g_2 + … + g_n)        g_n: from the n-th token's loss
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def gate(x: Tensor, scale: float) -> Tensor:
-    """`x`, whose gradient is multiplied with `scale` on its way back; 0 cuts it off.
+    """`x`, whose gradient is multiplied by `scale`; 0 detaches it.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> gate(3 * w, 0.1).sum().backward()

@@ -67,7 +67,7 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
             model_config = AutoConfig.from_pretrained(
                 config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
             )
-            kwargs.pop("revision")  # of the config, which is read
+            kwargs.pop("revision")  # it was the config's, which is read by now
             if dtype == "auto":
                 dtype = model_config.get_text_config().dtype or torch.float32
             model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **kwargs)
@@ -112,7 +112,7 @@ def read_model_config(config: BackboneConfig) -> Any:
 
 
 def read_own_ends(config: BackboneConfig, model_config: Any) -> int | list[int] | None:
-    """The tokens that end a backbone's text by its generation settings, or by its config where it has none."""
+    """The end-of-text tokens in a backbone's generation settings, or in its config where the settings name none."""
     try:
         own = GenerationConfig.from_pretrained(config.name_or_path, revision=config.revision).eos_token_id
     except OSError:

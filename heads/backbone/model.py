@@ -1,7 +1,7 @@
-"""A backbone's passes: prefill, one pass over a token tree, commit of a path.
+"""A backbone's passes: read a prompt, verify a token tree, commit one path of it.
 
-The decoder runs with a 4-D mask, with positions counted by depth and with a cache that can keep one path of a tree
-(heads/backbone/wrapped.py has what is found in a model, its layers and its logits).
+A pass gives the decoder a 4-D mask, positions counted by depth, and a cache that can keep one path of a tree.
+heads/backbone/wrapped.py finds the decoder, its layers and its output layer in a model.
 """
 # B batch, T position, N tree node, S cache slot, A accepted slot, D model width, V vocabulary
 
@@ -36,15 +36,16 @@ from heads.backbone.wrapped import WrappedModel
 __all__ = ["Backbone", "BackboneState", "CommitPlan", "Pass", "Tap", "Taps", "read_layer_type"]
 
 PREFILL_TOKENS = 1024
-"""The most tokens of a prompt that one pass reads."""
+"""Tokens of a prompt that one pass reads, unless the whole prompt has to be read in one pass."""
 
 
 class Backbone(WrappedModel):
-    """A causal LM that heads are attached to. A plain object: families that hold it register none of its modules.
+    """A causal LM that heads are attached to. It is no `nn.Module`, so heads that hold it register none of its parts.
 
     Args:
-        model: as `WrappedModel` takes it; `check_projection` also compares passes over trees with plain ones where
-            layers are recurrent.
+        model: as `WrappedModel` takes it.
+        check_projection: as `WrappedModel` takes it; where layers are recurrent, tree passes are compared with plain
+            ones too.
 
     Raises:
         ValueError: a model that `WrappedModel` refuses, or recurrent layers that do not follow a tree.
@@ -69,16 +70,17 @@ class Backbone(WrappedModel):
         commit: Callable[[Pass, CommitPlan], None] | None = None,
         chunk: int | None = None,
     ) -> tuple[BackboneState, Pass]:
-        """Run a prompt, or what follows a state's tokens, in passes of at most `PREFILL_TOKENS` tokens.
+        """Run a prompt, or the tokens that follow a state, in passes of at most `PREFILL_TOKENS` tokens.
 
-        Masks stay small: 8192 tokens need masks of at most 1024 x 8192. A prompt that is longer than a limit of the
-        rotary embeddings (heads/backbone/rope.py) is read in one pass, so that all its keys are rotated alike.
+        Short passes keep masks small: 8192 tokens need masks of at most 1024 x 8192. A prompt that crosses the border
+        of the rotary embeddings (heads/backbone/rope.py) is read in one pass, so that all its keys are rotated alike;
+        so is the prompt of a model whose recurrent layers cannot read several tokens from a state.
 
         Args:
             valid_BT: False for padding, which lies on the left.
             state: what is committed already; None: nothing.
             commit: called with each pass and its plan, which commits every token; heads update their state with it.
-            chunk: tokens of a pass, where it is not `PREFILL_TOKENS`.
+            chunk: tokens of a pass, in place of the above.
 
         Returns:
             The state, and the last pass.
@@ -95,7 +97,7 @@ class Backbone(WrappedModel):
             tokens_BN, valid_BN = (x[:, start : start + chunk] for x in (tokens_BT, valid_BT))
             depth_BN = (valid_BN.long().cumsum(dim=1) - 1).clamp(min=0)
             first, positions_BN = not state.positions_BS.shape[1], state.next_position_B[:, None] + depth_BN
-            # Causal and nothing else: the model needs no mask of ours.
+            # Without padding, windows and committed tokens the model's own causal mask is enough.
             sees_BNN = None if plain and first else causal(valid_BN)
             mask = None if sees_BNN is None else self._mask(state, positions_BN, sees_BNN)
             with self._recurring(state.cache, taps, None if first or continues else sees_BNN, valid_BN):
@@ -107,10 +109,10 @@ class Backbone(WrappedModel):
         return state, output
 
     def check_length(self, valid_BT: Tensor, longest: int) -> None:
-        """Before a prompt is decoded to at most `longest` tokens, padding included.
+        """Refuse a prompt whose text of at most `longest` tokens, padding included, would cross a border of the RoPE.
 
         Raises:
-            ValueError: a text over a border of the rotary embeddings.
+            ValueError: the text would (heads/backbone/rope.py).
         """
         if self.rope_border is not None:
             self.rope_border.refuse(prompt=valid_BT.shape[1], padded=not bool(valid_BT.all()), longest=longest)
@@ -140,10 +142,9 @@ class Backbone(WrappedModel):
             return self._pass(state, tokens_BN, positions_BN, mask, taps)
 
     def read_embeddings(self, state: BackboneState, embeddings_BD: Tensor, taps: Sequence[Tap] = ()) -> Pass:
-        """One pass over one new slot of each row, whose input is an embedding in place of a token's.
+        """One pass over one new slot a row, whose input is an embedding instead of a token; its token ids are 0.
 
-        heads/decoding/superposed/checks.py says whether a model reads embeddings as it reads tokens. The pass's token
-        ids are 0.
+        heads/decoding/superposed/checks.py finds out whether a model reads embeddings as it reads tokens.
         """
         positions_B1 = state.next_position_B[:, None]
         itself_11 = torch.ones(1, 1, dtype=torch.bool, device=positions_B1.device)
@@ -153,16 +154,16 @@ class Backbone(WrappedModel):
             return self._pass(state, tokens_B1, positions_B1, mask, taps, inputs_embeds=embeddings_B1D)
 
     def new_cache(self, num_slots: int) -> TreeCache:
-        """An empty cache that allocates so many slots in advance."""
+        """An empty cache with room for so many slots."""
         return TreeCache(room=num_slots) if self.recurrence is None else self.recurrence.new_cache(num_slots)
 
     def _recurring(
         self, cache: Any, taps: Sequence[Tap], sees_NN: Tensor | None, like_BN: Tensor
     ) -> contextlib.AbstractContextManager[None]:
-        """How recurrent layers run within it: over nodes that see one another, or (None) over whole rows.
+        """A context in which recurrent layers run over the nodes of `sees_NN`, or over whole rows where it is None.
 
         Args:
-            like_BN: of whole rows, False for padding; else any tensor over the slots.
+            like_BN: False for padding where whole rows are read; over nodes only its number of rows counts.
         """
         if self.recurrence is None:
             return contextlib.nullcontext()
@@ -172,7 +173,7 @@ class Backbone(WrappedModel):
         return self.recurrence.over_nodes(cache, owners, sees_NN, len(like_BN))
 
     def _mask(self, state: BackboneState, positions_BN: Tensor, sees_NN: Tensor) -> Any:
-        """What new slots attend to: all that is committed, and those of the pass that they see."""
+        """The mask of new slots: they attend to all committed slots, and to those of the pass that they see."""
         batch, nodes = positions_BN.shape
         committed_BNS = state.valid_BS[:, None, :].expand(batch, nodes, -1)
         may_attend_BNS = torch.cat([committed_BNS, sees_NN.expand(batch, nodes, nodes)], dim=2)
@@ -203,13 +204,13 @@ class Backbone(WrappedModel):
     def run_stacks(
         self, taps: Sequence[Tap], recorded: HiddenTaps, positions_BN: Tensor, mask: Any, cache: Any
     ) -> Taps:
-        """The taps, those of stacks computed from the hidden states that were recorded.
+        """All taps: stacks are run on the recorded hidden states.
 
         Args:
-            mask: the decoder's; None where the pass is causal and nothing else.
+            mask: the decoder's; None where the model made its own causal mask.
         """
         stacks = [tap for tap in taps if isinstance(tap, StackTap)]
-        if stacks and mask is None:  # some kinds of attention are causal by their mask alone
+        if stacks and mask is None:  # not every layer is causal without a mask
             all_BN = torch.ones_like(positions_BN, dtype=torch.bool)
             mask = self.mask_style.finish(causal(all_BN), positions_BN, positions_BN, self.dtype)
         found = {tap: tap.heads.run_stack(tap.index, recorded[tap.reads], positions_BN, mask, cache) for tap in stacks}

@@ -27,7 +27,7 @@ class Projection:
         norm: final norm of the backbone, for hidden states taken before it; None where they are already normed.
         weight: (V, D).
         bias: (V,) or None.
-        scale: what the model class multiplies its logits with.
+        scale: what the model class multiplies its logits by.
         soft_cap: c of c·tanh(logits / c), or None.
         vocabulary: which tokens the rows of the weight are; None where row i is token i.
     """
@@ -41,7 +41,7 @@ class Projection:
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
         if self.norm is not None:
-            hidden_ND = self.norm(hidden_ND).to(self.weight.device)  # a spread backbone may have them apart
+            hidden_ND = self.norm(hidden_ND).to(self.weight.device)  # a device_map may put them on two devices
         return self.finish(nn.functional.linear(hidden_ND, self.weight, self.bias))
 
     def finish(self, logits_NV: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Projection:
         return logits_NV
 
     def ids(self, entries: Tensor) -> Tensor:
-        """(…) entries of the logits to (…) token ids: the one way back from a draft vocabulary."""
+        """(…) entries of the logits to (…) token ids."""
         return entries if self.vocabulary is None else self.vocabulary.ids(entries)
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ class Projection:
         return self.vocabulary.find(ids)
 
     def spread(self, values: Tensor, fill: float) -> Tensor:
-        """Values of the logits' entries over the whole vocabulary, `fill` at tokens without one."""
+        """One value an entry to one value a token of the whole vocabulary; tokens without an entry get `fill`."""
         return values if self.vocabulary is None else self.vocabulary.spread(values, fill)
 
     def without_norm(self) -> Projection:
@@ -80,12 +80,12 @@ class Projection:
 
 
 def is_packed(weight: Tensor) -> bool:
-    """Whether a weight holds its numbers in a form of its own, as torchao's quantised ones do behind a float dtype."""
-    return hasattr(type(weight), "__tensor_flatten__") and not hasattr(weight, "full_tensor")  # no sharded one
+    """Whether a weight with a float dtype stores packed numbers, as torchao's quantised weights do."""
+    return hasattr(type(weight), "__tensor_flatten__") and not hasattr(weight, "full_tensor")  # sharded weights have it
 
 
 def unpacked(weight: Tensor) -> Tensor:
-    """The weight as plain numbers, for what is started from it; products take it as it is."""
+    """The weight as plain numbers, to start other weights from; matrix products take a packed weight as it is."""
     return weight.dequantize() if is_packed(weight) else weight
 
 

@@ -1,10 +1,10 @@
-"""Rotary embeddings that change with the length of the text: what is decoded on either side of their border.
+"""Rotary embeddings that change with the length of the text, and the texts that can be decoded with them.
 
-Two kinds of RoPE take their frequencies from the longest position of a pass: "longrope" (Phi-3 and its kin) has one set
-of frequencies up to the border and another beyond, "dynamic" (NTK) ever new ones beyond it. Keys that were cached under
-other frequencies than the queries' are wrong. Plain generation reads the whole text anew when it crosses the border of
-longrope; beyond that of dynamic its text depends on what was generated before the call. So a text that stays on one
-side of a longrope border is decoded, one that would cross it is refused, and dynamic is decoded up to its border.
+Two kinds of RoPE choose their frequencies by the longest position of a pass: "longrope" (such as Phi-3's) has one set
+up to a border and another beyond it, "dynamic" (NTK) has new ones for every length beyond it. Keys that were cached
+under other frequencies than the queries' are wrong. Plain generation reads the whole text again when it crosses a
+longrope border; beyond a dynamic border its text depends on what was generated before the call. So a text is decoded on
+either side of a longrope border and refused if it would cross it; with dynamic RoPE it is decoded up to the border.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ MOVING = ("longrope", "dynamic")
 
 @dataclass(frozen=True, kw_only=True)
 class RopeBorder:
-    """The longest text under the first frequencies, and what kind of RoPE has others beyond."""
+    """Where a backbone's rotary embeddings change.
+
+    Attributes:
+        kind: the kind of RoPE, "longrope" or "dynamic".
+        tokens: length of the longest text under the first frequencies.
+    """
 
     kind: str
     tokens: int
 
     def refuse(self, *, prompt: int, padded: bool, longest: int) -> None:
-        """Of one call: its prompt's tokens, whether rows are padded to it, and the tokens of its longest text.
+        """Refuse a call whose text may cross the border.
 
-        A text's last token is emitted and never read, so a text may have one token more.
+        A text's last token is emitted and never read, so a text may be one token longer than the border.
+
+        Args:
+            prompt: tokens of the prompt, padding included.
+            padded: whether any row of the prompt has padding.
+            longest: tokens that the text may get to.
 
         >>> border = RopeBorder(kind="longrope", tokens=24)
         >>> border.refuse(prompt=10, padded=True, longest=25)
@@ -54,7 +64,7 @@ class RopeBorder:
         )
 
     def separates(self, one: int, other: int) -> bool:
-        """Do texts of so many tokens lie on different sides?
+        """Whether texts of these lengths lie on different sides of the border.
 
         >>> border = RopeBorder(kind="longrope", tokens=24)
         >>> border.separates(24, 25), border.separates(3, 24), border.separates(25, 90)
@@ -64,13 +74,13 @@ class RopeBorder:
 
 
 def find_rope_border(decoder: nn.Module) -> RopeBorder | None:
-    """The lowest border of a decoder's rotary embeddings; None where none moves."""
+    """The lowest border of a decoder's rotary embeddings; None where none of them changes."""
     found = [border for module in decoder.modules() for border in borders_of(module)]
     return min(found, key=lambda border: border.tokens, default=None)
 
 
 def borders_of(module: nn.Module) -> list[RopeBorder]:
-    """Of one module; rotary embeddings of models that mix layer types hold a kind for each."""
+    """The borders of one module; in models that mix layer types it holds a kind of RoPE for each type."""
     kinds = getattr(module, "rope_type", None)
     by_type: dict[str | None, Any] = kinds if isinstance(kinds, dict) else {None: kinds}
     return [

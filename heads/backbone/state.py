@@ -1,4 +1,4 @@
-"""A backbone pass over new slots: the hidden states it records, the plan of what is committed, the committed state.
+"""What passes and commits exchange: the hidden states a pass records, the plan of a commit, the committed state.
 
 The KV cache and the state of every family and draft model follow one `CommitPlan`, so they always hold the same tokens.
 Rows of a batch commit different numbers of slots; slots that only pad a shorter row stay masked ("holes").
@@ -19,9 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from heads.backbone.cache import TreeCache
 
 HiddenTap = int | Literal["final"]
-"""Which hidden state: "final" is the one after the final norm, which the unembedding reads; an integer n is the output
-of the decoder layer n layers before the last (0 is the last layer, without the final norm); the number of layers is the
-embeddings."""
+"""A hidden state of the backbone: "final" is the one after the final norm, which the unembedding reads. An integer n is
+the output of the layer n layers before the last, without the final norm; the number of layers means the embeddings."""
 
 
 class RunsStacks(Protocol):
@@ -36,10 +35,7 @@ class RunsStacks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StackTap:
-    """The output of a stack of the heads' own layers on a hidden state; passes run it as further backbone layers.
-
-    Two are equal where they name the same stack of the same heads.
-    """
+    """The output of a stack of the heads' own layers on a hidden state; passes run it as further backbone layers."""
 
     heads: RunsStacks
     index: int
@@ -190,7 +186,7 @@ class BackboneState:
 
     @classmethod
     def empty(cls, batch: int, device: torch.device, cache: TreeCache) -> BackboneState:
-        """A state without tokens, which an empty cache goes with."""
+        """A state without tokens around an empty cache."""
         nothing_B0 = torch.empty(batch, 0, dtype=torch.long, device=device)
         return cls(
             cache=cache,
@@ -200,7 +196,7 @@ class BackboneState:
         )
 
     def keep_rows(self, rows_R: Tensor) -> BackboneState:
-        """The state of some rows; the cache drops all others, and slots that are masked in every remaining row."""
+        """The state of some rows; the cache drops the others, and slots that are masked in every remaining row."""
         valid_RS = self.valid_BS[rows_R]
         slots_S = valid_RS.any(dim=0).nonzero().flatten()
         self.cache.keep_rows(rows_R, slots_S)
@@ -215,13 +211,13 @@ class BackboneState:
         """The state as it was when the first `num_slots` slots were committed.
 
         Raises:
-            ValueError: the cache keeps a recurrent state, and none of that time; `cache.nearest` says which it keeps.
+            ValueError: a recurrent cache no longer has the state of that time; `cache.nearest` says how far it can go.
         """
         self.cache.keep_slots(num_slots)
         return self._first(num_slots)
 
     def go_back(self, num_slots: int, states: list[Any]) -> BackboneState:
-        """The same, however long ago it was, with what `cache.states()` returned then for the rows of today."""
+        """As `keep_slots`, any number of slots back: `states` is what `cache.states()` returned then for these rows."""
         self.cache.go_back(num_slots, states)
         return self._first(num_slots)
 

@@ -21,7 +21,11 @@ from heads.extras import needs_extra
 
 
 def refuse_what_cannot_roll_back(model: Any) -> None:
-    """A running state, which rejected tokens have already changed, where heads/backbone/recurrent does not keep it."""
+    """Refuse models that cannot drop rejected tokens or take the positions of a tree.
+
+    These have recurrent states that heads/backbone/recurrent does not store for each node, no key-value cache or
+    positions that can be given, or attention that counts distances in cache slots.
+    """
     name = type(model).__name__
     if getattr(model, "_is_stateful", False) and not keeps_known_states(model.config.get_text_config()):
         raise ValueError(
@@ -43,7 +47,7 @@ def refuse_what_cannot_roll_back(model: Any) -> None:
 
 
 def refuse_what_is_no_model(model: Any) -> None:
-    """A path, a name, heads, a model without an output layer over tokens or anything else in place of a causal LM."""
+    """Refuse a path, a name, heads, a model without an output layer over tokens, and whatever else is no causal LM."""
     if not isinstance(model, nn.Module) or not hasattr(unwrap(model), "get_decoder"):
         given = repr(model) if isinstance(model, str | Path) else f"a {type(model).__name__}"
         raise ValueError(
@@ -58,7 +62,7 @@ def refuse_what_is_no_model(model: Any) -> None:
 
 
 def unwrap(model: Any) -> Any:
-    """The causal LM in a `PeftModel`, `PeftMixedModel` or behind `torch.compile`; their `generate` ends in its own.
+    """The causal LM in a `PeftModel`, `PeftMixedModel` or `torch.compile`, whose `generate` theirs calls in the end.
 
     Raises:
         ValueError: an adapter that adds tokens of its own before the text.
@@ -81,7 +85,7 @@ def unwrap(model: Any) -> Any:
 
 
 def refuse_offloaded_weights(model: Any) -> None:
-    """Weights that a device_map keeps elsewhere are on the meta device between calls, and heads read some directly."""
+    """Refuse offloaded weights: they are on the meta device between calls, and heads read some of them directly."""
     spread = getattr(model, "hf_device_map", None) or {}
     if "disk" in spread.values() or (spread and any(p.is_meta for p in model.parameters())):
         away = [name for name in spread if any(p.is_meta for p in model.get_submodule(name).parameters())]
@@ -92,7 +96,7 @@ def refuse_offloaded_weights(model: Any) -> None:
 
 
 def refuse_other_widths(model: Any, hidden_size: int) -> None:
-    """Some models (OPT-350m) project their states to narrower embeddings, and heads read and write states."""
+    """Refuse models that project hidden states to narrower embeddings (OPT-350m), which heads do not."""
     width = getattr(model.get_output_embeddings(), "in_features", hidden_size)
     if width != hidden_size:
         raise ValueError(
@@ -102,7 +106,7 @@ def refuse_other_widths(model: Any, hidden_size: int) -> None:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers that peft has put an adapter around, by name; peft is not imported where nobody has."""
+    """Layers that peft has put an adapter around, by name; peft is imported only where the program has imported it."""
     if "peft" not in sys.modules:
         return {}
     with needs_extra("lora", "This model has a LoRA adapter"):
@@ -111,7 +115,7 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def read_layer_type(layer: nn.Module) -> str:
-    """Full or sliding, of a layer in a model that mixes them; layers or their attention modules say it.
+    """The attention type of a layer, full or sliding, in a model that mixes them.
 
     Raises:
         ValueError: nothing in the layer says which of the model's masks it takes.
@@ -145,7 +149,7 @@ FINAL_NORMS = (
     "layernorm",
     "embedding_norm",
 )
-"""What decoders call it. Where one of these is another norm, logits through it are wrong, and refused."""
+"""Names of decoders for their final norm. Where one names another norm, `check_logits` finds wrong logits."""
 
 
 def find_final_norm(decoder: nn.Module) -> nn.Module:
@@ -160,10 +164,10 @@ def check_logits(model: Any, project: Callable[[Tensor], Sequence[Tensor]]) -> N
     """Compare logits of four tokens, as they are computed here, with the model's own.
 
     Args:
-        project: token ids (B, T) to logits (B, T, V), in each of the ways in which they are computed here.
+        project: from token ids (B, T) to logits (B, T, V), one tensor for each way of computing them.
 
     Raises:
-        ValueError: some differ.
+        ValueError: logits of some way differ from the model's.
     """
     embedding = model.get_input_embeddings().weight
     tokens_BT = torch.arange(4, device=embedding.device)[None] % len(embedding)
@@ -182,7 +186,7 @@ def check_logits(model: Any, project: Callable[[Tensor], Sequence[Tensor]]) -> N
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Equal but for rounding: the same operations in the same dtype, by kernels that may differ."""
+    """Whether two tensors are equal but for rounding: the same operations in the same dtype, by different kernels."""
     if one.shape != other.shape:
         return False
     tolerance = 20 * torch.finfo(one.dtype).eps * other.float().abs().max().clamp(min=1.0)
@@ -190,7 +194,7 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def added_to_output(model: Any) -> str:
-    """What a user has added to the way from hidden states to logits, for a sentence."""
+    """A hint for error messages: what a user has added between hidden states and logits; empty: nothing found."""
     output_layer = model.get_output_embeddings()
     if output_layer in adapted_layers(model).values():
         return " (its output layer has an adapter: merge it, or leave the output layer out of it)"
@@ -200,7 +204,7 @@ def added_to_output(model: Any) -> str:
 
 
 def read_hooks(modules: Iterable[nn.Module]) -> list[Any]:
-    """Modules with the hooks on them and the forwards put in their places, to be compared."""
+    """Each module with its hooks and its replaced forward, in a form that can be compared with a later one."""
     return [
         (module, vars(module).get("forward"), [*module._forward_pre_hooks], [*module._forward_hooks])
         for module in modules
@@ -208,10 +212,10 @@ def read_hooks(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def fastest_mode(*models: nn.Module) -> type[torch.no_grad] | type[torch.inference_mode]:
-    """The mode for passes without gradients: inference mode, whose operations keep no books for autograd.
+    """The fastest mode for passes without gradients: inference mode, or `torch.no_grad` where that is not safe.
 
-    Its tensors can never be trained on, so where others may keep one it is `torch.no_grad`: hooks and replaced forwards
-    keep what they see, and weights that are sharded or packed keep buffers between passes.
+    Tensors made in inference mode can never be trained on. Hooks and replaced forwards may store such tensors, and
+    sharded or packed weights keep buffers between passes.
     """
     modules = [module for model in models for module in model.modules()]
     hooked = any(forward or before or after for _, forward, before, after in read_hooks(modules))
@@ -222,6 +226,6 @@ def fastest_mode(*models: nn.Module) -> type[torch.no_grad] | type[torch.inferen
 
 
 def read_output_path(model: Any) -> list[Any]:
-    """`read_hooks` of the modules that logits come from."""
+    """`read_hooks` of the model, its decoder, its embeddings and its output layer."""
     ends = (model, model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
     return read_hooks(module for module in ends if module is not None)

@@ -1,8 +1,8 @@
-"""What Headway needs of a Hugging Face causal LM, found once and found again where its parts were replaced.
+"""What Headway needs of a Hugging Face causal LM: found once, and again after parts of the model were replaced.
 
 No modelling code is copied: the model's own decoder, layers and output layer run. Wrapping a model probes what is
-assumed about it, and refuses in one sentence where it does not hold. The four facts used (masks taken as they are,
-positions given, hooks on layers, caches that are written through `update`) hold for transformers 5;
+assumed about it, and refuses the model in one sentence where that does not hold. Four facts of transformers 5 are used:
+models take 4-D masks as they are, take positions, run hooks on layers, and write caches through `update`.
 tests/heads/backbone/test_backbone.py checks them per architecture.
 """
 # B batch, T position, N tree node, D model width, V vocabulary
@@ -50,8 +50,8 @@ class WrappedModel:
             there is nothing to compare.
 
     Raises:
-        ValueError: no model, one whose cache cannot roll back, that takes no tree mask, or whose logits the record
-            misses.
+        ValueError: no causal LM, or one that cannot roll back, that takes no tree mask, whose weights are offloaded, or
+            whose logits differ from those of the projection record.
     """
 
     def __init__(self, model: Any, *, check_projection: bool = True) -> None:
@@ -65,14 +65,14 @@ class WrappedModel:
             check_logits(self.model, self._project)
 
     def _read_model(self) -> None:
-        """What passes need of the model, found once; `refresh` finds it again where parts were replaced."""
+        """Find what passes need of the model."""
         model = self.model
         self.config = model.config.get_text_config()
         refuse_what_cannot_roll_back(model)
         refuse_offloaded_weights(model)
         self.mask_style = read_mask_style(self.config)
         self.decoder = model.get_decoder()
-        self._embeddings = model.get_input_embeddings()  # read at every pass, and transformers searches for them
+        self._embeddings = model.get_input_embeddings()  # kept: transformers searches for it at each call
         self._unembedding = model.get_output_embeddings()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
         refuse_other_widths(model, self.hidden_size)
@@ -84,7 +84,7 @@ class WrappedModel:
         """How recurrent layers follow a tree; None where there are none."""
         last = self.num_layers - 1 if self.recurrence is None else self.recurrence.attention
         self.attention_layer = self.layers[last]
-        """The last layer that attends over the text, without a recurrent state where there is one: heads copy it."""
+        """The last attention layer, which heads copy; if possible one without a recurrent state beside it."""
         self.attention_tap = self.num_layers - 1 - last
         self._layer_takes = frozenset(inspect.signature(self.attention_layer.forward).parameters)
 
@@ -94,36 +94,38 @@ class WrappedModel:
     dtype = property(lambda self: self._embeddings.weight.dtype)
     device = property(lambda self: self._embeddings.weight.device)
     heads_device = property(lambda self: self._unembedding.weight.device)
-    """The device of the unembedding. Heads run there, and a backbone on several devices hands its states over there."""
+    """The device of the unembedding. Heads run there; the states of a backbone on several devices are moved there."""
 
     @property
     def name(self) -> str:
         named = (getattr(config, "_name_or_path", "") for config in (self.config, self.model.config))
-        return next(filter(None, map(str, named)), type(self.model).__name__)  # image-text models name the whole alone
+        return next(filter(None, map(str, named)), type(self.model).__name__)  # image-text: the text config has no name
 
     @property
     def projection(self) -> Projection:
-        """From hidden states before the final norm to logits. Read at each call: sharding swaps the tensors."""
+        """The record from hidden states before the final norm to logits; read at each call: sharding swaps tensors."""
         return read_projection(self.model, self.norm)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings E(x), as the embedding module gives them; for heads, so through the gradient gate."""
+        """The input embeddings E(x) that heads read; their gradient passes the gate."""
         return gate(self._embeddings(tokens.to(self.device)).to(self.heads_device), self.gradient_scale)
 
     def logits(self, final_ND: Tensor) -> Tensor:
         """Logits from hidden states after the final norm: the model's own output layer, with its hooks and adapters."""
         output_layer = self.model.get_output_embeddings()
-        if isinstance(output_layer, nn.Embedding):  # looks rows up and multiplies nothing
+        if isinstance(output_layer, nn.Embedding):  # its forward looks rows up instead of multiplying
             return self.projection.without_norm()(final_ND)
         return self.projection.finish(output_layer(final_ND))
 
     def _project(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits by the output layer, and by the record, final norm included."""
+        """Logits computed by the output layer, and by the record with the final norm."""
         final_BTD, taps = self.forward(tokens_BT, taps=[0], use_cache=False)
         return self.logits(final_BTD), self.projection(taps[0])
 
     def refresh(self) -> None:
-        """Look at the model again where its parts were replaced or hooked since; every text that is read begins so.
+        """Find the parts of the model again if it, its decoder, embeddings or output layer were replaced or hooked.
+
+        `Backbone.read` calls this for every text.
 
         Raises:
             ValueError: its logits are now computed in a way that cannot be followed here, or it has no weights.
@@ -140,9 +142,9 @@ class WrappedModel:
 
     @torch.no_grad()
     def output_layer_is_its_record(self) -> bool:
-        """Whether the output layer multiplies with its weight and adds its bias; an adapter or a hook does more.
+        """Whether the output layer computes what its record says; an adapter or a hook may add to it.
 
-        Heads that share the unembedding are scored with the record.
+        Heads that share the unembedding score with the record.
         """
         output_layer = self.model.get_output_embeddings()
         hooks = output_layer._forward_hooks or output_layer._forward_pre_hooks
@@ -150,13 +152,13 @@ class WrappedModel:
             return True
         weight_VD = self.projection.weight
         numbers_4D = torch.arange(4 * weight_VD.shape[1], device=weight_VD.device).view(4, -1)
-        hidden_4D = numbers_4D.sin().to(weight_VD.dtype)  # no direction that a low rank could miss
+        hidden_4D = numbers_4D.sin().to(weight_VD.dtype)  # no pattern that a low-rank adapter could map to zero
         return same_numbers(self.logits(hidden_4D), self.projection.without_norm()(hidden_4D))
 
     def forward(self, tokens_BT: Tensor, *, taps: Sequence[HiddenTap] = (), **inputs: Any) -> tuple[Tensor, HiddenTaps]:
         """The decoder's own forward: the hidden states after the final norm, and the taps.
 
-        With `inputs_embeds` among the inputs these are read in place of the tokens.
+        `inputs_embeds`, if given, are read in place of the tokens.
         """
         if "inputs_embeds" not in inputs:
             inputs["input_ids"] = tokens_BT.to(self.device)
@@ -181,9 +183,9 @@ class WrappedModel:
 
         Args:
             layer: a layer of the same class as the backbone's.
-            mask: what `MaskStyle.finish` returns; of a dict by layer type the layer's own entry is taken.
+            mask: what `MaskStyle.finish` returns; from a dict by layer type the layer takes its entry.
             cache: a cache that the layer writes under its own `layer_idx`, or None.
-            values: tensors to run the layer with in place of its own, by name.
+            values: tensors by name, which replace the layer's own in this call.
         """
         layer_type = read_layer_type(layer) if self.mask_style.by_layer_type else FULL
         given: dict[str, Any] = {
@@ -192,7 +194,7 @@ class WrappedModel:
             "past_key_values": cache,
             "layer_past": cache,
             "use_cache": cache is not None,
-            "alibi": None,  # a backbone with it is refused
+            "alibi": None,  # backbones with alibi are refused
         }
         if "position_embeddings" in self._layer_takes and self.decoder.rotary_emb is not None:
             given["position_embeddings"] = self._rotary(hidden_BTD, positions_BT, layer_type)
@@ -214,7 +216,7 @@ class WrappedModel:
 
 
 def in_dtype_of(hidden_BTD: Tensor, mask: Any) -> Any:
-    """sdpa wants additive masks in the queries' dtype; layers of float32 heads run on backbones of another dtype."""
+    """An additive mask in the queries' dtype, as sdpa wants it: float32 heads run on backbones of another dtype."""
     if mask is None or not mask.is_floating_point() or torch.is_autocast_enabled(mask.device.type):
         return mask
     return mask.to(hidden_BTD.dtype)
