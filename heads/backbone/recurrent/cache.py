@@ -2,11 +2,11 @@
 
 A recurrent layer has no slots that could be dropped: its state is a running sum over all tokens. So a pass over a tree
 leaves the committed state as it is, and stores the states after its nodes beside it (heads/backbone/recurrent/
-mixers.py computes them); a commit makes the newest accepted node's state the committed one, row by row. Nothing is
-computed twice, and nothing is left behind by rejected nodes, by padding or by a row that commits nothing.
+mixers.py computes them). A commit makes the state after each row's last accepted node the committed one. Rejected
+nodes, padding and rows that commit nothing leave no trace.
 
-The classes of layers are those that transformers' `DynamicCache` would make from the config; their states are read and
-written through the methods that its recurrent layers call.
+Each layer is the counterpart of the one that transformers' `DynamicCache` would make from the config, and has the
+methods that the model's recurrent layers call to read and write states.
 """
 # B row, M node of one level, R remaining row, A accepted slot
 
@@ -38,9 +38,9 @@ class RecurrentLayer(LinearAttentionLayer):
     """One layer's states: the committed one, and those after the nodes of the last pass.
 
     Attributes:
-        committed: after the committed tokens.
-        before: what was committed before the last commit.
-        by_level: after the nodes of each level of the last pass, each (M, …); empty after a pass over whole rows.
+        committed: the state after the committed tokens.
+        before: the state that the last commit replaced.
+        by_level: the states after the nodes of each level of the last pass, (M, …); empty after a pass over whole rows.
     """
 
     def __init__(self, number_of_states: int = 1) -> None:
@@ -50,7 +50,7 @@ class RecurrentLayer(LinearAttentionLayer):
         self.by_level: list[State] = []
 
     def load(self, state: State) -> None:
-        """Set what the layer's module reads and changes in place: copies, never a state that is kept."""
+        """Give the layer's module a state to start from. The module may change it in place, so it must be a copy."""
         for i in range(self.number_of_states):
             conv, recurrent = state[i], state[self.number_of_states + i]
             self.conv_states[i], self.is_conv_states_initialized[i] = conv, conv is not None
@@ -65,21 +65,21 @@ class RecurrentLayer(LinearAttentionLayer):
         return (*self.conv_states.values(), *self.recurrent_states.values())
 
     def begin_whole_rows(self) -> None:
-        """Before a pass that reads whole rows: what it leaves is kept by the next commit."""
+        """Prepare a pass over whole rows, whose last state the next commit makes the committed one."""
         self.by_level = []
         self.load(tuple(None if x is None else x.clone() for x in self.committed))
 
     def commit_state(self, places: Sequence[tuple[int, int] | None]) -> None:
-        """Keep the state after one node of each row; a row without one keeps its state."""
+        """Commit the state after one node of each row (None: leave the row's state), or what whole rows left."""
         self.before, self.committed = self.committed, self.at(places) if self.by_level else self.stored()
 
     def roll_back(self, place: tuple[int, int] | None) -> None:
-        """Of one row: commit the state after another node of the last pass; None: the state before the pass."""
+        """In a batch of one, commit the state after another node of the last pass; None: the state before the pass."""
         self.committed = self.before
         self.committed = self.at([place])
 
     def at(self, places: Sequence[tuple[int, int] | None]) -> State:
-        """The state after one node of each row: its level and its index there; None: the committed state."""
+        """The state after one node of each row, given by its level and its index there; None: the committed state."""
         sources = [
             (self.committed, b) if place is None else (self.by_level[place[0]], place[1])
             for b, place in enumerate(places)
@@ -93,7 +93,7 @@ class RecurrentLayer(LinearAttentionLayer):
         self.by_level = []
         self.committed = self.before = select_rows(self.committed, rows_R)
 
-    # What the cache asks of every layer; keys and values are none here.
+    # The methods that the cache calls on every layer; this layer has no keys and values to change.
 
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None: ...
 
@@ -123,7 +123,7 @@ class HybridLayer(RecurrentLayer, TreeCacheLayer):
 
 
 class EmptyLayer(DummyLayer):
-    """A layer that caches nothing: feed-forward layers that stand alone (Nemotron-H)."""
+    """A layer that caches nothing, such as the feed-forward layers of Nemotron-H, which stand alone."""
 
     def commit(self, slots_BA: Tensor | None, num_slots: int) -> None: ...
 
@@ -146,10 +146,10 @@ class RecurrentCache(TreeCache):
         super().__init__(room=room)
         self.layers = [_like(layer, room) for layer in DynamicCache(config=config).layers]
         if not any(type(layer) is TreeCacheLayer for layer in self.layers):
-            # Layers of heads come after these, and are copies of a layer with both.
+            # Layers of heads come after these. They copy an attention layer, which here has a recurrent state too.
             self.layer_class_to_replicate = functools.partial(HybridLayer, room=room)
         self.levels: Levels | None = None  # of the last pass; None: it read whole rows
-        self.path: Sequence[int] = ()  # of one row: nodes of the last pass that were committed
+        self.path: Sequence[int] = ()  # in a batch of one: the nodes of the last pass that were committed
 
     @property
     def recurrent_layers(self) -> list[RecurrentLayer]:
@@ -160,13 +160,13 @@ class RecurrentCache(TreeCache):
         return super().get_conv_state(layer_idx, state_idx)
 
     def layer_of(self, index: int) -> Any:
-        """The layer of this index, made where it is one of the heads'."""
+        """The layer of this index; layers of heads are made when they are first asked for."""
         while len(self.layers) <= index:
             self.layers.append(self.layer_class_to_replicate())
         return self.layers[index]
 
     def commit_states(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the states after the last accepted node of each row; beside the commit of keys and values."""
+        """Commit the state after the last accepted node of each row; `commit` does so for keys and values."""
         levels = self.levels
         places = [levels.places[b][path[-1]] if levels and path else None for b, path in enumerate(paths)]
         for layer in self.recurrent_layers:
@@ -174,12 +174,12 @@ class RecurrentCache(TreeCache):
         self.path = paths[0] if levels and len(paths) == 1 else ()
 
     def reopen(self, num_slots: int) -> None:
-        """Of keys and values; the states after slots of several passes are set by `set_states`."""
+        """Reopen keys and values only; `set_states` sets the states of that time."""
         super().reopen(num_slots)
         self.levels = None
 
     def nearest(self, num_slots: int) -> int:
-        """Back into the last pass over nodes, slot by slot; further back no state is kept."""
+        """As in `TreeCache`: any slot of the last pass over nodes; further back no state is stored, so 0."""
         length = self.get_seq_length()
         return min(num_slots, length) if num_slots >= length - len(self.path) else 0
 
@@ -200,7 +200,7 @@ class RecurrentCache(TreeCache):
         self.path = ()
 
     def as_dynamic(self, config: Any, num_slots: int) -> DynamicCache:
-        """A copy as `generate` returns it; states are rolled back to the first slots."""
+        """A copy as `generate` returns it, made after this cache was rolled back to the first slots."""
         self.keep_slots(num_slots)
         cache = DynamicCache(config=config)
         for mine, theirs in zip(self.layers, cache.layers, strict=False):
@@ -211,7 +211,7 @@ class RecurrentCache(TreeCache):
         return cache
 
     def states(self) -> list[State]:
-        """The committed states; a pass over nodes never changes them in place."""
+        """The committed states, one a recurrent layer; no pass changes them in place."""
         return [layer.committed for layer in self.recurrent_layers]
 
     def go_back(self, num_slots: int, states: list[State]) -> None:
@@ -221,7 +221,7 @@ class RecurrentCache(TreeCache):
         self.path, self.levels = (), None
 
     def set_states(self, of_rows: Sequence[list[State]]) -> None:
-        """Commit earlier states: for each row, `states()` as they were at some time."""
+        """Commit earlier states: row b takes its part of `of_rows[b]`, which `states()` returned at some time."""
         for i, layer in enumerate(self.recurrent_layers):
             rows = [(states[i], b) for b, states in enumerate(of_rows)]
             layer.committed = tuple(
@@ -230,7 +230,7 @@ class RecurrentCache(TreeCache):
 
 
 def copy_state(mine: RecurrentLayer, theirs: LinearAttentionLayer) -> None:
-    """The committed state, as transformers' own layer holds it."""
+    """Copy the committed state into transformers' own layer."""
     for i in range(mine.number_of_states):
         conv, recurrent = mine.committed[i], mine.committed[mine.number_of_states + i]
         if conv is not None:
@@ -243,7 +243,7 @@ def keeps_known_states(config: Any) -> bool:
     """Whether transformers' cache for this config holds recurrent states beside keys and values, all of known kinds."""
     try:
         kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    except (AttributeError, KeyError, TypeError):  # a config without the names that the cache looks for
+    except (AttributeError, KeyError, TypeError):  # the config lacks a name that `DynamicCache` looks for
         return False
     attends = any(issubclass(kind, DynamicLayer) for kind in kinds)
     return attends and kinds <= KNOWN and any(issubclass(kind, LinearAttentionLayer) for kind in kinds)
@@ -262,7 +262,7 @@ def _like(layer: Cache, room: int) -> Any:
 
 
 def _join(rows: Sequence[tuple[Tensor, int]]) -> Tensor | None:
-    """Row i of each tensor, as one tensor; None where there are none."""
+    """One tensor of row i of each (tensor, i); None for an empty list."""
     if not rows:
         return None
     return torch.cat([x_M[i : i + 1] for x_M, i in rows])

@@ -1,8 +1,8 @@
 """The nodes of a pass by level, so that a recurrent layer can run them parents first.
 
-A node's level is the number of ancestors that it sees; all nodes of one level are independent of each other. Who is
-whose parent is read from the matrix that says which node sees which, so rows may have trees of their own, and a slot
-that only fills up (it sees itself alone) begins at the committed state like a root.
+A node's level is the number of ancestors that it sees; nodes of one level are independent of each other. Parents are
+read from the matrix of which node sees which, so each row may have its own tree. A slot that only pads sees itself
+alone, and begins at the committed state like a root.
 """
 # B row, N node, M node of one level
 
@@ -33,7 +33,7 @@ class Levels:
 
     Attributes:
         levels: from the root down.
-        places: of each row and node its level and its index there, on the host.
+        places: `places[b][n]` is the level of node n of row b and its index there; on the host.
     """
 
     levels: tuple[Level, ...]
@@ -44,7 +44,7 @@ def find_levels(sees_BNN: Tensor, batch: int) -> Levels:
     """The levels of a pass.
 
     Args:
-        sees_BNN: True where a node sees another, itself and its ancestors; (N, N) where all rows agree.
+        sees_BNN: True where a node sees another: itself and its ancestors; (N, N) where all rows agree.
         batch: number of rows.
 
     >>> chain_and_sibling = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]).bool()

@@ -1,13 +1,13 @@
 """Run the recurrent layers of a backbone over the nodes of a pass, each node from its parent's state.
 
-Attention, norms and feed-forward layers run over all nodes at once. A recurrent mixer (Mamba-2, gated delta rule, short
-convolution) runs level by level: the nodes of one level are rows of one token, which begin at their parents' states,
-so that every node gets the very step that plain generation takes along its path. No modelling code is copied: the
-mixer's own forward is called, its state is put before it in the cache and taken from there afterwards.
+Attention, norms and feed-forward layers run over all nodes in one call. A recurrent mixer (Mamba-2, gated delta rule,
+short convolution) runs level by level: the nodes of one level are a batch of one-token rows that start from their
+parents' states, so every node takes the step that plain generation takes along its path. The mixer's own forward runs;
+its state is written to the cache before the call and read from there after it.
 
-Most of a mixer's weights are those of its projections, and reading them once for each level would cost what a pass
-saves. A mixer's first pass finds out which of its linear layers read what the mixer is given (times a constant, as in
-Falcon-H1) and whether its result is a linear layer's; those run once, over all nodes, and the steps use their rows.
+Most of a mixer's weights are in its projections, and reading them once for each level would cost what a tree pass
+saves. So a mixer's first pass finds out which of its linear layers read the mixer's input (times a constant, as in
+Falcon-H1) and whether the result is a linear layer's output. These layers run once, over all nodes.
 """
 # B row, N node, M node of one level, D model width
 
@@ -33,8 +33,8 @@ class Mixer:
 
     Attributes:
         module: what the decoder layer calls.
-        reads: names of linear layers that read what the module is given, and the factor before them; None: not known.
-        writes: name of the linear layer whose output the module returns; None: it does more with it.
+        reads: linear layers that read the module's input times a factor, as name: factor; None: not found out yet.
+        writes: name of the linear layer whose output the module returns; None: it returns something else.
     """
 
     module: nn.Module
@@ -51,7 +51,7 @@ class Mixer:
 
 
 def find_mixers(layers: nn.Module) -> list[Mixer]:
-    """Modules with a place in the cache and a convolution of their own."""
+    """The recurrent modules: those with a layer index and a convolution of their own."""
     return [
         Mixer(module=module)
         for module in layers.modules()
@@ -62,7 +62,7 @@ def find_mixers(layers: nn.Module) -> list[Mixer]:
 
 @contextlib.contextmanager
 def over_nodes(mixers: Sequence[Mixer], cache: RecurrentCache, levels: Levels) -> Iterator[None]:
-    """Within it, the mixers run level by level, and the cache stores the state after every node."""
+    """A context in which the mixers run level by level, and the cache stores the state after every node."""
     cache.levels = levels
     with contextlib.ExitStack() as stack:
         for mixer in mixers:
@@ -72,7 +72,7 @@ def over_nodes(mixers: Sequence[Mixer], cache: RecurrentCache, levels: Levels) -
 
 @contextlib.contextmanager
 def over_whole_rows(mixers: Sequence[Mixer], cache: RecurrentCache, valid_BT: Tensor | None) -> Iterator[None]:
-    """Within it, the mixers read whole rows at once, as for a prompt.
+    """A context in which the mixers read whole rows in one call, as for a prompt.
 
     Args:
         valid_BT: False for padding on the left, which leaves the state as it is; None: there is none.
@@ -114,7 +114,7 @@ Step = Callable[[Tensor, "tuple[Tensor | None, ...]", Tensor], Tensor]
 
 
 def _stepping(forward: Forward, layer: RecurrentLayer, kwargs: dict[str, Any]) -> Step:
-    """One token of each row, from states of the level above."""
+    """The step of one level: one token a row, each from its parent's state in the level above."""
 
     def step(hidden_M1D: Tensor, above: tuple[Tensor | None, ...], parents_M: Tensor) -> Tensor:
         layer.load(select_rows(above, parents_M))
@@ -125,7 +125,7 @@ def _stepping(forward: Forward, layer: RecurrentLayer, kwargs: dict[str, Any]) -
 
 
 def _run(mixer: Mixer, layer: RecurrentLayer, levels: Levels, rows: Tensor, step: Step) -> Tensor:
-    """All nodes, level after level; projections once."""
+    """Run all nodes level by level, and the projections that allow it once."""
     children = mixer.linear_layers()
     once = {
         name: children[name](rows * factor if factor != 1 else rows) for name, factor in (mixer.reads or {}).items()
@@ -149,7 +149,7 @@ def _run(mixer: Mixer, layer: RecurrentLayer, levels: Levels, rows: Tensor, step
 
 
 class StandIn:
-    """A linear layer with another forward; whatever else is asked of it is the layer's own."""
+    """A linear layer with another forward; all its attributes are the layer's own."""
 
     def __init__(self, child: nn.Module, forward: Forward) -> None:
         self._child, self._forward = child, forward
@@ -171,7 +171,7 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _learn(mixer: Mixer, call: Callable[[Tensor], Tensor], given: Tensor) -> None:
-    """Which linear layers run once for all nodes, from one call whose result is not used."""
+    """Find the linear layers that can run once for all nodes, by one call whose result is dropped."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def recording(name: str, child: nn.Module) -> Forward:
@@ -192,7 +192,7 @@ def _learn(mixer: Mixer, call: Callable[[Tensor], Tensor], given: Tensor) -> Non
 
 
 def _factor(given: Tensor, x: Tensor) -> float | None:
-    """c where x is c times what was given; None where it is something else."""
+    """c where x = c · given; None where there is no such c."""
     if x is given:
         return 1.0
     if x.shape != given.shape:
@@ -206,7 +206,7 @@ def _factor(given: Tensor, x: Tensor) -> float | None:
 
 @contextlib.contextmanager
 def _replaced(module: nn.Module, name: str, value: Forward) -> Iterator[None]:
-    """An attribute of a module, in place of a method or a submodule of this name; both stay as they are."""
+    """Hide a module's method or submodule behind an attribute of the same name, until exit."""
     attributes = vars(module)
     before = attributes.get(name)
     attributes[name] = value

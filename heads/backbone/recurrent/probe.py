@@ -1,12 +1,14 @@
-"""Whether a backbone's recurrent layers do what plain generation does: tried when a model is wrapped, on eight tokens.
+"""Check on eight tokens, when a model is wrapped, that its recurrent layers follow a tree as plain generation would.
 
-A list of names would be out of date with the next release, and would not know which kernels are installed. A tree pass
-and the pass after it have to give what the model's own one-token steps give, or the model is refused. Two more things
-are found out. Whether several tokens can be read from a state at once: Jamba's layers forget it (logits off by 5e-4 of
-the largest). And by how much a model's steps of one token differ from its forward over the whole text: Nemotron-H's
-forward keeps time steps above a limit, and its steps do not. Plain generation takes those steps, so decoding is exact
-there too, but a text that is read anew has other states than one that was generated, so its caches are not kept between
-calls.
+A list of model names would be out of date with the next release, and would not know which kernels are installed. A tree
+pass and the pass after it have to give the logits of the model's own one-token steps, or the model is refused. The
+probe also finds out:
+
+- whether the model can read several tokens from a state. Jamba's layers forget the state (logits are off by 5e-4 of the
+  largest).
+- how far one-token steps differ from a forward over the whole text. Nemotron-H's forward keeps time steps above a
+  limit, and its steps do not. Decoding is exact there too, since plain generation takes the steps. But a text that is
+  read again gets other states than one that was generated, so such caches are not reused between calls.
 """
 # B row, T position, N node, V vocabulary
 
@@ -24,15 +26,15 @@ READ = 4
 """Tokens of the prompt; four more follow it."""
 
 RELATIVE_ERROR = 1e-4
-"""Of the largest logit: 7e-7 is seen in float32 where all is well, 5e-4 and more where a state is not continued."""
+"""As a share of the largest logit: correct passes in float32 differ by 7e-7, and by 5e-4 where a state is forgotten."""
 
 
 @torch.no_grad()
 def check_recurrence(backbone: Any) -> None:
-    """Compare, and find out whether several tokens can be read from a state at once.
+    """Check a tree pass against one-token steps, and set `step_error` and `continues` of the backbone's recurrence.
 
     Raises:
-        ValueError: the model's own steps are off, or a tree pass does not give what they give.
+        ValueError: the tree pass gives other logits than the model's own one-token steps.
     """
     model = backbone.model
     was_training = model.training
@@ -69,7 +71,7 @@ def one_by_one(model: Any, tokens_1T: Tensor) -> Tensor:
 
 
 def by_tree(backbone: Any, tokens_1T: Tensor) -> Tensor:
-    """The same by a pass over a chain of three with a wrong token beside its second, and the pass after it."""
+    """The same by a pass over a chain of three with a wrong sibling of its second token, and the pass after it."""
     state, _ = backbone.read(tokens_1T[:, :READ], torch.ones_like(tokens_1T[:, :READ], dtype=torch.bool))
     root, second, third, last = tokens_1T[0, READ:]
     tree_1N = torch.stack([root, third, second, third])[None]
@@ -85,7 +87,7 @@ def by_tree(backbone: Any, tokens_1T: Tensor) -> Tensor:
 
 
 def continued(backbone: Any, tokens_1T: Tensor) -> Tensor:
-    """(V,): logits after the prompt where it is read in two passes of several tokens."""
+    """(V,): logits after the prompt when it is read in two passes of several tokens."""
     prompt_1T = tokens_1T[:, :READ]
     valid_1T = torch.ones_like(prompt_1T, dtype=torch.bool)
     _, output = backbone.read(prompt_1T, valid_1T, chunk=READ // 2)
@@ -98,5 +100,5 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 def above(error: float, dtype: torch.dtype) -> float:
-    """The error if it exceeds rounding, else 0; nan exceeds it."""
+    """The error if it is more than rounding, or nan; else 0."""
     return 0.0 if error <= max(RELATIVE_ERROR, 16 * torch.finfo(dtype).eps) else error

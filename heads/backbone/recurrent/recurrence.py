@@ -21,10 +21,10 @@ class Recurrence:
     """The recurrent layers of one backbone.
 
     Attributes:
-        continues: the model reads several tokens at once from a state as it reads them one by one; where it does not,
-            what follows a state is read node by node.
-        step_error: by how much the model's one-token steps differ from its forward over a whole text, in units of the
-            largest logit; 0.0: by rounding. heads/backbone/recurrent/probe.py finds both out.
+        continues: the model can read several tokens from a state; where it cannot, tokens after a state are read as a
+            chain of nodes.
+        step_error: how far the model's one-token steps differ from its forward over a whole text, as a share of the
+            largest logit; 0.0 where only by rounding. heads/backbone/recurrent/probe.py finds both out.
     """
 
     def __init__(self, config: Any, layers: nn.ModuleList) -> None:
@@ -37,7 +37,7 @@ class Recurrence:
 
     @property
     def attention(self) -> int:
-        """The last layer that attends and keeps no state, or where there is none the last that attends."""
+        """Index of the last layer with attention, if possible of one without a recurrent state beside it."""
         layers = self.new_cache(0).layers
         plain = [i for i, layer in enumerate(layers) if type(layer) is TreeCacheLayer]
         return max(plain or [i for i, layer in enumerate(layers) if isinstance(layer, TreeCacheLayer)])
@@ -48,13 +48,18 @@ class Recurrence:
     def over_nodes(
         self, cache: RecurrentCache, heads: Iterable[Any], sees: Tensor, batch: int
     ) -> contextlib.AbstractContextManager[None]:
-        """For a pass over nodes: (N, N) or (B, N, N) says which sees which. `heads` have layers that run with them."""
+        """A context for a pass over nodes.
+
+        Args:
+            heads: heads whose layers run in the pass.
+            sees: (N, N), or (B, N, N) where rows differ: True where a node sees another.
+        """
         return mixers.over_nodes(self.all_mixers(heads), cache, self.levels(sees, batch))
 
     def over_whole_rows(
         self, cache: RecurrentCache, heads: Iterable[Any], valid_BT: Tensor
     ) -> contextlib.AbstractContextManager[None]:
-        """For a pass over a prompt; False is padding on the left."""
+        """A context for a pass over a prompt; `valid_BT` is False for padding on the left."""
         return mixers.over_whole_rows(self.all_mixers(heads), cache, None if bool(valid_BT.all()) else valid_BT)
 
     def all_mixers(self, heads: Iterable[Any]) -> list[mixers.Mixer]:
@@ -66,7 +71,7 @@ class Recurrence:
         return found
 
     def levels(self, sees: Tensor, batch: int) -> Levels:
-        """Found once for a matrix that many passes share."""
+        """The levels of a pass; those of a matrix that all rows share are found once and remembered."""
         if sees.ndim == 3:
             return find_levels(sees, batch)
         known = self._levels.setdefault(sees, {})
@@ -77,10 +82,10 @@ class Recurrence:
 
 
 def find_recurrence(model: Any, config: Any, layers: nn.ModuleList) -> Recurrence | None:
-    """None for a model without recurrent layers.
+    """The recurrent layers of a model; None where it has none.
 
     Raises:
-        ValueError: states are kept by modules that are not found here.
+        ValueError: modules that `find_mixers` does not find keep recurrent states.
     """
     if not keeps_known_states(config):
         return None
