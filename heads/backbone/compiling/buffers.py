@@ -1,8 +1,7 @@
 """The buffers that graphs read and write, lent to the caches of running texts.
 
 A cache's tensors become views of buffers of a bucket's size (256 slots, then twice as many, …). CUDA graphs record
-addresses, so buffers are used again: by their cache while they have the right size, and by other caches after it is
-gone.
+addresses, so buffers are reused: by their cache while they have the right size, and by other caches once it is gone.
 """
 # B batch, N tree node
 
@@ -37,7 +36,7 @@ class BufferPool:
     """The buffers of all caches of one compiled backbone.
 
     Args:
-        static: they never move, as CUDA graphs need it.
+        static: mark the buffers as never moving, which CUDA graphs need.
     """
 
     def __init__(self, *, static: bool) -> None:
@@ -73,10 +72,10 @@ class BufferPool:
         return loan.buffers
 
     def make(self, layer: Any, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """Zeros: what a mask hides must still be finite.
+        """Buffers of zeros for one layer: what a mask hides must still be finite.
 
-        A pass writes to them, and Inductor makes no CUDA graph of one that writes to tensors which may move. The mark
-        that they stay is on these very objects: a slice, even of all slots, has none.
+        Inductor makes no CUDA graph of a pass that writes to tensors which may move, so static buffers are marked. The
+        mark belongs to these tensor objects; a slice, even of all slots, lacks it.
         """
         made = [
             buffer.new_zeros(rows, buffer.shape[1], capacity, buffer.shape[-1]) for buffer in (layer.keys, layer.values)
@@ -87,7 +86,7 @@ class BufferPool:
 
 
 def give_back(free: dict[Size, list[Buffers]], loan: Loan) -> None:
-    """Those of CUDA wait for the next cache of their size; others are freed."""
+    """End a loan: CUDA buffers wait for the next cache of their size, others are freed."""
     if loan.buffers and loan.buffers[0][0].is_cuda:
         free.setdefault(loan.size, []).append(loan.buffers)
     loan.buffers = []
@@ -110,17 +109,17 @@ def bucket_for(slots: int) -> int:
 
 
 def repeat_last(x_BN: Tensor, rows: int) -> Tensor:
-    """(B, …) to (rows, …): dead rows see what the last one sees, since a row that sees nothing is NaN."""
+    """(B, …) to (rows, …): dead rows repeat the last row, since a row that attends to nothing would be NaN."""
     batch = x_BN.shape[0]
     return x_BN if batch == rows else torch.cat([x_BN, x_BN[-1:].expand(rows - batch, *x_BN.shape[1:])])
 
 
 def fill_up(x_BN: Tensor, length: int) -> Tensor:
-    """(B, N) to (B, length), with zeros: token 0 at depth 0, a slot that is not valid."""
+    """(B, N) to (B, length), padded with zeros: token 0 at depth 0, or a slot that is not valid."""
     return nn.functional.pad(x_BN, (0, length - x_BN.shape[1]))
 
 
 def fill_up_square(sees_BNN: Tensor, nodes: int) -> Tensor:
-    """Nodes that fill up see what is committed and nothing else, and no other node sees them."""
+    """(B, N, N) to (B, nodes, nodes): padding nodes see the committed slots alone, and no node sees them."""
     more = nodes - sees_BNN.shape[1]
     return nn.functional.pad(sees_BNN, (0, more, 0, more))

@@ -6,14 +6,14 @@ nodes are padded to a multiple of 4. On CUDA every pass attends to the whole buc
 serves every pass of one bucket and one number of nodes. Elsewhere a pass attends to the slots that exist, a dimension
 that the graph leaves open: one graph for each number of nodes, however long the text gets.
 
-A graph is compiled for the batch that a text begins with. Where rows end, dead rows that repeat the last one take their
+A graph is compiled for the batch that a text begins with. When rows end, dead rows that repeat the last one take their
 places, until all rows have ended or a smaller graph, compiled for another batch, holds the remaining ones.
 
-The plain reference is `heads.backbone.Backbone`, whose states these are; text is the same, logits are those of the same
-operations in another order (tests/heads/backbone/test_compiled.py compares them).
+The plain reference is `heads.backbone.Backbone`: the text is the same, and logits differ by the order of operations
+alone (tests/heads/backbone/test_compiled.py compares them).
 """
-# B batch, X row of a graph with dead ones, N tree node, P node with those that fill up, C slot that a graph attends to,
-# S committed slot, D model width
+# B batch, X row of a graph, dead ones included, N tree node, P tree node, padding included, C slot that a graph attends
+# to, S committed slot, D model width
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ OPEN = 0
 
 
 class CompiledBackbone(Backbone):
-    """The same backbone; `verify` runs a compiled graph, `prefill` and `commit` are the plain ones.
+    """A backbone whose `verify` runs a compiled graph; `prefill` and `commit` are those of `Backbone`.
 
     Args:
         backbone: what is compiled; its model and its caches are shared.
-        whole_buckets: passes attend to whole buckets, as CUDA graphs have to; None: on CUDA.
+        whole_buckets: passes attend to whole buckets, as CUDA graphs have to; None: if the backbone is on CUDA.
 
     Attributes:
-        compile_seconds: seconds of the first call of each graph so far, compiling included, by (what it records, rows,
-            nodes, slots or `OPEN`, its number): graphs of different heads may agree in all but the number.
+        compile_seconds: seconds of the first call of each graph so far, compiling included, by (taps, rows, nodes,
+            slots or `OPEN`, its number): graphs of different heads may agree in all but the number.
 
     Raises:
-        ValueError: nothing here can compile it; the sentence says what is missing.
+        ValueError: this backbone cannot be compiled on this machine; the sentence says why.
     """
 
     def __init__(self, backbone: Backbone, *, whole_buckets: bool | None = None) -> None:
@@ -63,7 +63,7 @@ class CompiledBackbone(Backbone):
         self._hooks = read_hooks(self.model.modules())
 
     def refresh(self) -> None:
-        """Forget the graphs where hooks were added or removed since: torch's guards do not look at them."""
+        """Forget all graphs if hooks were added or removed since the last call: torch's guards do not look at hooks."""
         super().refresh()
         if (hooks := read_hooks(self.model.modules())) != self._hooks:
             self._hooks = hooks
@@ -77,7 +77,8 @@ class CompiledBackbone(Backbone):
         padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()
         slots = committed + padded
-        # Open slots never fill a bucket: whole buffers are contiguous, for which Inductor makes a graph of its own.
+        # Open slots always leave one slot of the bucket: whole buffers are contiguous, and Inductor would compile
+        # another graph for them.
         capacity = bucket_for(slots if self.whole_buckets else slots + 1)
         slots, of_graph = (capacity, capacity) if self.whole_buckets else (slots, OPEN)
         rows = self.rows_for(state.cache, batch, taps, (padded, of_graph))
@@ -108,7 +109,7 @@ class CompiledBackbone(Backbone):
     def run(
         self, taps: Sequence[Tap], buffers: Buffers, shape: tuple[int, int, int], inputs: tuple[Tensor, ...]
     ) -> Any:
-        """The graph of this shape on these inputs; its first call compiles it and is timed.
+        """Run the graph of this shape on these inputs; its first call compiles it and is timed.
 
         Raises:
             ValueError: torch cannot make one graph of this backbone's passes.
@@ -131,12 +132,12 @@ class CompiledBackbone(Backbone):
         return output
 
     def graphs_of(self, taps: Sequence[Tap]) -> dict[Key, Graph]:
-        """Graphs that run layers of heads live as long as those heads; the others as long as the backbone."""
+        """The graphs for these taps: those with layers of heads live as long as the heads, others as the backbone."""
         owner = next((tap.heads for tap in taps if isinstance(tap, StackTap)), self)
         return self._graphs.setdefault(owner, {})
 
     def rows_for(self, cache: TreeCache, batch: int, taps: Sequence[Tap], shape: tuple[int, int]) -> int:
-        """Rows of the graph that a batch runs in: the batch at its beginning, or fewer where such a graph exists."""
+        """Rows of the graph that a batch runs in: those that the text began with, or fewer if such a graph exists."""
         began_with = self._pool.first_batch(cache, batch)
         wanted = names_of(taps), shape
         known = {
@@ -148,11 +149,11 @@ class CompiledBackbone(Backbone):
 
 
 Key = tuple[tuple[Any, ...], int, int, int]
-"""Of a graph: what it records, rows, nodes, slots or `OPEN`."""
+"""The key of a graph: taps, rows, nodes, slots or `OPEN`."""
 
 
 def names_of(taps: Sequence[Tap]) -> tuple[Any, ...]:
-    """Taps without the heads that they belong to.
+    """Taps without the heads that they belong to, which a key must not keep alive.
 
     >>> names_of(["final", StackTap(heads=..., index=0, reads=1)])
     ('final', (0, 1))
@@ -167,7 +168,7 @@ def compiled(backbone: Backbone) -> CompiledBackbone:
     """The backbone's compiled form; all decoders of a backbone share its graphs.
 
     Raises:
-        ValueError: nothing here can compile it.
+        ValueError: this backbone cannot be compiled on this machine.
     """
     if backbone not in _COMPILED:
         _COMPILED[backbone] = CompiledBackbone(backbone)

@@ -1,9 +1,9 @@
 """One compiled graph: a pass of a fixed shape, with the hooks that record its taps and the cache that it writes to.
 
-A graph holds the decoder, its taps and its masks, and what layers of the heads' own make of the taps
-(compiled_backbone.py decides which graph runs, buffers.py lends it the buffers).
+A graph covers the masks, the decoder, its taps and the layers of heads that read the taps. compiled_backbone.py decides
+which graph runs, buffers.py lends it the buffers.
 """
-# B row of a graph, P tree node with those that fill up, C slot that a graph attends to, D model width
+# B row of a graph, P tree node, padding included, C slot that a graph attends to, D model width
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Buffers = list[tuple[Tensor, Tensor]]
 class Graph:
     """A compiled pass of one shape.
 
-    The hooks that record taps become part of the graph. So these hooks are registered before each call and removed
-    after it. torch's guards look at no other hooks: `CompiledBackbone.refresh` does.
+    The hooks that record taps become part of the graph, so they are registered before each call and removed after it.
+    torch's guards look at no other hooks: `CompiledBackbone.refresh` does.
     """
 
     def __init__(self, backbone: Backbone, taps: tuple[HiddenTap, ...], num_layers: int) -> None:
@@ -71,11 +71,11 @@ class Graph:
 
 
 Hooks = list[tuple[dict[int, Any], dict[int, Any]]]
-"""Where layers keep their hooks, and what is to be put there."""
+"""Pairs of a layer's registry of hooks, and the hooks to put into it."""
 
 
 def make_hooks(backbone: Backbone, taps: Sequence[HiddenTap]) -> tuple[HiddenTaps, Hooks]:
-    """The hooks of `Backbone.forward` and the dict that they write to, taken out of the layers again."""
+    """The hooks that `recording` makes, taken out of the layers again, and the dict that they write to."""
     layers = [backbone.layers[max(0, backbone.num_layers - 1 - tap)] for tap in taps if tap != "final"]
     registries = [
         registry
@@ -104,7 +104,7 @@ def run_pass(
     slot_positions_BC: Tensor,
     start_1: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What is compiled: masks, the decoder, taps and stacks. No shape depends on how much is committed."""
+    """The function that is compiled: masks, decoder, taps and stacks. No shape depends on how much is committed."""
     batch, nodes = tokens_BP.shape
     slots_P = start_1 + torch.arange(nodes, device=tokens_BP.device)
     positions_BP = next_position_B[:, None] + depth_BP
@@ -123,7 +123,7 @@ def run_pass(
 
 
 def compile_apart(function: Callable[..., Any], on_cuda: bool) -> Callable[..., Any]:
-    """`torch.compile` of a copy with its own code object: torch gives up after a few shapes of one code object."""
+    """Compile a copy with its own code object: `torch.compile` gives up after a few shapes of one code object."""
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     mode = "reduce-overhead" if on_cuda else None
     return torch.compile(own, dynamic=False, fullgraph=True, mode=mode)
@@ -170,7 +170,7 @@ def what_stops_compiling(backbone: Backbone) -> str:
 
 
 def has_products_for_graphs(model: Any) -> bool:
-    """Whether a quantised model's products are nodes of a graph: `heads.quantization.multiply` registers its own."""
+    """Whether a quantised model's products can be part of a graph, as those of `heads.quantization.multiply` can."""
     settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     return getattr(settings, "quant_method", None) == METHOD
 
