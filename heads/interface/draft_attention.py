@@ -3,8 +3,8 @@
     context    committed rows, computed from the backbone's true states; all nodes of a text share them
     own        rows of the path that leads to a node, computed from the layer's own output
 
-One softmax goes over both, and no key is copied to where the others are. In training each position is a node, whose own
-path are the unrolled steps at that position (EAGLE-3, Li et al. 2025, section 3.2, "training-time test").
+One softmax goes over both, without copying keys to one place. In training each position is a node, whose own path
+consists of the unrolled steps at that position (EAGLE-3, Li et al. 2025, section 3.2, "training-time test").
 """
 # B text, W node of a text (in training a position), S context slot, k row of an own path, H query head,
 # G key-value head, R query heads a key-value head, E head width, M node of all texts
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 SCORES_AT_A_TIME = 2**24
-"""Attention scores that are stored for backward; of more, parts are computed again there."""
+"""The most attention scores that are stored for backward; if there are more, backward computes them again in parts."""
 CAUSAL_PART = 64
-"""Queries of a block that are read together: each part reads the slots up to its own end and no score beyond."""
+"""Queries of one part of a causal block: a part computes scores up to its own end only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Context:
     """Committed rows of B texts.
 
     Attributes:
-        keys, values: (B, G, S, E).
-        bias_BWS: added to the scores: 0 where a query sees a slot, else -inf; W is 1 where all nodes of a text see the
-            same. One for all steps: `seen_as_bias`.
+        keys_BGSE, values_BGSE: keys and values.
+        bias_BWS: added to the scores: 0 where a query sees a slot, else -inf (`seen_as_bias`); W is 1 where all nodes
+            of a text see the same.
         causal: query w sees no slot after w, as in training.
     """
 
@@ -41,7 +41,7 @@ class Context:
     causal: bool = False
 
     def of_queries(self, at: slice) -> Context:
-        """What these queries see, without slots after the last of them."""
+        """The context of a range of queries; if it is causal, without the slots after the last of them."""
         if not self.causal:
             return replace(self, bias_BWS=self.bias_BWS[:, at])
         keys_BGSE, values_BGSE = self.keys_BGSE[:, :, : at.stop], self.values_BGSE[:, :, : at.stop]
@@ -60,8 +60,8 @@ def seen_as_bias(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
 def attend(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tensor, own_values_BWkGE: Tensor) -> Tensor:
     """(B, W, H, E): softmax attention over the context and each query's own rows together.
 
-    A block is read in parts, and long texts in parts whose scores backward computes again, so that memory does not grow
-    with their square.
+    Long texts are read in parts whose scores backward computes again, so that memory does not grow with the square of
+    the length.
     """
     batch, nodes, heads, _ = queries_BWHE.shape
     slots = context.keys_BGSE.shape[2] + own_keys_BWkGE.shape[2]
@@ -96,7 +96,7 @@ def attend_at_once(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tenso
 
 
 def by_text(nodes_M: Tensor, num_texts: int) -> bool:
-    """Whether nodes of texts `nodes_M` come text by text, equally many each; compiled graphs do not ask.
+    """Whether nodes come text by text, equally many for each; False in a compiled graph, which cannot ask for values.
 
     >>> by_text(torch.tensor([0, 0, 1, 1]), 2), by_text(torch.tensor([1, 0, 0, 0]), 2)
     (True, False)

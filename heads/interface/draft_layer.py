@@ -1,6 +1,6 @@
-"""A Llama-style decoder layer of the heads' own: its shape, its rotary embeddings, its projections and its two blocks.
+"""A Llama-style decoder layer of the heads' own: its shape, rotary embeddings, projections and two blocks.
 
-It is plain PyTorch and the same whatever the backbone is, since servers load such a layer as Llama's: RMS norms, SiLU,
+It is plain PyTorch and the same for every backbone, since servers load such a layer as Llama's: RMS norms, SiLU,
 grouped key-value heads, rotary embeddings (EAGLE, Li et al. 2024; EAGLE-3, Li et al. 2025, section 3.1). Names of
 parameters are those of EAGLE-3's checkpoints.
 """
@@ -44,7 +44,7 @@ class LayerShape:
 
 
 def shape_like(backbone: Backbone, **given: Any) -> LayerShape:
-    """The backbone's own numbers, except where others are given; 4 · width where its MLP has no plain width."""
+    """The backbone's own numbers, except where others are given; an MLP of 4 · width where its config names none."""
     config, width = backbone.config, backbone.hidden_size
     found = {name: value for name, value in given.items() if value is not None}
     heads = found.get("num_attention_heads") or config.num_attention_heads
@@ -55,16 +55,16 @@ def shape_like(backbone: Backbone, **given: Any) -> LayerShape:
         "head_dim": getattr(config, "head_dim", None) or width // heads,
         "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
     }
-    if "num_attention_heads" in found:  # the backbone's numbers go with its own heads
+    if "num_attention_heads" in found:  # the backbone's key-value heads and head width fit its own number of heads only
         defaults |= {"num_key_value_heads": heads, "head_dim": width // heads}
     return LayerShape(hidden_size=width, **(defaults | found))
 
 
 def rope_parameters_of(backbone: Backbone, theta: float | None) -> dict[str, Any]:
-    """`rope_parameters` of a Llama config like the backbone's: of whole heads, and of a kind that never moves.
+    """`rope_parameters` of a Llama config like the backbone's, but for whole heads and independent of text length.
 
     Args:
-        theta: a base of their own, with the default kind of RoPE; None: the backbone's.
+        theta: base of RoPE of the default kind; None: as the backbone has it.
     """
     found = dict(getattr(backbone.config, "rope_parameters", None) or {})
     found = dict(found.get(FULL, found))
@@ -76,19 +76,19 @@ def rope_parameters_of(backbone: Backbone, theta: float | None) -> dict[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Rotary embeddings of some positions, made once for the queries and keys there: cos and sin (…, 1, E)."""
+    """The rotation of queries and keys at some positions: cos and sin (…, 1, E)."""
 
     cos: Tensor
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(…, heads, E), turned."""
+        """(…, heads, E), rotated."""
         left, right = x.chunk(2, dim=-1)
         return x * self.cos + torch.cat([-right, left], dim=-1) * self.sin
 
 
 class Rope:
-    """Rotary embeddings of Llama's kind. No module: a cast of the heads must not round the frequencies."""
+    """Rotary embeddings of Llama's kind. This is no module, so that a cast of the heads does not round frequencies."""
 
     def __init__(self, shape: LayerShape, parameters: dict[str, Any], max_positions: int) -> None:
         config = LlamaConfig(
@@ -98,13 +98,13 @@ class Rope:
             max_position_embeddings=max_positions,
             rope_parameters=parameters,
         )
-        with torch.device("cpu"):  # numbers, also where the heads are on the meta device
+        with torch.device("cpu"):  # real numbers even when the heads are built on the meta device
             rotary = LlamaRotaryEmbedding(config)
         self.scale = float(rotary.attention_scaling)
         self.frequencies = {torch.device("cpu"): rotary.inv_freq.detach().clone()}
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> Turn:
-        """The turn (…, 1, E) at positions (…), the same for all heads."""
+        """The rotation (…, 1, E) at positions (…), the same for all attention heads."""
         if positions.device not in self.frequencies:
             self.frequencies[positions.device] = self.frequencies[torch.device("cpu")].to(positions.device)
         wide = torch.promote_types(dtype, torch.float32)
@@ -200,7 +200,7 @@ class MidLayer(nn.Module):
 
 
 def rms_weight(backbone: Backbone, norm: nn.RMSNorm) -> Tensor | None:
-    """(D,): the weight with which an RMS norm is the backbone's final norm; None where that is another norm."""
+    """(D,): the weight that makes an RMS norm equal to the backbone's final norm; None where no weight does."""
     weight_D = getattr(backbone.norm, "weight", None)
     if weight_D is None or weight_D.is_meta or norm.weight.is_meta or getattr(backbone.norm, "bias", None) is not None:
         return None

@@ -1,9 +1,10 @@
-"""Rows of a draft layer's committed slots: its keys and values, and what its next row reads.
+"""The rows of a draft layer for committed slots: their keys and values, and the state that the next row reads.
 
-A row belongs to a token x_{P+1} with the backbone's state at P, so the row of a slot is made of the slot's own token
-and of the slot before; a text's first slot has none (EAGLE, Li et al. 2024, section 4.1, "feature and shifted token").
+A row joins a token x_{P+1} with the backbone's state at P. So the row of a slot is made of the slot's own token and of
+the state at the slot before, and a text's first slot has no row (EAGLE, Li et al. 2024, section 4.1, "feature and
+shifted token").
 """
-# B text, A slot of one commit, S committed slot, G key-value head, E head width, D model width, R row that is kept
+# B text, A slot of one commit, S committed slot, G key-value head, E head width, D model width, R remaining text
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from heads.backbone.model import CommitPlan
 from heads.interface.draft_attention import seen_as_bias
 
 CONTEXT_STEP = 256
-"""Slots that the shape of a context grows by, so that compiled drafting meets few shapes."""
+"""The shape of a context grows by so many slots, so that compiled drafting meets few shapes."""
 CONTEXT = ("context_keys", "context_values", "context_bias")
-"""What all nodes of a text read."""
+"""Names of what all nodes of a text read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class DraftRows:
     Attributes:
         cache: layer 0 holds the rows' keys and values, layer 1 each slot's state in place of keys, for rolling back.
         real_BS: False where a slot only pads.
-        newest_BD: the state at the last committed position, which `position_B` is.
+        newest_BD: the state at the last committed position.
+        position_B: that position.
     """
 
     cache: TreeCache
@@ -38,13 +40,13 @@ class DraftRows:
     position_B: Tensor
 
     def read_by(self, states_BAD: Tensor) -> Tensor:
-        """(B, A, D): what the rows of new slots read, each the state of the slot before."""
+        """(B, A, D): the states that the rows of new slots read: for each slot the state at the slot before."""
         return torch.cat([self.newest_BD[:, None], states_BAD[:, :-1]], dim=1)
 
     def add(
         self, keys_BAGE: Tensor, values_BAGE: Tensor, states_BAD: Tensor, positions_BA: Tensor, plan: CommitPlan
     ) -> DraftRows:
-        """With the rows of the slots that `plan` commits."""
+        """These rows and those of the slots that `plan` commits."""
         self.cache.update(keys_BAGE.transpose(1, 2), values_BAGE.transpose(1, 2), 0)
         self.cache.update(states_BAD[:, None], states_BAD[:, None, :, :0], 1)
         self.cache.commit(None, positions_BA.shape[1])
@@ -57,7 +59,7 @@ class DraftRows:
         )
 
     def keep_rows(self, rows_R: Tensor) -> DraftRows:
-        """Of some texts of the batch; the others have ended."""
+        """The rows of some texts of the batch; the others have ended."""
         self.cache.keep_rows(rows_R)
         return DraftRows(
             cache=self.cache,
@@ -67,7 +69,7 @@ class DraftRows:
         )
 
     def keep_slots(self, num_slots: int) -> DraftRows:
-        """As they were when the first `num_slots` slots were committed."""
+        """The rows as they were when the first `num_slots` slots were committed."""
         real_BS = self.real_BS[:, :num_slots]
         last_B = (real_BS * torch.arange(num_slots, device=real_BS.device)).argmax(dim=1)
         newest_BD = self.cache.layers[1].keys[torch.arange(len(last_B), device=last_B.device), 0, last_B]
@@ -77,7 +79,7 @@ class DraftRows:
     def context(self) -> dict[str, Tensor]:
         """`CONTEXT`: keys and values (B, G, S, E) and the bias (B, S) that hides slots without a row.
 
-        The slots are a multiple of `CONTEXT_STEP`, as far as the cache reaches.
+        The number of slots is a multiple of `CONTEXT_STEP`, or what the cache's buffer has if that is less.
         """
         layer, length = self.cache.layers[0], self.real_BS.shape[1]
         slots = min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, layer.keys.shape[2])
@@ -87,7 +89,7 @@ class DraftRows:
 
 
 def no_rows(states_BAD: Tensor, positions_BA: Tensor) -> DraftRows:
-    """Before the first commit, of these states at these positions."""
+    """No rows yet, with the dtypes and devices of the states and positions to come."""
     return DraftRows(
         cache=TreeCache(),
         real_BS=torch.zeros_like(positions_BA[:, :0], dtype=torch.bool),

@@ -1,6 +1,6 @@
-"""Which tokens heads score: choosing them, checking their ids, and the rows of an unembedding that belong to them.
+"""Which tokens heads score: choosing them, checking their ids, and gathering their rows of an unembedding.
 
-The record that heads and losses read is heads/backbone/draft_vocabulary.py, with the picture.
+heads/backbone/draft_vocabulary.py has the record that heads and losses read, with a picture.
 """
 # V vocabulary, S scored token, D model width
 
@@ -27,7 +27,7 @@ class StartedRows(nn.Module):
 
 
 class SharedRows:
-    """The scored rows of a weight that the heads do not own, gathered once for as long as the weight is the same.
+    """The scored rows of a weight that the heads do not own, gathered again only when the weight has changed.
 
     Where a gradient has to reach the weight, rows are gathered at each call. Copies of heads gather their own.
     """
@@ -55,7 +55,7 @@ class SharedRows:
 
 
 Mark = tuple[Any, ...]
-"""A weak reference to a tensor, and what changes when its content does."""
+"""A weak reference to a tensor, and what shows that it has changed: its version, dtype and device."""
 
 
 def remember(tensor: Tensor) -> Mark:
@@ -85,7 +85,7 @@ def unchosen(count: int | None, backbone: Backbone) -> Tensor | None:
 
 
 def mark_chosen(token_heads: Any, _: Any) -> None:
-    """Loaded tensors include the ids."""
+    """A hook after loading, since the loaded tensors include the ids."""
     token_heads._unchosen = False
 
 
@@ -96,7 +96,7 @@ def check_draft_tokens(tokens: Tensor | Sequence[int], count: int | None, size: 
     tensor([1, 4, 6])
 
     Args:
-        count: how many there have to be; any number where it is not given.
+        count: how many there have to be; None: any number.
         size: V, of the whole vocabulary.
 
     Raises:

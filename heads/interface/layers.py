@@ -50,7 +50,7 @@ RESIDUAL_WRITERS = frozenset(
 
 
 class ResidualBlock(nn.Module):
-    """x + SiLU(W x + b), W and b zero at start: the identity (Medusa, section 2.1; b too, so that it is exact)."""
+    """x + SiLU(W x + b). W is zero at the start (Medusa, section 2.1), and b too, so that the block is the identity."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class ResidualBlock(nn.Module):
 
 
 class Unembeddings(StartedRows):
-    """One unembedding a head, started from the backbone's; or none, where the backbone's own is shared.
+    """One unembedding a head, started from the backbone's; or none, where heads share the backbone's.
 
     Args:
-        draft_vocabulary: rows of each; they are zeros until `start_from` says which tokens they are. None: all.
-        biases: own ones have a bias even where the backbone's has none; it starts at zero.
+        draft_vocabulary: number of rows of each, zeros until `start_from` fills them; None: a row for every token.
+        biases: give own unembeddings a bias, zero at the start, even if the backbone's has none.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Unembeddings(StartedRows):
                 bias_S.copy_(start.bias[tokens_S.to(start.bias.device)])
 
     def projection(self, k: int, backbone: Backbone) -> Projection:
-        """Head k's record, for hidden states like the backbone's after its final norm."""
+        """Head k's projection record, for hidden states that are normed already."""
         start = backbone.projection
         if not self.weights:
             return start.without_norm()
@@ -113,7 +113,7 @@ class OneUnembedding(StartedRows):
     """One unembedding for all heads, without bias, started from the backbone's.
 
     Args:
-        draft_vocabulary: its rows; they are zeros until `start_from` says which tokens they are. None: all.
+        draft_vocabulary: its number of rows, zeros until `start_from` fills them; None: a row for every token.
     """
 
     def __init__(self, backbone: Backbone, draft_vocabulary: int | None = None) -> None:
@@ -133,14 +133,15 @@ def _copy(parameter: Tensor, rows: int | None) -> nn.Parameter:
 
 
 def new_layer(backbone: Backbone, start: str, slot: int, like: nn.Module | None = None) -> nn.Module:
-    """A decoder layer like one of the backbone's, random or copied, that caches after the backbone's.
+    """A trainable decoder layer of the backbone's class, whose cache index comes after the backbone's layers.
 
     Args:
-        slot: which of the heads' layers it is, from 0.
-        like: by default the last one with attention.
+        start: "random" or "copied" weights.
+        slot: index of the layer among the heads' own, from 0.
+        like: the backbone's layer to follow; by default the last one with attention.
     """
     layer = without_adapter(in_slot(backbone, copy.deepcopy(like or backbone.attention_layer), slot))
-    put_plain_layers(layer, backbone.dtype)  # of a packed backbone: heads train plain weights
+    put_plain_layers(layer, backbone.dtype)  # the backbone may be packed, and heads train plain weights
     layer.requires_grad_(True)
     if start == "random":
         draw_weights(backbone, layer)
@@ -148,16 +149,16 @@ def new_layer(backbone: Backbone, start: str, slot: int, like: nn.Module | None 
 
 
 def draw_weights(backbone: Backbone, module: nn.Module) -> None:
-    """New weights as the class of the backbone's text model draws them: an image-text class can lack what it takes."""
+    """Draw new weights as the backbone's text decoder does; the class of an image-text model may not know how."""
     module.apply(getattr(backbone.decoder, "_init_weights", backbone.model._init_weights))
 
 
 @torch.no_grad()
 def identity_layer(backbone: Backbone, slot: int) -> nn.Module:
-    """A random layer that begins as the identity: what its blocks write to the residual stream is zero at first.
+    """A random layer that starts as the identity: its blocks write zeros to the residual stream at first.
 
     Raises:
-        ValueError: a class of layers that is not the identity then.
+        ValueError: a layer of this class is not the identity then.
     """
     layer = new_layer(backbone, "random", slot)
     for name, parameter in layer.named_parameters():
@@ -173,7 +174,7 @@ def identity_layer(backbone: Backbone, slot: int) -> nn.Module:
 
 
 def is_identity(backbone: Backbone, layer: nn.Module, like: Tensor) -> bool:
-    """On two tokens."""
+    """Whether a layer returns its input, tried on two positions."""
     hidden_BTD = torch.linspace(-1, 1, 2 * backbone.hidden_size, dtype=like.dtype, device=like.device).view(1, 2, -1)
     positions_BT = torch.arange(2, device=like.device)[None]
     may_attend_BTT = causal(torch.ones_like(positions_BT, dtype=torch.bool))
@@ -202,7 +203,7 @@ def in_slot(backbone: Backbone, layer: nn.Module, slot: int) -> nn.Module:
 
 @torch.no_grad()
 def check_last_layer(backbone: Backbone, what: str) -> None:
-    """Raise ValueError where no copy of the last layer can be trained, or be run on a hidden state alone."""
+    """Raise ValueError if a copy of the last attention layer could not be trained or run on a hidden state alone."""
     others = [p for m in backbone.attention_layer.modules() if not isinstance(m, MXLinear) for p in m.parameters(False)]
     if not all(p.is_floating_point() and not is_packed(p) for p in others):
         raise ValueError(
@@ -217,7 +218,7 @@ def check_last_layer(backbone: Backbone, what: str) -> None:
 
 
 def runs_alone(backbone: Backbone) -> bool:
-    """Whether the last layer gives what it gives in a pass when it is run by itself, on four tokens."""
+    """Whether the last attention layer, run by itself on four tokens, gives what it gives inside a pass."""
     tokens_BT = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
     positions_BT = torch.arange(4, device=backbone.heads_device)[None]
     may_attend_BTT = causal(torch.ones_like(positions_BT, dtype=torch.bool))
@@ -229,7 +230,7 @@ def runs_alone(backbone: Backbone) -> bool:
             tokens_BT, taps=[tap, tap + 1], attention_mask=mask, position_ids=positions_BT, use_cache=False
         )
         return same_numbers(backbone.run_layer(backbone.attention_layer, taps[tap + 1], positions_BT, mask), taps[tap])
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):  # what it needs is not given
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):  # the layer needs other inputs
         return False
     finally:
         backbone.model.train(was_training)

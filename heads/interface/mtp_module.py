@@ -27,7 +27,7 @@ class ModuleConfig(Protocol):
 
 
 class Module(nn.Module):
-    """Two norms, a projection, a decoder layer and a norm; names as in transformers' `MtpLayer`."""
+    """Module j of a model; heads/families/mtp.py has the formula."""
 
     def __init__(self, config: ModuleConfig, backbone: Backbone, index: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Module(nn.Module):
 
     @torch.no_grad()
     def start(self) -> None:
-        """A new module passes the state through its projection and no embedding."""
+        """Start the projection so that it passes the state on and ignores the embedding."""
         width = self.eh_proj.out_features
         state_half = slice(0, width) if self.config.first == "state" else slice(width, 2 * width)
         nn.init.zeros_(self.eh_proj.weight)
@@ -86,7 +86,7 @@ def layer_with(backbone: Backbone, attention: str) -> nn.Module:
 
 
 def new_norm(backbone: Backbone) -> nn.Module:
-    """Of the kind of the backbone's final norm, as its class draws new ones."""
+    """A new norm of the kind of the backbone's final norm."""
     norm = copy.deepcopy(backbone.norm)
     draw_weights(backbone, norm)
     return norm

@@ -4,8 +4,8 @@
     own paths   for each node the rows of its ancestors, computed from drafted tokens; no other node sees them
 
 Hugging Face's layers ask a cache for all keys and values of their attention (`update`). `PathCache` answers with both
-kinds and the new rows, and `sees_own_paths` is the mask that keeps nodes on their own path. In training each position
-is a node, and its path are the unrolled steps at that position.
+kinds and the new rows, and `sees_own_paths` masks the paths of other nodes. In training each position is a node, and
+its path consists of the unrolled steps at that position.
 """
 # G group of nodes that share committed rows (a text), n node of a group, M node of all groups (M = G·n), S committed
 # slot, d row of an own path, H key-value head, E head width
@@ -21,7 +21,7 @@ from heads.interface.draft_attention import by_text
 
 
 class PathCache:
-    """What one call of one layer reads before its new rows; it keeps the new rows for who calls.
+    """The cache of one call of one layer: keys and values before the new rows; it keeps the new rows for the caller.
 
     Args:
         keys, values: (G, H, S + n·d, E), or None where nothing comes before.
@@ -38,7 +38,7 @@ class PathCache:
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def with_new(self) -> PathCache:
-        """For the next call: the new rows after those before."""
+        """The cache of the next call, which reads the new rows too."""
         assert self.new is not None
         if self.keys is None or self.values is None:
             return PathCache(*self.new)
@@ -58,11 +58,11 @@ def longer(own_MdHE: Tensor, new_GHnE: Tensor) -> Tensor:
 
 
 def sees_own_paths(committed_GS: Tensor, is_row_Gnd: Tensor) -> Tensor:
-    """(G, n, S + n·d + n): which of `beside` and of the new rows each node attends to.
+    """(G, n, S + n·d + n): which rows of `beside`, and which new rows after them, each node attends to.
 
     Args:
-        committed_GS: which committed slots hold a row.
-        is_row_Gnd: which entries of own paths do.
+        committed_GS: whether a committed slot holds a row.
+        is_row_Gnd: whether an entry of a node's own path holds a row.
 
     >>> sees_own_paths(torch.tensor([[True, False]]), torch.tensor([[[True], [False]]]))[0].int()
     tensor([[1, 0, 1, 0, 1, 0],
@@ -76,7 +76,7 @@ def sees_own_paths(committed_GS: Tensor, is_row_Gnd: Tensor) -> Tensor:
 
 
 def sees_unrolled(may_attend_BTT: Tensor, steps: int) -> Tensor:
-    """(B, T, steps·T): at the last of so many unrolled steps, the first step's rows and the own rows of all others.
+    """(B, T, steps·T): the mask of the last unrolled step, which sees the first step's rows and its own of all others.
 
     >>> sees_unrolled(torch.ones(1, 2, 2, dtype=torch.bool).tril(), 3)[0].int()
     tensor([[1, 0, 1, 0, 1, 0],
@@ -89,8 +89,8 @@ def sees_unrolled(may_attend_BTT: Tensor, steps: int) -> Tensor:
 
 
 class PathContext:
-    """The committed rows that some nodes see: nodes grouped by text where their order allows it, else each with a copy
-    of its text's rows.
+    """The committed rows that nodes see. Nodes are grouped by text if their order allows it; else each is a group of
+    its own, with a copy of its text's rows.
     """
 
     def __init__(self, level: dict[str, Any], texts_M: Tensor) -> None:
@@ -105,7 +105,7 @@ class PathContext:
         return x_B if self.together else x_B.index_select(0, self.texts_M)
 
     def seen(self, index: int, keys: Tensor, values: Tensor, rows_M: Tensor) -> tuple[PathCache, Tensor, Tensor]:
-        """What a module's layer reads, who attends to what of it, and at which positions it lies."""
+        """What a module's layer reads, which nodes attend to which rows of it, and the positions of the rows."""
         committed = [self.of_texts(self.level[name][index]) for name in ("context_keys", "context_values")]
         real, positions = (self.of_texts(self.level[name]) for name in ("context_real", "context_positions"))
         length, lag = keys.shape[1], index + 1
@@ -116,5 +116,5 @@ class PathContext:
 
 
 def has_row(real_BS: Tensor, positions_BS: Tensor, lag: int) -> Tensor:
-    """(B, S): slots whose token has a row of the module that reads `lag` tokens ahead; the first have none."""
+    """(B, S): whether a slot's token has a row of the module that reads `lag` tokens ahead; the first `lag` do not."""
     return real_BS & (positions_BS >= lag)

@@ -46,7 +46,7 @@ class RepresentationConfig(HeadsConfig):
         prefix_layers: 1 puts one decoder layer of the backbone's class over f, which heads then read in its place
             (Hydra++). It runs over the context, inside each pass, and starts as the identity.
         prefix_norm: the prefix layer's output passes a final norm of the heads' own, started as the backbone's, as in
-            Hydra's code. What it gives is then normed twice, so heads do not start as the backbone.
+            Hydra's code. f is then normed twice, so heads do not start as the backbone.
     """
 
     hidden_offset: int = within(0, advice="at most the backbone's number of layers", default=0)
@@ -62,8 +62,8 @@ class RepresentationConfig(HeadsConfig):
 class PositionWiseHeads(TokenHeads):
     """Families that read one tap at the last committed position and, if grounded, the embeddings of drafted tokens.
 
-    They write one method, `head`; training and drafting both call it. A family may go through levels in a cheaper way
-    of its own; the conformance suite holds it against `head`.
+    They write one method, `head`; training and drafting both call it. A family may also override
+    `first_level` and `step` with cheaper ones; the conformance suite compares them with `head`.
     """
 
     tap: HiddenTap
@@ -90,7 +90,7 @@ class PositionWiseHeads(TokenHeads):
         return state[rows_R]
 
     def keep_slots(self, state: Tensor, num_slots: int) -> Tensor:
-        return state  # of one slot only, which the coming commit replaces
+        return state  # holds one slot only, which the next commit replaces
 
     def first_level(self, state: Tensor) -> Any:
         return state, torch.empty(state.shape[0], 0, dtype=torch.long, device=state.device)
@@ -125,13 +125,13 @@ class RepresentationHeads(PositionWiseHeads):
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        """f itself, as passes make it, where it is not what they record anyway."""
+        """f: the recorded tap where that is f already, else a stack that computes f inside each pass."""
         plain = self.reads_plain and not self.prefix
         return (self.tap,) if plain else (StackTap(heads=self, index=0, reads=self.tap),)
 
     @property
     def reads_plain(self) -> bool:
-        """f is the tap as it is recorded."""
+        """Whether f, before a prefix layer, is the tap as it is recorded."""
         return self.tap == "final" or self.config.raw_hidden_states
 
     def run_stack(
@@ -152,7 +152,7 @@ class RepresentationHeads(PositionWiseHeads):
         yield from super().teacher_forced(replace(batch, taps={self.tap: f_BTD}))
 
     def normed(self, tap_D: Tensor) -> Tensor:
-        """(…, D): the tap after the final norm; the norm is the backbone's, so its gradient passes the gate."""
+        """(…, D): the tap after the backbone's final norm, or as it is where it is normed already or read raw."""
         return tap_D if self.reads_plain else through_final_norm(self.backbone, tap_D)
 
 
@@ -164,9 +164,9 @@ def own_norm(backbone: Backbone) -> nn.Module:
 
 
 def through_final_norm(backbone: Backbone, hidden_D: Tensor) -> Tensor:
-    """The backbone's final norm in the dtype of the states given, which may be that of float32 heads."""
+    """The backbone's final norm, run in the dtype of the hidden states (heads may be float32), behind the gate."""
     parameters = dict(backbone.norm.named_parameters())
     values = {name: gate(p, backbone.gradient_scale).to(hidden_D.dtype) for name, p in parameters.items()}
-    home = next(iter(values.values()), hidden_D).device  # a spread backbone may have it elsewhere
+    home = next(iter(values.values()), hidden_D).device  # the norm may lie on another device
     normed_D: Tensor = torch.func.functional_call(backbone.norm, values, (hidden_D.to(home),))
     return normed_D.to(hidden_D.device)

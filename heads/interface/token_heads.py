@@ -81,22 +81,22 @@ class TokenHeads(nn.Module):
     """Heads 1 … K of one family on one backbone.
 
     Drafting has three verbs. `commit` moves what a pass committed into the family's state, `first_level` makes the
-    level above the root of it, and `step(k, …)` goes one level deeper for many nodes at once. The decoder never looks
-    into states and levels.
+    level above the root from that state, and `step(k, …)` goes one level deeper for many nodes together. The decoder
+    never looks into states and levels.
     """
 
     draft_tokens_S: Tensor | None
     """Ids of the tokens that the heads score, ascending, saved with them; None: all."""
 
     grounded: ClassVar[bool] = False
-    """Reads drafted tokens: drafting goes level by level, and nodes of one row differ."""
+    """Whether heads read drafted tokens; if they do, drafting goes level by level and nodes of one row differ."""
 
     def __init__(self, config: HeadsConfig, backbone: Backbone) -> None:
         super().__init__()
         self.config = config
         self.backbone = backbone  # a plain object: nothing of the backbone is registered here
         self.register_buffer("draft_tokens_S", unchosen(config.draft_vocabulary, backbone))
-        self._vocab_size = len(backbone.projection.weight)  # now: ZeRO-3 leaves a weight without a shape later on
+        self._vocab_size = len(backbone.projection.weight)  # read now: ZeRO-3 takes the weight's shape away later
         self._shared_rows = SharedRows()
         self._unchosen = config.draft_vocabulary is not None
         self.register_load_state_dict_post_hook(mark_chosen)  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ class TokenHeads(nn.Module):
         """Choose the tokens that new heads with a draft vocabulary score; their own unembeddings start from these rows.
 
         Raises:
-            ValueError: ids that are none, another number of them, or heads that score every token.
+            ValueError: invalid ids, another number of them, or heads that score every token.
         """
         if self.draft_tokens_S is None:
             raise ValueError(f"{self.family} heads without draft_vocabulary score every token; give draft_vocabulary.")
@@ -159,10 +159,10 @@ class TokenHeads(nn.Module):
                 raise ValueError(f"Heads of the family {self.family!r} know no draft vocabulary; leave it out.")
 
     def scored(self, projection: Projection) -> Projection:
-        """A head's record as `projection` has to return it: over the tokens that are scored.
+        """A head's record as `projection` has to return it: over the scored tokens.
 
         Args:
-            projection: the backbone's, of which the rows are taken, or one with a weight of its own of these rows.
+            projection: the backbone's record, whose rows are gathered, or one whose weight has these rows only.
         """
         if (vocabulary := self.draft_vocabulary) is None:
             return projection
@@ -172,7 +172,7 @@ class TokenHeads(nn.Module):
         return replace(projection, weight=weight, bias=bias, vocabulary=vocabulary)
 
     def refresh(self) -> None:
-        """Before a text: follow what was changed in the backbone since, and forget copies of its weights.
+        """Prepare for a new text: follow changes of the backbone, and forget copies of its weights.
 
         Raises:
             ValueError: a change that these heads cannot follow: more or fewer tokens, an adapter or a hook on an output
@@ -200,21 +200,21 @@ class TokenHeads(nn.Module):
 
     @property
     def shares_unembedding(self) -> bool:
-        """Some head scores with the backbone's unembedding, or rows of it, and not with a weight of its own."""
+        """Whether some head scores with the backbone's unembedding, or rows of it."""
         own = {id(parameter) for parameter in self.parameters()}
         return any(id(self.projection(k).weight) not in own for k in range(1, self.num_heads + 1))
 
     def in_dtype(self, dtype: torch.dtype) -> TokenHeads:
-        """Themselves, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
+        """These heads, or a copy in another dtype on the same backbone: trained in float32, decoded in its dtype."""
         if all(p.dtype == dtype for p in self.parameters() if p.is_floating_point()):
             return self
         return copy.deepcopy(self, {id(self.backbone): self.backbone}).to(dtype)
 
     def forward(self, model: Any, *_: Any, **__: Any) -> Any:
-        """Heads are no decoder.
+        """Refuse a call: `generate` makes one if it is given heads as `custom_generate`, where a decoder belongs.
 
         Raises:
-            ValueError: always; `generate` calls what it is given as `custom_generate`.
+            ValueError: always.
         """
         raise ValueError(
             f"custom_generate was given {self.family} heads themselves for a {type(model).__name__}; give a decoder "
@@ -249,7 +249,7 @@ class TokenHeads(nn.Module):
 
     @property
     def borrowed(self) -> Sequence[nn.Module]:
-        """Modules of the backbone whose weights these heads use without calling them; engines keep those gathered."""
+        """Modules of the backbone whose weights these heads use without calling them; engines keep them gathered."""
         return ()
 
     @abstractmethod
