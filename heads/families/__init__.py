@@ -1,4 +1,4 @@
-"""One file, one family; the file name is its name in YAML. Found by name: no table to edit.
+"""The families of heads, one file each. The file name is the family's name in YAML; no table lists them.
 
 >>> families()[:2]
 ['dynamo', 'eagle']
@@ -69,7 +69,7 @@ def create(
         config: further fields of the family's Config.
 
     Raises:
-        ValueError: a value that cannot be built, `draft_vocabulary` without `draft_tokens`, or ids that are none.
+        ValueError: a value that is not allowed, `draft_vocabulary` without `draft_tokens`, or invalid ids.
     """
     if num_heads is not None:
         config["num_heads"] = num_heads
@@ -89,7 +89,7 @@ def create(
 
 
 def create_unchosen(family: str, model: Any, **config: Any) -> TokenHeads:
-    """New heads that cannot be used before `choose_draft_tokens` was called, where they have a draft vocabulary."""
+    """As `create`, but heads with a draft vocabulary cannot be used before `choose_draft_tokens` was called."""
     backbone = model if isinstance(model, Backbone) else Backbone(model)
     token_heads = family_module(family).Heads(build_config(family, **config), backbone)
     return token_heads.to(device=backbone.heads_device, dtype=backbone.dtype)

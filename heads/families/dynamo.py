@@ -40,12 +40,12 @@ class Config(HeadsConfig):
     Attributes:
         num_heads: K, tokens predicted beside the backbone's own; 2 is the paper's T3.
         layers_per_head: decoder layers of each head, 0 to 16; 0 only with its own unembedding (the paper's 96M-T2).
-        start: "random" weights as the backbone's class draws them (the paper), or "copied" from the last layer (C).
-        tap: "penultimate" layer's output (the paper), or the "last" layer's (NP).
+        start: weights "random", as the backbone's class draws them (the paper), or "copied" from the last layer (C).
+        tap: heads read the output of the "penultimate" layer (the paper) or of the "last" one (NP).
         unembedding: "shared" with the backbone, or "own", started from random weights (96M-T2, 99M-T2).
-        lora_rank: where given, a head's layer is the backbone's last layer itself with a LoRA of this rank added
-            (70M-T2 LoRA); the head owns only the LoRA.
-        lora_targets: the linear layers that get a LoRA; peft's choice for the architecture where it is not given.
+        lora_rank: a head's layer is the backbone's last layer itself with a LoRA of this rank added (70M-T2 LoRA), and
+            the head owns only the LoRA; None: layers of its own.
+        lora_targets: the linear layers that get a LoRA; None: peft's choice for the architecture.
     """
 
     num_heads: int = within(1, MAX_HEADS, default=2)
@@ -124,7 +124,7 @@ class Heads(TokenHeads):
     def run_stack(
         self, index: int, hidden_BND: Tensor, positions_BN: Tensor, mask: Any, cache: TreeCache | None
     ) -> Tensor:
-        """(B, N, D) after the layers of head index + 1; its input where that head has no layers."""
+        """(B, N, D) after the layers of head index + 1; `hidden_BND` itself where heads have no layers."""
         for layer in cast("nn.ModuleList", self.layers[index]):
             if isinstance(layer, SharedLayer):
                 hidden_BND = layer.run(self.backbone, hidden_BND, positions_BN, mask, cache)
@@ -135,7 +135,7 @@ class Heads(TokenHeads):
     def commit(
         self, state: list[Tensor] | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
     ) -> list[Tensor]:
-        """Each head's newest output."""
+        """Each head's output at the last committed position."""
         return [plan.newest(taps[tap], None if state is None else state[k]) for k, tap in enumerate(self.taps)]
 
     def keep_rows(self, state: list[Tensor], rows_R: Tensor) -> list[Tensor]:
@@ -218,7 +218,7 @@ def check_layers(config: Config, backbone: Backbone) -> None:
 
 
 def new_unembedding(backbone: Backbone, rows: int | None = None) -> nn.Parameter:
-    """Random, as the backbone's class draws its embeddings; of every token where `rows` is not given."""
+    """A random unembedding, drawn as the backbone's class draws embeddings; a row for every token by default."""
     weight = backbone.projection.weight
     std = getattr(backbone.config, "initializer_range", 0.02)
     return nn.Parameter(torch.empty_like(weight[:rows], dtype=torch.float32).normal_(std=std))

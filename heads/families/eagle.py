@@ -43,17 +43,17 @@ class Config(HeadsConfig):
 
     Attributes:
         num_heads: K, the steps that training unrolls; drafts may go deeper.
-        taps: which hidden states are read, as transformers counts `hidden_states`: 0 the embeddings, n the output of
-            layer n; below the number of layers. None: 2, a half, and all but three of the layers, what servers read; of
-            fewer than seven layers the first, a half, and all but one, each once.
-        fc_norm: EAGLE-3.1: an RMS norm of its own on each of these states, before they are joined.
+        taps: hidden states to read, numbered as in transformers' `hidden_states`: 0 the embeddings, n the output of
+            layer n, less than the number of layers L. None: 2, L // 2 and L - 3, which servers read; with fewer than
+            seven layers 1, L // 2 and L - 1, each once.
+        fc_norm: EAGLE-3.1: each of these states passes an RMS norm of its own before they are joined.
         norm_output: EAGLE-3.1: the next step reads N(r'') in place of r''.
         norm_before_residual: the residual stream starts at N_h(r) in place of r.
         version: 3, or 1, which has none of the above and `unembedding: shared`.
         unembedding: "own" (one for all steps, started from the backbone's) or "shared" (the backbone's).
-        intermediate_size, num_attention_heads, num_key_value_heads, head_dim: the layer's shape; the backbone's.
-        rope_theta: base of the rotary embeddings, with the default kind of them; the backbone's.
-        rms_norm_eps: of all norms; the backbone's, or 1e-6.
+        intermediate_size, num_attention_heads, num_key_value_heads, head_dim: the layer's shape; None: the backbone's.
+        rope_theta: base of rotary embeddings of the default kind; None: rotary embeddings like the backbone's.
+        rms_norm_eps: of all norms; None: the backbone's, or 1e-6 where it has none.
     """
 
     taps: list[int] | None = None
@@ -117,7 +117,7 @@ class Heads(TokenHeads):
 
     @torch.no_grad()
     def start(self) -> None:
-        """The highest state alone passes, and is scored as the backbone scores its final one."""
+        """Start the layer so that it passes on the highest state alone, scored as the backbone scores its final one."""
         self.midlayer.start(std=getattr(self.backbone.config, "initializer_range", 0.02))
         nn.init.zeros_(self.fc.weight)
         nn.init.eye_(self.fc.weight[:, -self.fc.out_features :])
@@ -135,14 +135,14 @@ class Heads(TokenHeads):
         return tuple(self.backbone.num_layers - n for n in self.tap_layers)
 
     def projection(self, k: int) -> Projection:
-        """One for all k. An unembedding of their own has no bias, as servers have none."""
+        """One record for all k. The heads' own unembedding has no bias, because servers load none."""
         whole = self.backbone.projection.without_norm()
         return self.scored(whole if self.config.unembedding == "shared" else whole.with_weight(self.lm_head.weight))
 
     # --- one row ---------------------------------------------------------------------------------------------------
 
     def fuse(self, taps: dict[HiddenTap, Tensor]) -> Tensor:
-        """(…, D): r from the backbone's states."""
+        """(…, D): r from the backbone's states (version 1: the final state, which `join` reads)."""
         if self.config.version == 1:
             return taps["final"]
         states = [taps[tap] for tap in self.hidden_taps]
@@ -167,9 +167,9 @@ class Heads(TokenHeads):
     # --- training --------------------------------------------------------------------------------------------------
 
     def teacher_forced(self, batch: TeacherForcing) -> Iterator[Tensor]:
-        """Step k at every position; a query reads the rows of step 1 up to its own and its own rows of later steps.
+        """Run step k at every position: it attends to step 1's rows up to there, and to later steps' rows just there.
 
-        The mask is made from positions, which begin anew where attention does.
+        The mask is made from positions, which restart at 0 with each packed document.
         """
         hidden_BTD, attention = self.fuse(batch.taps), self.midlayer.self_attn
         may_attend_BTT = within_documents((batch.positions_BT == 0).cumsum(dim=1))
@@ -195,7 +195,7 @@ class Heads(TokenHeads):
     def commit(
         self, state: DraftRows | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
     ) -> DraftRows:
-        """Rows of the committed slots, from true states: keys and values alone, since nothing is drafted from them."""
+        """Add rows of the committed slots, from true states: keys and values only, since no draft starts from them."""
         positions_BA = plan.select(positions_BN)
         fused_BAD = self.fuse({tap: plan.select(taps[tap]) for tap in self.hidden_taps})
         state = state or no_rows(fused_BAD, positions_BA)
@@ -210,7 +210,7 @@ class Heads(TokenHeads):
         return state.keep_slots(num_slots)
 
     def first_level(self, state: DraftRows) -> dict[str, Tensor]:
-        """No node yet: r at the last committed position, no rows of its own, and the context of each text."""
+        """The level before any node: r at the last committed position, empty own paths, and each text's context."""
         context, num_texts = state.context(), len(state.position_B)
         keys_BGSE = context["context_keys"]
         nothing_B0GE = keys_BGSE.new_zeros(num_texts, 0, *keys_BGSE.shape[1::2])
@@ -235,7 +235,7 @@ class Heads(TokenHeads):
         return scored_MD, level | nodes
 
     def read(self, level: dict[str, Tensor], texts_M: Tensor, *of_nodes: Tensor) -> Tensor:
-        """(M, D): the attention of nodes; in as many groups as there are texts where their order allows it."""
+        """(M, D): what the attention of each node reads; nodes are grouped by text where their order allows it."""
         context = [level[name] for name in CONTEXT]
         groups = len(context[0])
         if not by_text(texts_M, groups):  # each node is a group of its own, with a copy of its context
@@ -246,7 +246,7 @@ class Heads(TokenHeads):
 
 
 NODE = ("hidden", "positions", "texts", "keys", "values")
-"""What a level has of each node; of each text it has `CONTEXT`."""
+"""Names of what a level holds for each node; for each text it holds `CONTEXT`."""
 
 
 def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
@@ -255,7 +255,11 @@ def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
 
 
 def choose_taps(config: Config, backbone: Backbone) -> list[int]:
-    """The hidden states that are read, ascending; none where version 1 reads the final one."""
+    """The hidden states that are read, ascending; an empty list for version 1, which reads the final state.
+
+    Raises:
+        ValueError: a tap that is not below the number of layers.
+    """
     if config.version == 1:
         return []
     layers = backbone.num_layers

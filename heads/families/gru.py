@@ -5,8 +5,7 @@
 f(x_≤t) = h_0 ─ cell ── h_1 ─ cell ── h_2 ─ cell ── h_3        head k's hidden state is h_k; it predicts x_{t+1+k}
 
 All heads share the cell. With the backbone's unembedding no parameter belongs to a single head, so such heads can draft
-deeper than the K tokens they were trained on. A level of the tree holds the h of its nodes; each further level costs
-one call of the cell.
+deeper than the K tokens they were trained on. Each further level of a tree costs one call of the cell.
 """
 # B batch, T position, N = B·T, R row, M tree node, D model width, G = 3·D gates
 
@@ -26,7 +25,7 @@ from heads.interface.token_heads import MAX_HEADS, TeacherForcing
 from heads.validation import validated
 
 RESET_BIAS, UPDATE_BIAS = 2.0, -1.0
-"""Biases of the gates at the start: σ(2) = 88 % of the state enters the candidate state, σ(-1) = 27 % is copied."""
+"""Biases of the gates at the start: σ(2) = 88 % of the state enters the candidate, σ(-1) = 27 % of it is copied."""
 
 
 @validated
@@ -36,8 +35,8 @@ class Config(RepresentationConfig):
 
     Attributes:
         normalize_embeddings: scale each token's embedding to a root mean square of 1, as for `grounded`.
-        unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's), with which heads can
-            draft deeper than they were trained.
+        unembedding: "own" (one a head, started from the backbone's) or "shared" (the backbone's; such heads can draft
+            deeper than they were trained).
     """
 
     normalize_embeddings: bool = True
@@ -100,7 +99,7 @@ class Heads(RepresentationHeads):
 def starting_cell(width: int) -> nn.GRUCell:
     """A cell that ignores its input at the start of training: h' = z h + (1 - z) tanh(r h), with r and z constant.
 
-    So each unit of every head's hidden state starts as a squashed unit of f, which unembeddings can read.
+    So every unit of a head's hidden state starts as a squashed unit of f, which unembeddings can read.
     """
     cell = nn.GRUCell(width, width)
     reset, update, new = (slice(gate * width, (gate + 1) * width) for gate in range(3))  # PyTorch's order
@@ -113,7 +112,7 @@ def starting_cell(width: int) -> nn.GRUCell:
 
 
 def advance(cell: nn.GRUCell, inputs_RG: Tensor, hidden_RD: Tensor) -> Tensor:
-    """`cell(x, h)`, given the product W_ih x + b_ih."""
+    """`cell(x, h)`, given W_ih x + b_ih."""
     reset_x, update_x, new_x = inputs_RG.chunk(3, dim=1)
     reset_h, update_h, new_h = nn.functional.linear(hidden_RD, cell.weight_hh, cell.bias_hh).chunk(3, dim=1)
     new_RD = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)

@@ -1,6 +1,6 @@
-"""MLP speculator heads: a state of its own that reads the drafted tokens one after another (Wertheimer et al., 2024).
+"""MLP speculator heads: a recurrent state that reads the drafted tokens one by one (Wertheimer et al., 2024).
 
-    s_0 = f, or rms(f) / √2 where `scale_input` is set
+    s_0 = f, or f / (√2 rms(f)) where `scale_input` is set
     s_k = GELU(N_k(α P_k s_{k-1} + β √(W / 2) E_k(x_{t+k})))         logits_k = U_k s_k
     α = 2^(-1 / 2K)     β = √(1 - α²): after K heads the backbone's state makes up half of the sum
 
@@ -38,7 +38,7 @@ class Config(HeadsConfig):
 
     Attributes:
         inner_width: width of the state, in units; the backbone's hidden size where it is not given.
-        tie_weights: all heads share embedding, unembedding and norm, and all but the first their transition.
+        tie_weights: all heads share embedding, unembedding and norm, and all but the first share P.
         scale_input: the final hidden state is scaled to a root mean square of 1 / √2.
     """
 
@@ -60,12 +60,12 @@ class ShiftedNorm(nn.Module):
 
 
 def scaled(x_RW: Tensor) -> Tensor:
-    """x over its root mean square."""
+    """x / rms(x)."""
     return nn.functional.rms_norm(x_RW, x_RW.shape[-1:], eps=EPS)
 
 
 class Heads(PositionWiseHeads):
-    """K heads that pass a state on."""
+    """K heads; head k's state is computed from head k - 1's."""
 
     grounded = True
     tap = "final"
@@ -90,7 +90,7 @@ class Heads(PositionWiseHeads):
         return self.scored(self.backbone.projection.with_weight(self.unembeddings[self.place(k)]))
 
     def place(self, k: int) -> int:
-        """Where head k's weights lie."""
+        """The index of head k's weights."""
         return 0 if self.config.tie_weights else k - 1
 
     def start(self, tap_RD: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Heads(PositionWiseHeads):
         return scaled(tap_RD) / math.sqrt(2) if self.config.scale_input else tap_RD
 
     def advance(self, k: int, state_RW: Tensor, tokens_R: Tensor) -> Tensor:
-        """s_k of s_{k-1} and the tokens x_{t+k}."""
+        """s_k from s_{k-1} and the tokens x_{t+k}."""
         transition = self.transitions[min(k - 1, len(self.transitions) - 1)]
         token_RW = nn.functional.embedding(tokens_R, self.embeddings[self.place(k)]) * self.token_share
         summed_RW = nn.functional.linear(state_RW, transition) * self.state_share + token_RW
@@ -128,5 +128,5 @@ class Heads(PositionWiseHeads):
 
 
 def started(rows: int, columns: int, width: int) -> nn.Parameter:
-    """Random numbers of the original's spread, 1 / √W."""
+    """Random weights with the original's standard deviation, 1 / √W."""
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, columns), std=width**-0.5))

@@ -6,13 +6,14 @@
     modules: one             head k is the only module run again on its own output: at row t + k - 1 it reads
                              E(x_{t+k}) and the output of head k - 1, and attends to the rows before
 
-DeepSeek-V3 (arXiv:2412.19437), section 2.2, equations 21 to 23; the order in `eh_proj`, the state that is read and the
-embedding of row 0 differ between architectures (heads/export/formats/mtp.py). What is handed on is normed, as in
-transformers' `MtpModel`, the oracle of a chain. One module for all depths is how servers draft deeper than a model has
-modules, and what FastMTP (arXiv:2509.18362) trains; training unrolls it as drafting runs it.
+DeepSeek-V3 (arXiv:2412.19437), section 2.2, equations 21 to 23. The order in `eh_proj`, the state that is read and the
+embedding of row 0 differ between architectures (heads/export/formats/mtp.py). A module passes on its normed output, as
+in transformers' `MtpModel`, against which tests compare a chain. One module for all depths is how servers draft deeper
+than a model has modules, and what FastMTP (arXiv:2509.18362) trains; training unrolls it as drafting runs it.
 
-    a node x_{t+d} of a tree, d = 1 the root, is row t + d - j of module j; modules j < d are no longer asked, since
-    the backbone has no state at t + 1 yet. So a node runs in modules d … K, each after its parent's row in it.
+    a node x_{t+d} of a tree (the root has d = 1) is row t + d - j of module j. Modules j < d do not run for it, since
+    their rows would need the backbone's state at t + 1 or later. So a node runs in modules d … K, each time after its
+    parent's row in the same module.
 """
 # B text, T position, N slot of a pass, A committed slot, S slot, G group of nodes, n node of a group, M tree node,
 # d row of an own path, R row of a batch, D model width
@@ -37,7 +38,7 @@ from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, 
 from heads.validation import validated
 
 CONTEXT_STEP = 256
-"""Slots that the shape of a context grows by, so that compiled drafting meets few shapes."""
+"""The shape of a context grows by so many slots, so that compiled drafting meets few shapes."""
 
 
 @validated
@@ -46,11 +47,11 @@ class Config(HeadsConfig):
     """Fields of `mtp` heads.
 
     Attributes:
-        num_heads: K; with one module the steps that training unrolls, and drafts may go deeper.
+        num_heads: K; with one module these are the steps that training unrolls, and drafts may go deeper.
         modules: "one" for all heads, run again on its own output, or one "per_head".
         start: a new module's layer is "copied" from the backbone's last, or "random" as the backbone's class draws it.
-        attention: a module's layer is like the backbone's "last", or like its last one with "full" or "sliding"
-            attention where it mixes them (Mellum).
+        attention: a module's layer is like the backbone's "last" attention layer, or like its last one with "full" or
+            with "sliding" attention where it mixes them (Mellum).
         first: which half of `eh_proj` comes first, the "embedding" (DeepSeek-V3, GLM-4.5, Qwen3-Next), or the "state"
             (MiMo).
         reads: the backbone's "final" state, after its norm, or the "last" layer's output, before it (MiMo).
@@ -67,15 +68,15 @@ class Config(HeadsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpState:
-    """A row of each module for each committed slot: that of its token, `lag` positions after the row's own.
+    """One row of each module for each committed slot: module j's row lies j positions before the slot's token.
 
     Attributes:
-        cache: keys and values of module j at j - 1, and after all modules what module j reads at the next slot, in
-            place of keys, for rolling back.
+        cache: layer j - 1 holds the keys and values of module j. As many layers follow; they hold, in place of keys,
+            what module j reads at the slot after each slot, for rolling back.
         newest: for each module what it reads at the next slot, (B, D).
         real_BS: False where a slot only pads.
-        positions_BS: of the slots' tokens.
-        position_B: of the last committed token.
+        positions_BS: positions of the slots' tokens.
+        position_B: position of the last committed token.
     """
 
     cache: TreeCache
@@ -121,16 +122,16 @@ class Heads(TokenHeads):
             yield output_BTD.flatten(0, 1)[rows_R]
 
     def _chained(self, batch: TeacherForcing, hidden_BTD: Tensor) -> Iterator[Tensor]:
-        """Module k at every position, over its rows up to there."""
+        """Run module k at every position; it attends to its rows up to there."""
         for k, module in enumerate(self.layers, start=1):
             tokens_BT = shifted(batch.tokens_BT, k)
             hidden_BTD = module(self.backbone, tokens_BT, hidden_BTD, batch.positions_BT, batch.mask, None)
             yield hidden_BTD
 
     def _unrolled(self, batch: TeacherForcing, hidden_BTD: Tensor) -> Iterator[Tensor]:
-        """Step k at every position, over the rows of step 1 up to there and its own of later steps.
+        """Run step k at every position: it attends to step 1's rows up to there, and to later steps' rows just there.
 
-        The mask is made from positions, which begin anew where attention does.
+        The mask is made from positions, which restart at 0 with each packed document.
         """
         may_attend_BTT = within_documents((batch.positions_BT == 0).cumsum(dim=1))
         before, slot_rows = PathCache(), list[Tensor]()
@@ -148,7 +149,7 @@ class Heads(TokenHeads):
     def commit(
         self, state: MtpState | None, tokens_BN: Tensor, taps: Taps, positions_BN: Tensor, plan: CommitPlan
     ) -> MtpState:
-        """One more row of each module for each committed token, all from true tokens and states."""
+        """Add a row of each module for each committed token, all from true tokens and states."""
         tokens_BA, positions_BA = plan.select(tokens_BN), plan.select(positions_BN)
         hidden_BAD = plan.select(taps[self.taps[0]])
         if state is None:
@@ -207,9 +208,10 @@ class Heads(TokenHeads):
         )
 
     def first_level(self, state: MtpState) -> dict[str, Any]:
-        """No node yet: what each module reads next, no rows of own paths, and the context of each text.
+        """The level before any node: what each module reads next, empty own paths, and each text's context.
 
-        The context's slots are a multiple of `CONTEXT_STEP`, of which those that hold no row are masked.
+        The context's number of slots is a multiple of `CONTEXT_STEP`, or what the cache's buffers have if that is less;
+        slots without a row are masked.
         """
         layers, length = state.cache.layers[: len(self.layers)], state.real_BS.shape[1]
         slots = min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, layers[0].keys.shape[2])
@@ -228,7 +230,7 @@ class Heads(TokenHeads):
         }
 
     def step(self, k: int, level: dict[str, Any], tokens_M: Tensor, parents_M: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """See `TokenHeads.step`; with one module for any k."""
+        """See `TokenHeads.step`; with one module k may exceed K."""
         texts_M = level["texts"].index_select(0, parents_M)
         positions_M = level["positions"].index_select(0, parents_M) + 1
         outputs: list[Tensor] = []
@@ -257,7 +259,7 @@ class Heads(TokenHeads):
 
 
 OF_MODULE = ("hidden", "keys", "values")
-"""What a level has of each node for each module that is still asked."""
+"""Names of what a level holds for each node and each module that still runs."""
 
 
 def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
