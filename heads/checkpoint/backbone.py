@@ -28,7 +28,7 @@ from heads.inside import remove
 
 PREFIX = "backbone-"
 FINGERPRINT_TENSORS = 256
-SIX_DIGITS = 1e-5  # of a number that was written with six
+SIX_DIGITS = 1e-5  # relative error of a number that was written with six digits
 
 
 def save_backbone(
@@ -113,9 +113,9 @@ def digest(folder: Path) -> str:
 
 @torch.no_grad()
 def fingerprint_weights(model: Any) -> list[float]:
-    """One entry of up to 256 trained tensors, in the order of their names, so that changed layers are noticed.
+    """One entry of each of up to 256 trained tensors, in the order of their names, so that changed layers are noticed.
 
-    Of a model with an adapter only the adapter's: the rest was not changed, and may be sharded.
+    For a model with an adapter these are the adapter's tensors: the others were not changed, and may be sharded.
     """
     changed = {n: t for n, t in model.state_dict().items() if not has_adapter(model) or "lora_" in n}
     tensors = [t for _, t in sorted(changed.items()) if t.is_floating_point() and t.numel()]
@@ -139,9 +139,9 @@ def check_trained_backbone(record: TrainedBackbone, backbone: Backbone, folder: 
 
 
 def is_same(wanted: float, found: float) -> bool:
-    """Whether two entries are one weight. Only if the found one is a half-precision number may they differ by rounding.
+    """Whether two entries are one weight. They may differ by rounding only if the found one is a half-precision number.
 
-    A few steps at a rate of 1e-5 move a weight by a thousandth of itself, which bfloat16's rounding would hide.
+    A few steps at a rate of 1e-5 move a weight by a thousandth of itself, which bfloat16's tolerance would hide.
 
     >>> is_same(0.1001, 0.10009765625), is_same(0.1001, 0.1)   # the first is a bfloat16
     (True, False)
@@ -180,10 +180,10 @@ def read_model(model: Any, folder: Path) -> None:
 
 
 def by_the_model_s_names(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as the model holds them: experts are one file's tensors each, and stacked in a mixture-of-experts model.
+    """Tensors under the model's own names: a file has one tensor an expert, a mixture-of-experts model stacks them.
 
-    transformers converts them when it loads a model. Here they are loaded so into one without memory, since what is
-    trained has to keep its own tensors.
+    transformers converts them when it loads a model. Here they are loaded into a model on the meta device, since the
+    model in training has to keep its own tensors.
     """
     with torch.device("meta"):
         like = type(model)(model.config)

@@ -161,7 +161,7 @@ def round_weights(model: Any, dtype: torch.dtype) -> None:
 def check_same(before_BTV: Tensor, after_BTV: Tensor, folder: str | Path) -> None:
     """
     Raises:
-        ValueError: the merged backbone says something else, as where a tied weight was adapted in one of its places.
+        ValueError: merging changed the logits, as it does where a tied weight was adapted in one of its places.
     """
     difference = largest_difference(before_BTV, after_BTV)
     if not difference <= TOLERANCE[before_BTV.dtype]:
@@ -174,7 +174,7 @@ def check_same(before_BTV: Tensor, after_BTV: Tensor, folder: str | Path) -> Non
 def check_stored(before_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
     """
     Raises:
-        ValueError: rounded to the dtype on disk it says something else, as where a weight is too large for float16.
+        ValueError: rounding to the dtype on disk changed the logits, as it does where float16 cannot hold a weight.
     """
     difference = largest_difference(before_BTV, stored_BTV)
     if not difference <= max(TOLERANCE[dtype], TOLERANCE[before_BTV.dtype]):
@@ -185,12 +185,12 @@ def check_stored(before_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> 
 
 
 def largest_difference(before_BTV: Tensor, after_BTV: Tensor) -> float:
-    """Of two backbones' logits, as a share of the largest; NaN where one of them is."""
+    """The largest difference of two backbones' logits, as a share of the largest logit; NaN where one is NaN."""
     return float((before_BTV - after_BTV).abs().max() / before_BTV.abs().max())
 
 
 def warn_of_rounding(frozen_BTV: Tensor, adapted_BTV: Tensor, stored_BTV: Tensor, dtype: torch.dtype) -> None:
-    """A warning where rounding moves the merged backbone by much of what the adapter had moved it by."""
+    """Warn if rounding undoes much of what the adapter changed."""
     lost, effect = divergence(stored_BTV, adapted_BTV), divergence(frozen_BTV, adapted_BTV)
     if torch.finfo(dtype).eps > torch.finfo(adapted_BTV.dtype).eps and lost > MUCH_LOST * effect:
         logger.warning(

@@ -1,9 +1,9 @@
-"""The rows that a training run held out, by its record in heads.json; heads are measured on them if no text is given.
+"""The documents that a training run held out, from its record in heads.json: heads are measured on them by default.
 
 The record is the run's config. `data.eval` names separate sources. With `data.eval_fraction` the run held out a share
-of each source: the first of its usable documents, shuffled by the seed (train/data/packing.py), or the rows of a stream
-that are chosen by their numbers, as many as the run evaluated on (train/data/streaming.py). Rows are tokenised as in
-training, or read from the datasets cache.
+of each source: the first of its usable documents after a shuffle by the seed (train/data/packing.py), or the rows of a
+stream that are chosen by their numbers, as many as the run evaluated on (train/data/streaming.py). Rows are tokenised
+as in training, or read from the datasets cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HeldOut:
 
 
 def find_held_out(folder: str | Path, tokenizer: Any) -> tuple[HeldOut | None, str]:
-    """What the run of a folder of heads held out; or None, and why it is not used.
+    """The documents that the run of a folder of heads held out; or None, and why they are not used.
 
     Held-out files of the standard library are not read here, since the backbone's own record names the same ones.
     Nothing is downloaded.
@@ -81,8 +81,8 @@ class HeldOutData:
     """The part of a run's config, `data`, that says which rows were held out.
 
     Attributes:
-        evaluated: whether it names separate sources for the evaluation.
-        share: the share of the training rows that was held out otherwise.
+        evaluated: whether the config names separate sources for the evaluation.
+        share: the share of the training rows that is held out if it does not.
     """
 
     sources: list[SourceConfig]

@@ -20,7 +20,7 @@ from heads.quantization.formats import find_format
 from heads.quantization.quantizer import METHOD
 
 RECORD = "training.json"
-"""What a run wrote beside the backbone: among others the text that it held out, which later measurements read."""
+"""The record that a run wrote beside the backbone. It names the held-out text, which later measurements read."""
 
 
 def pack_backbone(name: str, format: str, out: str | Path, *, dtype: Dtype = "auto") -> int:

@@ -21,7 +21,7 @@ NESTED = "heads"
 FILES = (DESCRIPTION, TENSORS, TUNED_TREE)
 BACKBONE_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja")
 HUB_ERRORS = (errors.HTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled, OSError)
-"""What huggingface_hub raises: HTTPError too where nobody answers, and OSError for what is neither there nor cached."""
+"""What huggingface_hub raises: HTTPError also if no server answers, OSError if it cannot ask and has nothing cached."""
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
@@ -39,7 +39,7 @@ def find_heads(
         source: a folder of heads, a model folder with heads inside, or "organisation/name" on the hub.
         revision: branch, tag or commit on the hub.
         cache_dir: where files of the hub are kept; None is huggingface_hub's place.
-        commit: a revision that is known to be the model's; not looked at for a folder.
+        commit: the commit that the model was loaded from, taken where no revision is given; ignored for a folder.
         with_backbone: fetch a backbone that lies with the heads too.
 
     Raises:
@@ -106,7 +106,7 @@ def download(
 
 
 def advice_for(error: Exception) -> str:
-    """What to do where the hub refused, or was not asked."""
+    """What the user can do after the hub refused, or could not be asked."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return "log in with `hf auth login` as somebody who may, or correct the name"

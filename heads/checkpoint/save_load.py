@@ -68,7 +68,7 @@ def save(
         name: tensor.detach().to("cpu", (dtype if tensor.is_floating_point() else None) or tensor.dtype).contiguous()
         for name, tensor in (token_heads.state_dict() if state_dict is None else state_dict).items()
     }
-    content = to_bytes(tensors, metadata={"format": "pt"})  # one entry, since several have a random order
+    content = to_bytes(tensors, metadata={"format": "pt"})  # one entry: several are written in random order
     folder, model = Path(folder), token_heads.backbone.model
     changed = token_heads.backbone_was_trained or has_adapter(model)
     if changed and with_backbone is False:
@@ -104,7 +104,7 @@ def save(
 
 
 def num_parameters(token_heads: TokenHeads, tensors: Mapping[str, Tensor]) -> int:
-    """Numbers in the tensors, those of packed layers included."""
+    """How many weights the heads have, those of packed layers included."""
     packed = (module for module in token_heads.modules() if isinstance(module, MXLinear))
     plain = (tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
     return sum(plain) + sum(layer.in_features * layer.out_features for layer in packed)
@@ -113,7 +113,7 @@ def num_parameters(token_heads: TokenHeads, tensors: Mapping[str, Tensor]) -> in
 def named_backbone(folder: Path) -> Path | None:
     """The folder of the trained backbone that the present heads.json names, if it exists.
 
-    The next save removes it, so a name that `save` never writes, or a link, is not followed, with a warning.
+    The next save removes this folder. So a link, or a name that `save` never writes, is warned of and not followed.
     """
     try:
         name = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8-sig"))["trained_backbone"]["folder"]
@@ -170,7 +170,8 @@ def load(
 
     Raises:
         ValueError: files are missing or damaged, the backbone is another one or has no weights, or tensors are missing,
-            extra or misshapen; the sentence names them. No such repository, or revision or cache_dir for a folder.
+            extra or misshapen; the sentence names them. Or there is no such repository, or revision or cache_dir was
+            given for a folder.
     """
     folder = find_heads(folder, revision=revision, cache_dir=cache_dir)
     description = read_description(folder)
@@ -206,7 +207,7 @@ def describe_backbone(backbone: Backbone) -> dict[str, Any]:
 
 @torch.no_grad()
 def fingerprint(backbone: Backbone) -> list[float]:
-    """One entry of each of 64 rows spread over the embedding, which distinguish models in any dtype."""
+    """One entry of each of 64 rows spread over the embedding, which tell models apart whatever their dtype."""
     vocab, width = backbone.vocab_size, backbone.hidden_size
     rows = torch.linspace(0, vocab - 1, min(FINGERPRINT_ROWS, vocab)).long().to(backbone.device)
     columns = (torch.arange(len(rows)) % width).to(backbone.device)

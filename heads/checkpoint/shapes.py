@@ -1,7 +1,7 @@
-"""Whether a file's tensors fit the heads that heads.json describes, in shapes alone: nothing is built before they do.
+"""Check that a file's tensors fit the heads that heads.json describes, by their shapes, before heads take memory.
 
 A file of 50 KB may say `hidden_width: 3000000`. So the heads are first built on the meta device, on a copy of the
-backbone that has no memory either, and compared with the header of the safetensors file.
+backbone there, and compared with the header of the safetensors file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_shapes(path: Path) -> dict[str, Sequence[int]]:
 
 
 def without_memory(model: Any) -> Any:
-    """A copy of a model with its parameters and buffers on the meta device; none of them is copied on the way.
+    """A copy of a model with its parameters and buffers on the meta device; their numbers are never copied.
 
     >>> copied = without_memory(nn.Linear(3, 2))
     >>> copied.weight.shape, copied.weight.is_meta
