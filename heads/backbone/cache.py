@@ -72,7 +72,6 @@ class TreeCacheLayer(DynamicLayer):
         self.length, self.pending = min(self.length, num_slots), 0
 
     def reopen(self, num_slots: int) -> None:
-        """Make the last `num_slots` committed slots pending again."""
         self.length -= num_slots
         self.pending = num_slots
 

@@ -99,12 +99,10 @@ def refuse_names(config: Any) -> None:
 
 
 def read_vocab_size(config: BackboneConfig) -> int:
-    """How many tokens the backbone knows, from its config alone."""
     return int(read_model_config(config).get_text_config().vocab_size)
 
 
 def read_model_config(config: BackboneConfig) -> Any:
-    """The backbone's own config.json."""
     with explained(config.name_or_path):
         return AutoConfig.from_pretrained(
             config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code

@@ -72,9 +72,9 @@ class Backbone(WrappedModel):
     ) -> tuple[BackboneState, Pass]:
         """Run a prompt, or the tokens that follow a state, in passes of at most `PREFILL_TOKENS` tokens.
 
-        Short passes keep masks small: 8192 tokens need masks of at most 1024 x 8192. A prompt that crosses the border
-        of the rotary embeddings (heads/backbone/rope.py) is read in one pass, so that all its keys are rotated alike;
-        so is the prompt of a model whose recurrent layers cannot read several tokens from a state.
+        Short passes keep masks small: 8192 tokens need masks of at most 1024 x 8192. One pass reads a prompt that
+        crosses the border of the rotary embeddings (heads/backbone/rope.py), so that all its keys are rotated alike,
+        and any prompt of a model that cannot read several tokens from a recurrent state.
 
         Args:
             valid_BT: False for padding, which lies on the left.
@@ -128,10 +128,10 @@ class Backbone(WrappedModel):
         """One pass over the nodes of a token tree, each seeing the committed tokens and its own ancestors.
 
         Args:
-            state: what is committed; its cache holds the pass's slots as pending until `commit`.
-            tokens_BN: the node tokens, the root first.
-            depth_N: depth of each node, the root's 0; a node's position is its row's next position plus its depth.
-                (B, N) where rows differ.
+            state: its cache holds the pass's slots as pending until `commit`.
+            tokens_BN: the root comes first.
+            depth_N: 0 for the root; a node's position is its row's next position plus its depth. (B, N) where rows
+                differ.
             sees_NN: True where a node sees another: its ancestors and itself; (B, N, N) where rows differ.
             taps: what to record besides the final hidden states; stacks of heads run after the decoder.
         """
@@ -154,7 +154,6 @@ class Backbone(WrappedModel):
             return self._pass(state, tokens_B1, positions_B1, mask, taps, inputs_embeds=embeddings_B1D)
 
     def new_cache(self, num_slots: int) -> TreeCache:
-        """An empty cache with room for so many slots."""
         return TreeCache(room=num_slots) if self.recurrence is None else self.recurrence.new_cache(num_slots)
 
     def _recurring(
@@ -173,7 +172,6 @@ class Backbone(WrappedModel):
         return self.recurrence.over_nodes(cache, owners, sees_NN, len(like_BN))
 
     def _mask(self, state: BackboneState, positions_BN: Tensor, sees_NN: Tensor) -> Any:
-        """The mask of new slots: they attend to all committed slots, and to those of the pass that they see."""
         batch, nodes = positions_BN.shape
         committed_BNS = state.valid_BS[:, None, :].expand(batch, nodes, -1)
         may_attend_BNS = torch.cat([committed_BNS, sees_NN.expand(batch, nodes, nodes)], dim=2)

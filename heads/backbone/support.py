@@ -1,7 +1,4 @@
-"""Find layers, final norm and adapters in a model that is wrapped as a backbone, and refuse models that cannot be one.
-
-tests/heads/backbone/test_backbone.py asks the same of each architecture that was tried.
-"""
+"""Find layers, final norm and adapters in a model that is wrapped as a backbone, and refuse models that cannot be one."""
 # B batch, T position
 
 from __future__ import annotations

@@ -65,7 +65,6 @@ class WrappedModel:
             check_logits(self.model, self._project)
 
     def _read_model(self) -> None:
-        """Find what passes need of the model."""
         model = self.model
         self.config = model.config.get_text_config()
         refuse_what_cannot_roll_back(model)

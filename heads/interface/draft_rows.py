@@ -59,7 +59,6 @@ class DraftRows:
         )
 
     def keep_rows(self, rows_R: Tensor) -> DraftRows:
-        """The rows of some texts of the batch; the others have ended."""
         self.cache.keep_rows(rows_R)
         return DraftRows(
             cache=self.cache,

@@ -1,8 +1,8 @@
 """What families are built from: residual blocks, unembeddings of heads, and decoder layers over the context.
 
-Layers over the context (DynaMo's heads, Hydra++'s prefix layer) read committed text and no drafted token after it. So
-they run inside each pass over all its slots, like further layers of the backbone: under the pass's masks and positions,
-with keys and values in the backbone's cache, which one commit plan compacts (`Backbone.run_stacks`).
+Layers over the context (DynaMo's heads, Hydra++'s prefix layer) run inside each pass over all its slots, like further
+layers of the backbone: under the pass's masks and positions, with keys and values in the backbone's cache, which one
+commit plan compacts (`Backbone.run_stacks`).
 
 decoder ─ tap ──┬ stack 0 ─ StackTap(index=0)      a stack is a list of layers; each layer of each stack has a cache
                 ├ stack 1 ─ StackTap(index=1)      index of its own, after those of the backbone's layers
@@ -113,7 +113,7 @@ class OneUnembedding(StartedRows):
     """One unembedding for all heads, without bias, started from the backbone's.
 
     Args:
-        draft_vocabulary: its number of rows, zeros until `start_from` fills them; None: a row for every token.
+        draft_vocabulary: as `Unembeddings` has it.
     """
 
     def __init__(self, backbone: Backbone, draft_vocabulary: int | None = None) -> None:
@@ -174,7 +174,6 @@ def identity_layer(backbone: Backbone, slot: int) -> nn.Module:
 
 
 def is_identity(backbone: Backbone, layer: nn.Module, like: Tensor) -> bool:
-    """Whether a layer returns its input, tried on two positions."""
     hidden_BTD = torch.linspace(-1, 1, 2 * backbone.hidden_size, dtype=like.dtype, device=like.device).view(1, 2, -1)
     positions_BT = torch.arange(2, device=like.device)[None]
     may_attend_BTT = causal(torch.ones_like(positions_BT, dtype=torch.bool))

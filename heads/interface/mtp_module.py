@@ -86,7 +86,6 @@ def layer_with(backbone: Backbone, attention: str) -> nn.Module:
 
 
 def new_norm(backbone: Backbone) -> nn.Module:
-    """A new norm of the kind of the backbone's final norm."""
     norm = copy.deepcopy(backbone.norm)
     draw_weights(backbone, norm)
     return norm

@@ -4,8 +4,8 @@
     own paths   for each node the rows of its ancestors, computed from drafted tokens; no other node sees them
 
 Hugging Face's layers ask a cache for all keys and values of their attention (`update`). `PathCache` answers with both
-kinds and the new rows, and `sees_own_paths` masks the paths of other nodes. In training each position is a node, and
-its path consists of the unrolled steps at that position.
+kinds and the new rows, and `sees_own_paths` masks the paths of other nodes. In training each position is a node, as in
+draft_attention.py.
 """
 # G group of nodes that share committed rows (a text), n node of a group, M node of all groups (M = G·n), S committed
 # slot, d row of an own path, H key-value head, E head width

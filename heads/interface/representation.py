@@ -157,7 +157,6 @@ class RepresentationHeads(PositionWiseHeads):
 
 
 def own_norm(backbone: Backbone) -> nn.Module:
-    """A final norm of the heads' own, equal to the backbone's."""
     norm = remove_hook_from_module(copy.deepcopy(backbone.norm), recurse=True)
     own: nn.Module = norm.requires_grad_(True)
     return own

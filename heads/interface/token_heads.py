@@ -69,7 +69,7 @@ class TeacherForcing:
     rows: Sequence[Tensor]
 
     def tap(self, tap: HiddenTap, rows_R: Tensor) -> Tensor:
-        """(R, D): one tap's states at the rows."""
+        """(R, D)"""
         return self.taps[tap].flatten(0, 1)[rows_R]
 
     def token(self, ahead: int, rows_R: Tensor) -> Tensor:
@@ -133,7 +133,6 @@ class TokenHeads(nn.Module):
 
     @property
     def num_scored(self) -> int:
-        """How many tokens the heads score."""
         return self.backbone.vocab_size if self.draft_tokens_S is None else len(self.draft_tokens_S)
 
     @torch.no_grad()

@@ -1,10 +1,10 @@
 """Passes as compiled graphs of fixed shapes: `heads.TreeDecoding(token_heads, compile=True)`.
 
 A plain pass grows by a few slots each time, so no two passes have the same shape. Here the cache's buffers have the
-size of a bucket (256 slots, then twice as many, …), keys and values are written at a position that is a tensor, and
-nodes are padded to a multiple of 4. On CUDA every pass attends to the whole bucket under a mask, so one CUDA graph
-serves every pass of one bucket and one number of nodes. Elsewhere a pass attends to the slots that exist, a dimension
-that the graph leaves open: one graph for each number of nodes, however long the text gets.
+size of a bucket (buffers.py), keys and values are written at a position that is a tensor, and nodes are padded to a
+multiple of 4. On CUDA every pass attends to the whole bucket under a mask, so one CUDA graph serves each bucket and
+number of nodes. Elsewhere a pass attends to the slots that exist, a dimension that the graph leaves open, so one graph
+serves each number of nodes.
 
 A graph is compiled for the batch that a text begins with. When rows end, dead rows that repeat the last one take their
 places, until all rows have ended or a smaller graph, compiled for another batch, holds the remaining ones.
@@ -72,7 +72,6 @@ class CompiledBackbone(Backbone):
     def verify(
         self, state: BackboneState, tokens_BN: Tensor, depth_N: Tensor, sees_NN: Tensor, taps: Sequence[Tap] = ()
     ) -> Pass:
-        """One pass over the nodes of a token tree, as `Backbone.verify` states it."""
         batch, nodes = tokens_BN.shape
         padded = 1 if nodes == 1 else -(-nodes // NODE_STEP) * NODE_STEP
         committed = state.cache.get_seq_length()

@@ -230,7 +230,6 @@ class RecurrentCache(TreeCache):
 
 
 def copy_state(mine: RecurrentLayer, theirs: LinearAttentionLayer) -> None:
-    """Copy the committed state into transformers' own layer."""
     for i in range(mine.number_of_states):
         conv, recurrent = mine.committed[i], mine.committed[mine.number_of_states + i]
         if conv is not None:
@@ -262,7 +261,6 @@ def _like(layer: Cache, room: int) -> Any:
 
 
 def _join(rows: Sequence[tuple[Tensor, int]]) -> Tensor | None:
-    """One tensor of row i of each (tensor, i); None for an empty list."""
     if not rows:
         return None
     return torch.cat([x_M[i : i + 1] for x_M, i in rows])

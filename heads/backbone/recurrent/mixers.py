@@ -95,7 +95,6 @@ def _masked(forward: Forward, valid_BT: Tensor) -> Forward:
 
 
 def _by_level(mixer: Mixer, cache: RecurrentCache, levels: Levels) -> Forward:
-    """The module's forward over all nodes (B, N, D)."""
     forward = mixer.module.forward
 
     def call(hidden_states: Tensor, **kwargs: Any) -> Tensor:
@@ -125,7 +124,6 @@ def _stepping(forward: Forward, layer: RecurrentLayer, kwargs: dict[str, Any]) -
 
 
 def _run(mixer: Mixer, layer: RecurrentLayer, levels: Levels, rows: Tensor, step: Step) -> Tensor:
-    """Run all nodes level by level, and the projections that allow it once."""
     children = mixer.linear_layers()
     once = {
         name: children[name](rows * factor if factor != 1 else rows) for name, factor in (mixer.reads or {}).items()
