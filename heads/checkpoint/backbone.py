@@ -1,8 +1,8 @@
 """Backbones that were trained together with their heads: saved beside them, loaded with them in one call.
 
 A folder of such heads has a subfolder `backbone-…` with the whole trained backbone and its tokenizer, or with the
-trained LoRA adapter. heads.json names it and holds a fingerprint of the trained weights. The name is a digest of the
-weights, so a new save never overwrites the backbone that the present heads.json names.
+trained LoRA adapter. Its name, which heads.json records, is a digest of the weights, so a new save never overwrites the
+backbone that the present heads.json names.
 """
 
 from __future__ import annotations

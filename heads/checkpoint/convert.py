@@ -2,9 +2,8 @@
 
     W' = W + (alpha / rank) · B A        computed in the dtype of loading, stored in the requested dtype
 
-`merge` copies the heads' tensors byte for byte, with the tree that was fitted to them; heads.json then names the merged
-backbone. Before anything is written, the logits of the merged backbone are compared with those of the adapted one, both
-in the dtype of the sum and rounded to the stored dtype.
+`merge` copies the heads' tensors byte for byte, with their fitted tree. Before anything is written, the logits of the
+merged backbone are compared with those of the adapted one, in the dtype of the sum and rounded to the stored dtype.
 """
 # B batch, T position, V vocabulary
 

@@ -1,7 +1,6 @@
 """Save and load heads: `heads.safetensors` and `heads.json`, no pickle, no backbone weights, checked on loading.
 
-heads/checkpoint/schema.py has the fields of heads.json. Both files are written under temporary names and then moved
-into place.
+heads/checkpoint/schema.py has the fields of heads.json.
 """
 
 from __future__ import annotations

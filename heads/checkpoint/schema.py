@@ -1,9 +1,4 @@
-"""The fields of heads.json, which `save` writes beside the tensors of heads; they are checked when it is read.
-
-They describe the tensors (family, config, format version), the backbone (its name, sizes and a fingerprint of its
-embedding), the heads' accuracy by rank, from which trees are grown, and how the heads were made (recipe). `sha256` is
-the checksum of the tensors' file, so that two files that do not belong together are refused.
-"""
+"""The fields of heads.json, which `save` writes beside the tensors of heads; they are checked when it is read."""
 
 from __future__ import annotations
 
@@ -69,9 +64,10 @@ class HeadsDescription:
 
     Attributes:
         config: fields of the family's Config.
-        sha256: of the tensors' file.
+        sha256: checksum of the tensors' file, so that files that do not belong together are refused.
         trained_backbone: null where the backbone was frozen.
-        measured_accuracy: [k - 1][r]: share of positions at which rank r of head k was right; null where not measured.
+        measured_accuracy: [k - 1][r]: share of positions at which rank r of head k was right, from which trees are
+            grown; null where not measured.
         recipe: how the heads were made: resolved config, versions, commit, measurements.
         merged_from: the folder whose adapter was merged into the backbone.
         packed_layers: the microscaling format of each packed layer, by name; null for heads in floating point.

@@ -111,7 +111,6 @@ class Heads(TokenHeads):
         return () if self.config.lora_rank is None else (self.backbone.attention_layer,)
 
     def projection(self, k: int) -> Projection:
-        """The backbone's norm and unembedding, or the norm and the head's own."""
         shared = self.backbone.projection
         own = replace(shared, weight=self.unembeddings[k - 1], bias=None) if len(self.unembeddings) else shared
         return self.scored(own)

@@ -83,7 +83,7 @@ class Heads(RepresentationHeads):
             yield hidden_ND[batch.rows[k - 1]]
 
     def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """(…,) tokens to (…, D): their embeddings, normalised where the config says so."""
+        """(…,) token ids to (…, D)."""
         embedded = self.backbone.embed(tokens).to(dtype)
         return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
 

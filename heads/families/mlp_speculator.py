@@ -90,7 +90,6 @@ class Heads(PositionWiseHeads):
         return self.scored(self.backbone.projection.with_weight(self.unembeddings[self.place(k)]))
 
     def place(self, k: int) -> int:
-        """The index of head k's weights."""
         return 0 if self.config.tie_weights else k - 1
 
     def start(self, tap_RD: Tensor) -> Tensor:
