@@ -1,4 +1,4 @@
-"""Find layers, final norm and adapters in a model that is wrapped as a backbone, and refuse models that cannot be one."""
+"""Find layers, final norm and adapters in a model that becomes a backbone, and refuse models that cannot be one."""
 # B batch, T position
 
 from __future__ import annotations
