@@ -96,7 +96,7 @@ def attend_at_once(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tenso
 
 
 def by_text(nodes_M: Tensor, num_texts: int) -> bool:
-    """Whether nodes come text by text, equally many for each; False in a compiled graph, which cannot ask for values.
+    """Whether nodes come text by text, equally many for each; compiled graphs answer no where there are several texts.
 
     >>> by_text(torch.tensor([0, 0, 1, 1]), 2), by_text(torch.tensor([1, 0, 0, 0]), 2)
     (True, False)
