@@ -1,7 +1,7 @@
 """`heads.generate`: `model.generate` with a decoding method, a streamer and stop strings.
 
-`model.generate` hands none of `streamer`, `tokenizer` and `stop_strings` on to a callable. A decoding method finds the
-streamer by itself (heads/decoding/request/entry.py), a function around one does not, and stop strings raise. Here they
+`model.generate` hands a callable neither `streamer` nor `tokenizer`, and raises on `stop_strings`. A decoding method
+finds the streamer by itself (heads/decoding/request/entry.py), but a function around one does not. Here all of them
 reach the decoding method.
 """
 
@@ -63,15 +63,15 @@ def generate(
     Args:
         model: the backbone.
         decoding: `TreeDecoding(…)` or another decoding object; None for plain `generate`.
-        streamer: gets the tokens of each pass by one `put(tokens)`, or by `put_drafted(tokens, drafted)` if it has that
+        streamer: gets the tokens of each pass in one `put(tokens)`, or `put_drafted(tokens, drafted)` if it has that
             method; `drafted` says for each token whether it was drafted and accepted.
         tokenizer: needed for `stop_strings`.
         stop_strings: text that ends a row, as in `generate`.
         inputs: everything else that `model.generate` takes.
 
     Raises:
-        ValueError: something else in place of a decoding method, stop strings without a tokenizer, or an
-            assistant_model beside a decoding method.
+        ValueError: something that is no decoding method, stop strings without a tokenizer, or an assistant_model
+            beside a decoding method.
     """
     if decoding is not None and not callable(decoding):
         raise ValueError(
@@ -84,9 +84,9 @@ def generate(
     stop_strings = stop_strings or getattr(config, "stop_strings", None) or model.generation_config.stop_strings
     if config is not None:
         config.stop_strings = None
-        inputs["generation_config"] = config  # only where it was given: together with other settings it is deprecated
+        inputs["generation_config"] = config  # only if given: generate deprecates it together with other settings
     if model.generation_config.stop_strings:
-        inputs["stop_strings"] = None  # or generate would take them from there
+        inputs["stop_strings"] = None  # otherwise generate would take those of the model
     if stop_strings:
         if tokenizer is None:
             raise ValueError(f"stop_strings={stop_strings!r} were given without a tokenizer; give tokenizer=… as well.")
@@ -97,10 +97,10 @@ def generate(
 
 
 def own_generate(model: Any) -> Any:
-    """`model.generate` as its class has it.
+    """`model.generate` as its class defines it.
 
-    Of a folder with custom_generate/generate.py, from_pretrained puts functools.partial(that function, model=model) in
-    its place, which may lead back here.
+    For a folder with custom_generate/generate.py, from_pretrained replaces the method by that function bound to the
+    model, and the function may call `heads.generate` again.
     """
     in_its_place = vars(model).get("generate")
     if isinstance(in_its_place, functools.partial) and in_its_place.keywords.get("model") is model:
@@ -110,13 +110,13 @@ def own_generate(model: Any) -> Any:
 
 
 def check_temperature(temperature: float) -> float:
-    """`temperature`, if scores can be divided by it; 0 means greedy on the command line.
+    """`temperature`, if it is large enough to divide scores by; 0 means greedy on the command line.
 
     >>> check_temperature(0.7), check_temperature(0)
     (0.7, 0)
 
     Raises:
-        ValueError: it is so small that scores overflow.
+        ValueError: it is so small that scores would overflow.
     """
     if 0 < temperature < MIN_TEMPERATURE:
         raise ValueError(

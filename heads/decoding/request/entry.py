@@ -1,6 +1,6 @@
-"""The one entry of every decoding method: it checks what `generate` was called with, and decodes.
+"""The entry that all decoding methods share: it checks what `generate` was called with, then decodes.
 
-A method is a subclass with two verbs: `check_model`, and `decode`, which runs the passes.
+A decoding method is a subclass with `check_model`, and `decode`, which runs the passes.
 """
 # B row, T prompt position
 
@@ -40,8 +40,8 @@ class Call:
     Attributes:
         tokens_BT: the prompts.
         valid_BT: False for padding, which is on the left.
-        streamer: gets the tokens as they are emitted; None: nothing does.
-        images: what `generate` made of the prompt's images; None: it has none.
+        streamer: gets the tokens as they are emitted; or None.
+        images: the inputs of a prompt with images (`take_images`); None: it has no images.
     """
 
     request: Request
@@ -51,7 +51,7 @@ class Call:
     images: dict[str, Any] | None = None
 
     def rows(self) -> list[Row]:
-        """The texts, which hold their prompts so far."""
+        """The rows, which hold only their prompts so far."""
         return [
             Row(request=self.request, tokens=tokens, device=self.tokens_BT.device, index=b)
             for b, tokens in enumerate(self.tokens_BT.tolist())
@@ -105,10 +105,10 @@ class Decoding(ABC):
 
 
 def held_by_generate(caller: FrameType | None) -> dict[str, Any]:
-    """Arguments of the `generate` that calls a method, which hands a callable neither its streamer nor an assistant.
+    """The streamer and the assistant model of the calling `generate`, read from its frame.
 
-    Without them a TextIteratorStreamer would wait for ever. So they are read where `generate` holds them; empty where
-    something else is the caller, such as `heads.generate` or a function around the method.
+    `generate` does not hand them to a callable: a TextIteratorStreamer would wait for ever, and an assistant would be
+    ignored. The result is empty where the caller is another function, such as `heads.generate`.
     """
     if caller is None or caller.f_code is not GENERATE:
         return {}
@@ -141,10 +141,10 @@ def check_token_heads(token_heads: Any) -> None:
 
 
 def check_flag(value: Any, name: str, *, or_none: bool = False) -> Any:
-    """`value`, if it is true or false, or None where that is allowed: a text such as "false" would count as true.
+    """`value`, if it is a bool, or None where that is allowed. Anything else might count as true, even "false".
 
     Raises:
-        ValueError: anything else.
+        ValueError: anything else was given.
 
     >>> check_flag(True, "keep_caches")
     True
@@ -169,17 +169,17 @@ def check_generator(generator: Any) -> torch.Generator | None:
 
 
 def check_heads(token_heads: TokenHeads, model: Any) -> None:
-    """Heads decode with the model that they were loaded on, and in its dtype unless autocast casts for them.
+    """Check that heads decode with the model that they were loaded on, in its dtype unless autocast casts for them.
 
     Raises:
-        ValueError: another model, one without weights, one that was changed since in a way that heads cannot follow, or
-            parameters of another dtype than its hidden states.
+        ValueError: another model, one without weights, one that has since been changed in a way that heads cannot
+            follow, or heads whose parameters have another dtype than the model.
     """
     backbone = token_heads.backbone
     if unwrap(model) is not backbone.model:
         raise ValueError("generate was called on another model than the heads' backbone; load the heads on this model.")
     token_heads.refresh()
-    dtypes = {p.dtype for p in token_heads.parameters() if p.is_floating_point()}  # the codes of packed layers are not
+    dtypes = {p.dtype for p in token_heads.parameters() if p.is_floating_point()}  # packed layers hold integer codes
     others = sorted(str(dtype) for dtype in dtypes - {backbone.dtype})
     if others and not torch.is_autocast_enabled(backbone.device.type):
         raise ValueError(
@@ -196,10 +196,10 @@ def read_request(
     model_kwargs: dict[str, Any],
     generator: torch.Generator | None,
 ) -> Request:
-    """Check the arguments that `generate` gives to a decoding callable.
+    """Check the arguments that `generate` gives to a decoding callable, and collect them in a request.
 
     Raises:
-        ValueError: what `check_supported` raises, or criteria for several rows without an eos token.
+        ValueError: as `check_supported` raises it; or stopping criteria for several rows without an eos token.
     """
     check_supported(input_ids_BL, logits_processor, stopping_criteria, config, model_kwargs)
     eos = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
@@ -229,7 +229,7 @@ def read_request(
 
 
 def read_penalised_from(processors: LogitsProcessorList) -> int:
-    """The largest `prompt_ignore_length` of the processors, which is a number or a tensor of one a row.
+    """The largest `prompt_ignore_length` of the processors: a number, or a tensor with one for each row.
 
     >>> from transformers import RepetitionPenaltyLogitsProcessor as Penalty
     >>> read_penalised_from([Penalty(1.2), Penalty(1.2, prompt_ignore_length=torch.tensor([3, 5]))])

@@ -1,9 +1,9 @@
-"""A prompt with images: what `generate` made of them, and one pass of the whole image-text model; the rest is text.
+"""A prompt with images is read in one pass of the whole image-text model; what follows it is decoded as text.
 
-`generate` has encoded the images before it hands the call over. The model itself puts their embeddings into the prompt,
-makes the mask (image tokens of Gemma 3 see one another) and hands its decoder positions, which have three axes in
-Qwen's models: time, height and width. All of this concerns the prompt alone. The text after it has equal positions on
-all axes, the next one after the largest of the prompt, so that a node of a tree has one position, as in any text.
+`generate` has encoded the images before it calls a decoding method. The model itself puts their embeddings into the
+prompt, makes the mask (image tokens of Gemma 3 see one another) and gives its decoder positions, which have three axes
+in Qwen's models: time, height and width. The text after the prompt has equal positions on all axes and continues after
+the prompt's largest one, so a tree node has one position, as in any text.
 """
 # B batch, T prompt position, D model width
 
@@ -21,14 +21,14 @@ from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass, Tap
 from heads.backbone.state import StackTap, hidden_taps, recording
 
 IMAGE_INPUTS = frozenset(("mm_encoder_outputs", "mm_token_type_ids", "token_type_ids", "position_ids"))
-"""What `generate` makes of images, processed ones and the places of their tokens."""
+"""Inputs that a prompt with images may have: the encoded images, which tokens stand for them, and positions."""
 
 
 def take_images(model_kwargs: dict[str, Any], valid_BT: Tensor) -> dict[str, Any] | None:
-    """What `generate` made of a prompt's images; None where it has none.
+    """The inputs of a prompt with images, by name; None where the prompt has no images.
 
     Raises:
-        ValueError: several rows or padding, or something that is not an image.
+        ValueError: several rows or padding, or encoded inputs other than images.
     """
     encoded = model_kwargs.get("mm_encoder_outputs")
     if not encoded:
@@ -48,7 +48,7 @@ def take_images(model_kwargs: dict[str, Any], valid_BT: Tensor) -> dict[str, Any
 
 @dataclass(kw_only=True)
 class Seen:
-    """What the decoder was given, and the states after its final norm."""
+    """What the decoder was given, and the hidden states after its final norm."""
 
     position_ids: Tensor | None = None
     attention_mask: Any = None
@@ -62,14 +62,14 @@ def read_with_images(
     taps: Sequence[Tap],
     commit: Callable[[Pass, CommitPlan], None],
 ) -> tuple[BackboneState, Pass]:
-    """As `Backbone.read` reads a text: the state with the whole prompt committed, and the pass.
+    """The state with the whole prompt committed, and the pass, as `Backbone.read` gives them for a text.
 
     Args:
-        images: of `take_images`.
+        images: what `take_images` returned.
 
     Raises:
-        ValueError: heads with layers of their own, or a backbone with windows, on a model with positions of several
-            axes.
+        ValueError: the model gives positions of several axes, and the heads have layers of their own or the backbone
+            has windows.
     """
     backbone.refresh()
     tokens_BT = tokens_BT.to(backbone.heads_device)
@@ -95,7 +95,7 @@ def read_with_images(
 
 @contextlib.contextmanager
 def watched(backbone: Backbone) -> Iterator[Seen]:
-    """Within the context, what the decoder is given and returns is seen."""
+    """Within the context, what the decoder is given and returns is written into the yielded `Seen`."""
     seen = Seen()
 
     def see(_: nn.Module, __: Any, given: dict[str, Any], output: Any) -> None:
@@ -110,7 +110,7 @@ def watched(backbone: Backbone) -> Iterator[Seen]:
 
 
 def along_the_text(position_ids: Tensor | None, tokens_BT: Tensor) -> Tensor:
-    """(B, T): a token's position, the largest of its axes; of four (Qwen) the first counts tokens and is no axis.
+    """(B, T): each token's position, the largest on its three axes. Qwen's first of four only counts tokens.
 
     >>> axes = torch.tensor([[0, 1, 2, 3], [0, 1, 1, 2], [0, 1, 2, 2], [0, 1, 1, 2]])[:, None]
     >>> along_the_text(axes, torch.zeros(1, 4))
@@ -128,7 +128,7 @@ def is_4d(mask: Any) -> bool:
 
 
 def refuse_axes(backbone: Backbone, taps: Sequence[Tap]) -> None:
-    """Raise ValueError where something beside the model itself would have to follow positions of several axes."""
+    """Raise ValueError where the heads' layers or windows would have to follow positions of several axes."""
     if any(isinstance(tap, StackTap) for tap in taps):
         raise ValueError(
             f"{type(backbone.model).__name__} gives image tokens positions of several axes, which layers of heads do "

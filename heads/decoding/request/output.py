@@ -1,6 +1,6 @@
-"""What a `generate` call gives: tokens as they are emitted, the text at its end, and statistics of what was done.
+"""What a `generate` call gives: tokens as they are emitted, the whole text at its end, and statistics.
 
-The statistics count passes, tokens, and what was accepted at which depth, and say where the time went.
+The statistics count passes, tokens and the drafts accepted at each depth, and say where the time went.
 """
 # B row, L length
 
@@ -26,13 +26,13 @@ class DecodingStats:
     """Counts over one `generate` call.
 
     Attributes:
-        passes: backbone passes, the prefill included; read in chunks, it counts as one.
-        row_passes: passes counted for each row that was still running.
+        passes: backbone passes; the prefill counts as one, in however many chunks it was read.
+        row_passes: the sum over passes of the rows that were still running.
         tokens: tokens emitted, over all rows.
         accepted_per_depth: how often a drafted token of depth 1, 2, … was accepted and emitted.
-        prompt_tokens: tokens of the prompt that were read; those found in reused caches are not counted.
+        prompt_tokens: tokens of the prompts that were read; those found in reused caches are not counted.
         seconds: wall-clock seconds by phase, measured on the host.
-        drafted: for each row and emitted token whether it was drafted (and accepted) or is the backbone's own.
+        drafted: for each row and emitted token, True if it was drafted, False if it is the backbone's own.
     """
 
     passes: int = 0
@@ -53,7 +53,7 @@ class DecodingStats:
         self.row_passes += num_rows
 
     def count_tokens(self, row: int, drafted: list[bool]) -> None:
-        """Count the tokens that one pass emitted for a row; those that were drafted have depth 1, 2, …"""
+        """Count the tokens that one pass emitted for a row; its drafted tokens have depths 1, 2, …"""
         self.tokens += len(drafted)
         self.drafted[row] += drafted
         for depth in range(sum(drafted)):
@@ -79,7 +79,7 @@ class DecodingOutput(GenerateDecoderOnlyOutput):
         object.__setattr__(self, "stats", stats)  # an attribute, not an entry: it is no tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles keep the stats; the library's own way passes fields by position and has none."""
+        """Copies and pickles keep the stats; transformers' `__reduce__` passes fields by position, without stats."""
         return rebuild_output, (self.stats, {field.name: getattr(self, field.name) for field in fields(self)})
 
 
@@ -91,8 +91,8 @@ def record(row: Row, drafted: list[bool], stats: DecodingStats, streamer: Any) -
     """Count and stream the tokens that a pass emitted for a row.
 
     Args:
-        drafted: for each of them whether it was drafted.
-        streamer: has `put`, or `put_drafted` where it wants to know what was drafted; None: there is none.
+        drafted: for each of these tokens whether it was drafted.
+        streamer: an object with `put_drafted(tokens, drafted)` or else `put(tokens)`; or None.
     """
     stats.count_tokens(row.index, drafted)
     if streamer is None:
@@ -105,7 +105,7 @@ def record(row: Row, drafted: list[bool], stats: DecodingStats, streamer: Any) -
 
 
 def finish(rows: list[Row], stats: DecodingStats, streamer: Any, cache: Any = None) -> Tensor | DecodingOutput:
-    """Pad rows that ended early and return what was asked for.
+    """End the stream, pad rows that ended early on the right, and return what was asked for.
 
     Args:
         cache: the `past_key_values` of the output.

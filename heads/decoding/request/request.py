@@ -1,7 +1,8 @@
-"""What one `generate` call asks for, and the rows that it asks it for: how tokens are chosen, and when a row ends.
+"""What one `generate` call asks for, and its rows: how tokens are chosen, and when a row ends.
 
-Processors and stopping criteria are Hugging Face's own objects. Each is called once for every emitted token, in order,
-with that token's own prefix, just as plain generation calls it for a batch of one.
+Processors and stopping criteria are Hugging Face's own objects. A row calls each of them once for every emitted token,
+in order, with that token's own prefix, as plain generation does for a batch of one. Only processors that cannot tell
+the difference are called for all nodes of a pass together (heads/decoding/acceptance/batched.py).
 """
 # B batch, T prompt position, L length so far, V vocabulary
 
@@ -21,14 +22,14 @@ from transformers import (
 )
 
 STATEFUL = (SynthIDTextWatermarkLogitsProcessor,)
-"""Processors of transformers that depend on the calls before."""
+"""Processors of transformers that keep a state from call to call."""
 
 Choose = Callable[[Tensor], int]
-"""One token from processed scores (1, V)."""
+"""Chooses one token from processed scores (1, V)."""
 
 
 def choose_best(scores_1V: Tensor) -> int:
-    """Greedy: the most likely token; of equals the first, as torch.argmax says and `generate` does."""
+    """Greedy: the most likely token, and the one that `torch.argmax` returns of equals, as in `generate`."""
     return int(scores_1V.argmax(dim=-1))
 
 
@@ -49,14 +50,15 @@ class Request:
     Attributes:
         processors: logits processors in the order of `generate`.
         choose: takes the likeliest token or samples one.
-        max_length: tokens of a row, prompt and padding included, at which it ends.
-        eos_tokens: tokens that end a row, themselves emitted.
+        max_length: number of tokens, prompt and padding included, at which a row ends.
+        eos_tokens: tokens that end a row; they are emitted.
         criteria: further stopping criteria.
-        pad_token: what fills up rows that ended early.
+        pad_token: fills up rows that ended early.
         keep_scores: return the processed scores of each emitted token.
         keep_logits: return the raw logits of each emitted token.
         as_dict: return an output object with statistics.
-        keep_cache: return the key-value cache, where it is one row's.
+        keep_cache: return the KV cache, which is done for a single row only.
+        greedy: tokens are not sampled.
         generator: source of randomness for sampling; None is torch's global one.
         penalised_from: how many of a row's first tokens a repetition penalty ignores, padding included.
     """
@@ -77,14 +79,15 @@ class Request:
 
     @property
     def needs_argmax_alone(self) -> bool:
-        """Greedy, without processors, and no scores are returned: the argmax of each node's logits is the choice."""
+        """Whether the argmax of raw logits is the chosen token, and nothing else about the logits is asked for."""
         return self.greedy and not self.processors and not self.keep_scores and not self.keep_logits
 
     def processors_of(self, row: int) -> LogitsProcessorList:
-        """The processors for one row. A repetition penalty that holds the padding of all rows gets this row's.
+        """The processors for one row.
 
-        A processor that differs from row to row has a method `of_row(row)`, which gives the one for a row; one of
-        transformers with a state is copied, since rows are at different lengths.
+        A processor that differs from row to row has a method `of_row(row)`, which returns the one for a row. One of
+        transformers with a state is copied, since rows are at different lengths. A repetition penalty that holds the
+        padding of all rows is given this row's.
         """
         own = LogitsProcessorList()
         for processor in (of_row(processor, row) for processor in self.processors):
@@ -98,20 +101,20 @@ class Request:
         return own
 
     def criteria_of(self, row: int) -> StoppingCriteriaList:
-        """The further stopping criteria for one row, by `of_row(row)` too."""
+        """The further stopping criteria for one row; they may have `of_row(row)` too."""
         return StoppingCriteriaList(of_row(criterion, row) for criterion in self.criteria)
 
 
 def may_keep_state(processor: Any) -> bool:
-    """Whether a processor may depend on the calls before: those of transformers do not, unless they are `STATEFUL`."""
+    """Whether a processor may depend on earlier calls; those of transformers do only if they are `STATEFUL`."""
     return isinstance(processor, STATEFUL) or not type(processor).__module__.startswith("transformers.")
 
 
 def fork(processors: LogitsProcessorList) -> LogitsProcessorList:
-    """The processors for a draft that may not be emitted: what may keep a state is copied.
+    """The processors for drafts that may not be emitted: those that may keep a state are copied.
 
     Raises:
-        ValueError: some class does not let itself be copied.
+        ValueError: a processor cannot be copied.
     """
     return LogitsProcessorList(copied(p) if may_keep_state(p) else p for p in processors)
 
@@ -128,13 +131,13 @@ def copied(processor: Any) -> Any:
 
 
 def of_row(processor: Any, row: int) -> Any:
-    """The processor or criterion for one row; itself where it does not differ from row to row."""
+    """The processor or criterion for one row; the object itself where it does not differ from row to row."""
     return processor.of_row(row) if hasattr(processor, "of_row") else processor
 
 
 @dataclass(kw_only=True)
 class Row:
-    """One row's text while it is decoded; `index` is its place in the batch."""
+    """One row's text while it is decoded; `index` is its index in the batch that the call began with."""
 
     request: Request
     tokens: list[int]
@@ -151,7 +154,7 @@ class Row:
         self.criteria = self.request.criteria_of(self.index)
 
     def prefix(self) -> Tensor:
-        """(1, L): the tokens so far, on the device; only what was emitted since the last call is copied."""
+        """(1, L): the tokens so far, on the device; only tokens emitted since the last call are copied to it."""
         length = len(self.tokens)
         if self._buffer_1L is None or self._buffer_1L.shape[1] < length:
             self._buffer_1L = self.grown_buffer(length)
@@ -161,7 +164,7 @@ class Row:
         return self._buffer_1L[:, :length]
 
     def grown_buffer(self, length: int) -> Tensor:
-        """(1, up to twice `length`) with what was written; `max_length` alone could be more than memory holds."""
+        """A buffer with room for twice `length`, and what was written; one of `max_length` might not fit in memory."""
         room = max(length, min(2 * length, self.request.max_length))
         buffer_1L = torch.zeros(1, room, dtype=torch.long, device=self.device)
         if self._buffer_1L is not None:
@@ -169,11 +172,11 @@ class Row:
         return buffer_1L
 
     def choose(self, logits_V: Tensor) -> int:
-        """The token that plain generation would choose: processors on float32 logits, then argmax or a sample."""
+        """The token that plain generation would choose; to be called once for each emitted token."""
         return self.request.choose(self.score(logits_V))
 
     def score(self, logits_V: Tensor) -> Tensor:
-        """(1, V): the processed scores by which the next emitted token is chosen; to be called once a token."""
+        """(1, V): the processed scores of the next emitted token, stored where the request returns them."""
         raw_1V, scores_1V = self.process(logits_V)
         self.store(raw_1V, scores_1V)
         return scores_1V
@@ -184,8 +187,8 @@ class Row:
         """(1, V) twice: the float32 logits before and after all processors.
 
         Args:
-            ahead: drafted tokens after the text so far, where these may not be emitted.
-            processors: what `fork` gave for these; None: the row's.
+            ahead: drafted tokens after the text so far, which may never be emitted.
+            processors: what `fork` returned for these tokens; None: the row's.
         """
         raw_1V = logits_V[None].to(self.device, torch.float32, copy=True)
         prefix_1L = self.prefix()
@@ -193,7 +196,7 @@ class Row:
             prefix_1L = torch.cat([prefix_1L, torch.tensor([ahead], device=self.device)], dim=1)
         scores_1V = raw_1V.clone() if self.request.keep_logits else raw_1V
         used = self.processors if processors is None else processors
-        for processor in used:  # the list's own call would inspect each one's signature for every token
+        for processor in used:  # calling the list would inspect every processor's signature for every token
             scores_1V = processor(prefix_1L, scores_1V)
         return raw_1V, scores_1V
 

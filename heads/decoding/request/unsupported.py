@@ -1,7 +1,7 @@
-"""What a `generate` call may ask for and decoding cannot do: an error says so, or a warning where the text is the same.
+"""Requests of `generate` that multi-token decoding cannot follow: an error, or a warning where the text is the same.
 
-Settings at their defaults are fine, and so are those of a model's generation_config that have no effect on plain
-generation (Gemma's `cache_implementation="hybrid"`).
+Accepted in silence are defaults, and settings of a model's generation_config that have no effect on plain generation
+(Gemma's `cache_implementation="hybrid"`).
 """
 # B batch, T prompt position, L length so far
 
@@ -35,13 +35,13 @@ UNSUPPORTED_SETTINGS = {
     "use_mtp": "drafts come from the decoding object; leave it out or decode with plain generate",
 }
 HARMLESS_CACHES = (None, "dynamic", "hybrid")
-"""Values of cache_implementation that change nothing; generate itself drops "hybrid"."""
+"""Values of cache_implementation without effect; generate itself drops "hybrid"."""
 KNOWN_INPUTS = {
     "attention_mask",
     "position_ids",  # check_positions
     "token_type_ids",  # check_inputs
     "past_key_values",
-    "use_cache",  # a matter of speed: the text is the same
+    "use_cache",  # changes the speed of plain generation, not its text
     "cache_position",
     "logits_to_keep",
     "num_logits_to_keep",
@@ -59,10 +59,12 @@ def check_supported(
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> None:
-    """
+    """Check that the request is one that multi-token decoding can follow.
+
     Raises:
-        ValueError: beam search, guidance, another way to decode than greedy or sampling, processors and criteria that
-            need the whole batch, embeddings in place of tokens, a cache of the caller's, or outputs that do not exist.
+        ValueError: beam search, guidance, another way to decode than greedy or sampling, processors or criteria that
+            need the whole batch, embeddings instead of tokens, a cache of the caller's, or outputs that are not
+            returned here.
     """
     rows = input_ids_BL.shape[0]
     check_settings(config)
@@ -104,7 +106,7 @@ def check_processors(processors: LogitsProcessorList) -> None:
 
 
 def check_callers_own(processors: Iterable[Any], rows: int) -> None:
-    """The caller's own processors and criteria may tell the rows of a batch apart, but are called for single rows."""
+    """Raise where a caller's own processor or criterion, called for single rows, might need the whole batch."""
     if rows == 1:
         return
     for processor in processors:
@@ -118,7 +120,7 @@ def check_callers_own(processors: Iterable[Any], rows: int) -> None:
 
 
 def check_cache(cache: Any, config: GenerationConfig) -> None:
-    """Raise for a cache that holds tokens, or one of another kind than generate makes by default."""
+    """Raise for a cache that holds tokens, or that is not of the kind which `generate` makes by default."""
     if cache is None:
         return
     if cache.get_seq_length() > 0:
@@ -145,7 +147,7 @@ def check_outputs(config: GenerationConfig, rows: int) -> None:
 
 
 def warn_of_settings(config: GenerationConfig) -> None:
-    """Warn of settings that have no effect here, and none on the text anywhere; Python shows each warning once."""
+    """Warn of settings that have no effect here and never change the text; Python shows each warning once."""
     if config.cache_implementation not in HARMLESS_CACHES:
         warnings.warn(
             f"cache_implementation={config.cache_implementation!r} has no effect: multi-token decoding keeps a cache "
@@ -162,10 +164,10 @@ def warn_of_settings(config: GenerationConfig) -> None:
 
 def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise for inputs that plain generation would hand to the backbone and a tree pass would not."""
-    # For a text, generate gives image-text models an empty dict of encoded images; `take_images` has those of others.
+    # For a text, generate gives image-text models an empty dict of encoded images; `take_images` has removed others.
     unknown = {name for name, value in model_kwargs.items() if value is not None and value != {}} - KNOWN_INPUTS
     if (image_types := model_kwargs.get("mm_token_type_ids")) is not None and not bool(image_types.any()):
-        unknown.discard("mm_token_type_ids")  # of a text, as processors of image-text models return them
+        unknown.discard("mm_token_type_ids")  # all 0: processors of image-text models return them for a text
     types = model_kwargs.get("token_type_ids")
     # GPT-2 and similar models add an embedding for type 0 too; others use types for images, and text has type 0.
     if types is not None and (
@@ -180,10 +182,10 @@ def check_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which prompt tokens are real. Padding must be on the left: a row is continued after its last token.
+    """(B, T): which prompt tokens are not padding, which must be on the left, since a row is continued on the right.
 
     Raises:
-        ValueError: a mask of another shape, or with zeros elsewhere; a row without a real token.
+        ValueError: a mask of another shape, or with zeros elsewhere; a row that is all padding.
     """
     if attention_mask is None:
         return torch.ones_like(input_ids_BT, dtype=torch.bool)
@@ -205,7 +207,7 @@ def read_valid(input_ids_BT: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
-    """`generate` prepares positions by the mask; others were given by the caller. Those of padding do not matter.
+    """Check that positions are those that `generate` prepares from the mask; those of padding do not matter.
 
     Raises:
         ValueError: positions that do not count each row's tokens from 0.
@@ -215,7 +217,7 @@ def check_positions(position_ids: Tensor | None, valid_BL: Tensor) -> None:
     expected_BL = valid_BL.long().cumsum(dim=1) - 1
     try:
         differs = (position_ids.to(valid_BL.device) != expected_BL) & valid_BL
-    except RuntimeError:  # a shape that does not go with the tokens
+    except RuntimeError:  # a shape that cannot be compared with the tokens'
         differs = valid_BL
     if bool(differs.any()):
         raise ValueError(
