@@ -1,8 +1,8 @@
-"""Tree, length of the looked-up chain and kind of passes of a `TreeDecoding`, for each batch size: as given, as tuned
-for that size, or by default.
+"""The tree, the lookup length and whether passes are compiled, for each batch size of a `TreeDecoding`: as given, as
+tuned for that size, or by default.
 
 A tree.json that was fitted to another device or dtype, to other heads or to another batch size is used only if the
-caller names its file; a warning is given in both cases.
+caller names its file. A warning is given whether it is used or not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_sampled_tree(rule: Rule, tree: Tree | DynamicTree) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """The settings of one call; `indices` are those of the tree, for all of its passes."""
+    """The settings of one call; `indices` are the tree's, and are used by all of its passes."""
 
     tree: Tree | DynamicTree
     lookup: int
@@ -52,7 +52,8 @@ class SettingsByBatch:
     """The settings of a `TreeDecoding` for each batch size: its arguments, else those of tree.json for that size, else
     the defaults.
 
-    A rule that samples its drafts cannot use a dynamic tree, so the static tree of tree.json is used for it.
+    A rule that samples its drafts cannot use a dynamic tree. For such a rule the static tree of the heads' own
+    tree.json is used; a dynamic tree in a file that the caller named raises.
 
     Raises:
         ValueError: an argument that is not allowed, or a tree.json that does not fit the heads or the rule.
@@ -81,18 +82,18 @@ class SettingsByBatch:
 
     @functools.cached_property
     def default(self) -> TreeSettings:
-        """Where tree.json says nothing."""
+        """The settings where tree.json has no entry."""
         return self.build(None)
 
     def at(self, batch: int) -> TreeSettings:
-        """For a batch of so many rows."""
+        """The settings for a batch of `batch` rows."""
         tuned = None if self.tuned is None else self.tuned.for_batch(batch)
         if tuned is None and self.tuned is not None and self.asked_for:
             tuned = self.tuned.nearest(batch)
         return self.default if tuned is None else self.by_batch[tuned.batch]
 
     def of_call(self, batch: int) -> TreeSettings:
-        """The same for a call; the first of each size says where tree.json knows nothing about it."""
+        """The settings for a call, which warns once of each batch size that tree.json has no entry for."""
         if self.tuned is not None and batch not in self._said:
             self._said.add(batch)
             warn_of_batch(self.tuned, batch, asked_for=self.asked_for)
@@ -135,7 +136,7 @@ def usable_tuned_tree(token_heads: TokenHeads) -> TunedTree | None:
 
 
 def open_tuned_tree(token_heads: TokenHeads, path: str | Path) -> TunedTree:
-    """A tree file that the caller named. A warning says if it was fitted to something else.
+    """A tree file that the caller named. A warning is given if it was fitted to other heads or another machine.
 
     Raises:
         ValueError: the file is missing or malformed.
@@ -168,7 +169,7 @@ def warn_of_batch(tuned: TunedTree, batch: int, *, asked_for: bool) -> None:
 
 
 def can_compile(backbone: Backbone) -> bool:
-    """Whether passes that tree.json alone wants compiled can be; a warning says why not."""
+    """Whether the passes of this backbone can be compiled, as tree.json asks; a warning says why not."""
     obstacle = what_stops_compiling(backbone)
     if obstacle:
         warnings.warn(f"tree.json asks for compiled passes, but {obstacle}; they run uncompiled.", stacklevel=4)
@@ -178,7 +179,11 @@ def can_compile(backbone: Backbone) -> bool:
 def choose_tree(
     token_heads: TokenHeads, tree: Tree | DynamicTree | Sequence[Sequence[int]] | int | None
 ) -> Tree | DynamicTree:
-    """A tree from any of the forms that `TreeDecoding` takes but a file, no deeper than the heads draft."""
+    """A tree from any of the forms that `TreeDecoding` takes, files excepted.
+
+    Raises:
+        ValueError: a malformed tree, or one that is deeper or has higher ranks than the heads can draft.
+    """
     if tree is None or isinstance(tree, int):
         nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
@@ -206,7 +211,8 @@ def choose_tree(
 def default_nodes(device: torch.device) -> int:
     """Nodes of the default tree, the root included.
 
-    Where reading weights bounds a pass, further nodes are nearly free. A CPU pays for each: its matrix products of five
-    and more rows cost several times the matrix-vector products of a plain pass, and the looked-up chain adds rows too.
+    Further nodes are nearly free where reading the weights bounds a pass. They are not on a CPU: its matrix products
+    of five and more rows cost several times the matrix-vector products of a plain pass, and the looked-up chain adds
+    rows too.
     """
     return DEFAULT_NODES_ON_CPU if device.type == "cpu" else DEFAULT_NODES

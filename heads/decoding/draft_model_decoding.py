@@ -1,8 +1,8 @@
 """Speculative sampling: a small draft model proposes K tokens, one pass of the backbone verifies them.
 
 Chen et al. (2023) and Leviathan et al. (2023), as the paper on speculative decoding and MX formats describes them: the
-draft model runs K times on its own cache, the backbone scores the chain in one pass, and between 1 and K + 1 tokens
-are emitted, the last one the backbone's own; both caches drop what was rejected. Greedy output is exactly what
+draft model runs K times on its own cache, the backbone verifies the chain in one pass, and 1 to K + 1 tokens are
+emitted, the last of them the backbone's own. Both caches drop what was rejected. Greedy output is exactly what
 `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's distribution after all logits
 processors, by modified rejection sampling (heads/decoding/acceptance/probability.py) unless another rule is chosen.
 """
@@ -36,27 +36,27 @@ class DraftModelDecoding(Decoding):
     """Hand it to `generate`: `model.generate(**inputs, custom_generate=heads.DraftModelDecoding(draft_model))`.
 
     Args:
-        draft_model: a small causal LM with the backbone's tokenizer, of any architecture that a backbone may have and
-            of any dtype. Where the two have different numbers of embeddings for one tokenizer, ids that either lacks
-            are never proposed.
-        k: tokens proposed for each pass, 1 to 16; or "adaptive", which takes the fastest number for each batch size by
-            what was accepted and how long passes took so far (heads/decoding/proposers/draft_length.py).
-            Greedy text does not depend on it. Sampled text follows the same distribution, but with "adaptive" the same
-            seed gives another text where other times were measured.
+        draft_model: a small causal LM with the backbone's tokenizer, of any dtype and of any architecture whose cache
+            can drop rejected tokens. If the two models have different numbers of embeddings for one tokenizer, ids that
+            either model lacks are never proposed.
+        k: tokens proposed for each pass, 1 to 16; or "adaptive", which chooses the fastest number for each batch size
+            from the acceptance and the times so far (heads/decoding/proposers/draft_length.py). Greedy text does not
+            depend on k. Sampled text follows the same distribution, but with "adaptive" a seed does not fix the text,
+            since measured times differ.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
-        lookup: tokens of a chain copied from earlier text, verified in the same pass beside the draft model's (see
-            `TreeDecoding`). While every row copies, the draft model is not asked. 0: none.
+        lookup: length of a chain that is copied from earlier text and verified in the same pass beside the draft
+            model's (see `TreeDecoding`). While every row copies, the draft model is not run. 0: no chain.
         keep_caches: for conversations: the caches of both models stay when a call ends, and the next call reads only
-            what its prompt adds (see `TreeDecoding`). One row at a time; `forget()` frees them.
+            what its prompt adds (see `TreeDecoding`). Calls have one row; `forget()` frees the caches.
         rule: which drafts are accepted where a request samples: "rejection" samples the drafts as well and accepts them
-            by modified rejection sampling; "exact" takes the draft model's best tokens, and for one row the text is
-            `generate`'s for a seed; both are lossless. "typical" or `heads.TypicalRule(…)` is lossy. Greedy text is the
-            same under all.
+            by modified rejection sampling; "exact" drafts the draft model's best tokens, and for one row and a seed the
+            text is that of plain `generate`; both are lossless. "typical" or `heads.TypicalRule(…)` is lossy. Greedy
+            text is the same under all of them.
 
     Raises:
-        ValueError: no model was given, k, lookup or rule is not allowed, or the draft model's cache cannot drop
-            rejected tokens. At `generate`: another vocabulary than the backbone's, or a text longer than the draft
-            model's positions.
+        ValueError: no model was given; k, lookup, rule or a flag is not allowed; or the draft model's cache cannot drop
+            rejected tokens. When `generate` is called: the backbone has another vocabulary, or the text may grow beyond
+            the draft model's positions.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -133,12 +133,12 @@ class DraftModelDecoding(Decoding):
             if self.reusable is not None:
                 check_keeps(backbone)
             self._backbone = backbone
-            self.forget()  # the caches of another model
+            self.forget()  # the caches are another model's
         return self._backbone
 
 
 def wrap_draft(model: nn.Module) -> Backbone | PlainDraft:
-    """A draft model as a backbone without heads; where it cannot be one, as a model that is called plainly.
+    """A draft model as a backbone without heads or, where it cannot be one, as a `PlainDraft`.
 
     Raises:
         ValueError: its cache cannot drop rejected tokens.

@@ -3,7 +3,7 @@
     while not done:
         proposal = drafter.propose(rows)             a token tree or chain for each row, from heads or a draft model
         logits_BNV = backbone.verify(proposal)       one pass
-        paths = rule.accept(row, nodes)              emits tokens, says which nodes are accepted
+        paths = rule.accept(row, nodes)              emits tokens and returns the accepted nodes
         backbone.commit, drafter.commit              one plan for all caches
         rows that ended are removed from the batch
 
@@ -40,8 +40,8 @@ class VerifiedRun:
 
     Args:
         max_depth: the deepest node that the drafter may propose.
-        reusable: holds the previous call's caches, and this call's when it ends; None reuses nothing.
-        mode: entered for drafts, passes and commits, and not where processors and criteria of the caller run.
+        reusable: holds the previous call's caches, and this call's once it has ended; None: nothing is reused.
+        mode: the context of drafts, passes and commits; the caller's processors and criteria run outside of it.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class VerifiedRun:
                 state = self.commit(state, output, paths)
                 state, running = self.drop_ended(state, running)
         if self.reusable is not None:
-            # Not the last token: where it is committed, `within_text` may have cut its position.
+            # The last token is left out: if it was committed, `within_text` may have lowered its position.
             committed = rows[0].tokens[:-1][: int(state.next_position_B)]
             self.reusable.put(CachedText[Any](tokens=committed, state=state, drafter=self.drafter))
         return finish(rows, self.stats, self.call.streamer, self.returned_cache(state, rows))
 
     def returned_cache(self, state: BackboneState, rows: list[Row]) -> DynamicCache | None:
-        """What `generate` returns as past_key_values, of a row without padding: several rows have holes in theirs."""
+        """What `generate` returns as past_key_values: None for padding or several rows, whose caches have holes."""
         if len(rows) > 1 or not self.request.keep_cache or not bool(state.valid_BS.all()):
             return None
         return state.cache.as_dynamic(self.backbone.config, len(rows[0].tokens) - 1)
 
     def prefill(self, rows: list[Row]) -> BackboneState:
-        """Read the prompt, in chunks where it is long, and emit each row's first token."""
+        """Read the prompts, long ones in chunks, and emit each row's first token."""
         with self.stats.time("prefill"):
             cached, num_cached = self.reuse_caches()
             tokens_BT, valid_BT = self.call.tokens_BT[:, num_cached:], self.call.valid_BT[:, num_cached:]
@@ -121,7 +121,7 @@ class VerifiedRun:
         """The previous call's state over the first tokens of this prompt, and their number.
 
         Raises:
-            ValueError: several rows, or padding: reusable caches have one slot for each token.
+            ValueError: images, several rows, or padding: reusable caches have one slot for each token.
         """
         if self.reusable is None:
             return None, 0
@@ -148,7 +148,7 @@ class VerifiedRun:
 
     def verify(self, state: BackboneState, running: list[Row], proposal: Proposal) -> tuple[Pass, Tensor]:
         if self.request.processors:
-            for row in running:  # copied to the device before the pass: after it, the copy would wait for it
+            for row in running:  # copies new tokens to the device: after the pass, the copy would wait for it
                 row.prefix()
         with self.mode():
             depth = self.within_text(running, proposal)
@@ -156,9 +156,9 @@ class VerifiedRun:
             return output, self.backbone.logits(output.final_BND)
 
     def within_text(self, running: list[Row], proposal: Proposal) -> Tensor:
-        """The nodes' depths, at most that of the text's last token.
+        """The nodes' depths, capped at the depth of the last token that the row has room for.
 
-        Deeper nodes are never accepted, but a backbone may have no position for them.
+        Deeper nodes are never emitted, but a backbone may have no position for them.
         """
         room = [self.request.max_length - 1 - len(row.tokens) for row in running]
         if min(room) >= proposal.max_depth:
@@ -166,7 +166,7 @@ class VerifiedRun:
         return proposal.depth.minimum(torch.tensor(room, device=proposal.depth.device)[:, None])
 
     def accept(self, running: list[Row], proposal: Proposal, logits_BNV: Tensor) -> list[list[int]]:
-        """Emit for each row what the rule chooses; the accepted nodes."""
+        """Emit for each row the tokens that the rule chooses, and return its accepted nodes."""
         self.stats.count_pass(len(running))
         noise = batched.ReplayableNoise(self.request.generator)
         tokens, shapes, chosen = self.choose(running, proposal, logits_BNV, noise)
@@ -191,7 +191,10 @@ class VerifiedRun:
     def choose(
         self, running: list[Row], proposal: Proposal, logits_BNV: Tensor, noise: batched.ReplayableNoise
     ) -> tuple[list[list[int]], Sequence[Shape], list[list[int] | None]]:
-        """Tokens and shapes of the nodes on the host and, where that is faster, the token chosen after every node."""
+        """Tokens and shapes of the nodes on the host; and for each row the token chosen after every node, or None.
+
+        All nodes are chosen together where the rule and the processors allow it and it is faster.
+        """
         request, depths = self.request, 1 + proposal.max_depth
         suffices = self.rule.argmax_suffices if request.greedy else self.rule.sample_suffices
         faster = request.needs_argmax_alone or batched.is_faster(running, logits_BNV, depths)
@@ -214,7 +217,7 @@ class VerifiedRun:
         return self.backbone.commit(state, output, plan)
 
     def drop_ended(self, state: BackboneState, rows: list[Row]) -> tuple[BackboneState, list[Row]]:
-        """Take rows that ended out of the batch; they cost nothing from then on."""
+        """Take rows that ended out of the batch, so that later passes are smaller."""
         running = [b for b, row in enumerate(rows) if not row.done]
         if 0 < len(running) < len(rows):
             rows_R = torch.tensor(running, device=state.valid_BS.device)
@@ -226,7 +229,7 @@ class VerifiedRun:
 def read_nodes(
     proposal: Proposal, chosen_BN: Tensor | None
 ) -> tuple[list[list[int]], Sequence[Shape], list[list[int] | None]]:
-    """Tokens, shapes and choices on the host, which waits for the pass here and nowhere else."""
+    """Tokens, shapes and choices on the host, in one copy: this is where the host waits for the pass."""
     wanted = [x_BN for x_BN in (proposal.tokens_BN, proposal.parents_BN, chosen_BN) if x_BN is not None]
     tokens, *others = torch.stack([x_BN.to(wanted[-1].device) for x_BN in wanted]).tolist()
     chosen = others.pop() if chosen_BN is not None else [None] * len(tokens)

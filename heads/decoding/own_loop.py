@@ -1,4 +1,4 @@
-"""Draft and accept for code that owns its loop; docs/decode.md puts them together with verify and commit.
+"""Draft and accept for code with a decoding loop of its own; docs/decode.md adds verify and commit to them.
 
 `TreeDecoding` does the same inside `generate`, with processors, stopping criteria, lookup and statistics.
 """
@@ -20,7 +20,10 @@ class TreeDrafter:
     """Fills a tree with the heads' tokens, for one batch size.
 
     Attributes:
-        depth_N, sees_NN: the tree's depths and who sees whom, as `Backbone.verify` takes them.
+        depth_N, sees_NN: the nodes' depths and which nodes each one sees, as `Backbone.verify` takes them.
+
+    Raises:
+        ValueError: `tree` is no `Tree`.
     """
 
     def __init__(self, token_heads: TokenHeads, tree: Tree, batch: int = 1) -> None:
@@ -44,10 +47,9 @@ class TreeDrafter:
 
 
 def accept_greedy(shape: Shape, tokens_BN: Tensor, logits_BNV: Tensor) -> tuple[list[list[int]], list[list[int]]]:
-    """For each row the accepted nodes, root first, and its new tokens, one for each of those nodes.
+    """For each row the accepted nodes, root first, and its new tokens: the backbone's best after each of those nodes.
 
-    The tokens are those of plain greedy generation: the backbone's likeliest one after each accepted node. The last one
-    is the next root.
+    The tokens are those of plain greedy generation; the last one is the next root.
 
     >>> import torch
     >>> tree = Tree([[0], [1]])                                       # a root with two children

@@ -1,9 +1,9 @@
 """Caches that outlive a `generate` call, for conversations: the next call reads only the new tokens of its prompt.
 
 The last call's caches are rolled back to the longest prefix that its text shares with the new prompt. The prompt's last
-token is always read anew, since its pass gives the first logits and the state that heads draft from. The text is the
-same as that of a call without caches. A recurrent state can be rolled back into the last pass and no further: a prompt
-that leaves the text before that is read from its beginning.
+token is always read again, since its pass gives the first logits and the state that heads draft from. The text is the
+same as that of a call without caches. A recurrent state can be rolled back within the last pass and no further: where
+the prompt differs from the text before that, it is read from its beginning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CachedText(Generic[D]):
 
 
 class ReusableCaches(Generic[D]):
-    """The caches of at most one call. A call removes them and stores its own at its end, a failed call none.
+    """The caches of at most one call. A call takes them out and stores its own at its end, unless it fails.
 
     Args:
         others: further models whose caches are reused, such as a draft model.
@@ -71,7 +71,7 @@ class ReusableCaches(Generic[D]):
         self._cached = None
 
     def begin(self, model: nn.Module) -> None:
-        """Forget caches of other weights, hooks or adapters than those of the model and the others now."""
+        """Forget caches that were made with other weights, hooks or adapters than the models have now."""
         weights = [mark_weights(one) for one in (model, *self._others)]
         if weights != self._weights:
             self._weights = weights
@@ -79,10 +79,10 @@ class ReusableCaches(Generic[D]):
 
 
 def check_keeps(*backbones: Backbone) -> None:
-    """Before caches are kept of these.
+    """Check that the caches of these backbones may be kept from call to call.
 
     Raises:
-        ValueError: a recurrent state after generated tokens is not what the same tokens give when they are read.
+        ValueError: the recurrent state after generating tokens differs from the one after reading them as a prompt.
     """
     for backbone in backbones:
         if backbone.recurrence is not None and (error := backbone.recurrence.step_error):
@@ -94,9 +94,10 @@ def check_keeps(*backbones: Backbone) -> None:
 
 
 def mark_weights(model: nn.Module) -> list[Any]:
-    """What changes where a weight is replaced, edited or moved, a module hooked or replaced, or an adapter switched.
+    """A value that changes if a weight is replaced, edited or moved, a module hooked or replaced, an adapter switched.
 
-    An edit through `.data` counts no version up, and plain numbers of a module are not compared: neither is seen.
+    Two edits leave it as it was: of a weight through `.data`, which keeps its version, and of a module's attributes
+    that are no tensors.
     """
     tensors = (*model.parameters(), *model.buffers())
     weights = [(id(t), t.dtype, t.device, None if t.is_inference() else t._version) for t in tensors]

@@ -30,35 +30,35 @@ class TreeDecoding(Decoding):
     Args:
         token_heads: heads on the very model that `generate` is called on.
         tree: a `Tree`, a `DynamicTree`, a list of paths, a JSON file of paths or of `headway tune-tree`, or a node
-            budget. None is the tree.json that the heads were loaded with, where it was made for this kind of device,
-            dtype and number of rows; else a default that fits the number of heads (grown from their own measured
-            accuracy where their checkpoint has it). `Tree.root_only()` drafts nothing. Where tree.json is dynamic and
-            the rule samples its drafts, the static tree of the same file is used, else the default.
+            budget. None takes the tree.json that the heads were loaded with, if it was made for this kind of device,
+            dtype and number of rows (its static tree where the rule samples drafts); else a default tree, grown from
+            the heads' measured accuracy where their checkpoint has it. `Tree.root_only()` drafts nothing.
         lookup: length of a chain of tokens that is copied from earlier text and verified in the same pass beside the
-            heads' tree (prompt lookup): those that followed the last earlier occurrence of the text's last tokens.
-            While whole chains are accepted, only the chain is verified and it doubles, up to four times `lookup`. A
-            pass without such an occurrence costs nothing more. 0: none. None: the length in the tree.json that is used
-            or given, else 10. The text is the same either way.
+            heads' tree (prompt lookup): the tokens that followed the last earlier occurrence of the text's last ones.
+            While whole chains are accepted, only the chain is verified and its length doubles, up to four times
+            `lookup`. 0: no chain. None: the length in the tree.json that is used, else 10. The text is the same for
+            all lengths.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
-            adds to the text so far. One row at a time; the text is the same either way. `forget()` frees them, and has
-            to be called where weights were edited through `.data` or a module's plain numbers were; other weights,
-            modules, hooks and adapters are noticed.
+            adds to the text so far. Calls have one row; the text is the same either way. `forget()` frees the caches.
+            Call it after editing weights through `.data`, or numbers that are plain attributes of a module; changes of
+            other weights, modules, hooks and adapters are noticed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         rule: which drafts are accepted where a request samples (docs/decode.md): "exact" samples from the backbone
             and follows the drafts that agree; "rejection" samples the drafts too and accepts them by modified rejection
-            sampling, as lossless; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy. Greedy text
-            is the same under all.
-        compile: passes, and the drafting of static trees, run as compiled graphs of fixed shapes
-            (heads/backbone/compiling/compiled_backbone.py, heads/decoding/proposers/heads.py): faster where passes are
-            short, after seconds of compiling for each new shape. Sampled drafts and dynamic trees are drafted
-            uncompiled. None: as in the tree.json that is used or given (`headway tune-tree --compile`), else False.
+            sampling, which is lossless as well; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy.
+            Greedy text is the same under all of them.
+        compile: run passes, and the drafting of static trees, as compiled graphs of fixed shapes
+            (heads/backbone/compiling/compiled_backbone.py, heads/decoding/proposers/heads.py). This is faster where
+            passes are short, after seconds of compiling for each new shape. Sampled drafts and dynamic trees are
+            drafted uncompiled. None: as the tree.json that is used says (`headway tune-tree --compile`), else False.
 
     Attributes:
-        tree, lookup: of a call with one row; `settings.at(rows)` has those of any batch size.
+        tree, lookup: those for one row; `settings.at(rows)` has those of any batch size.
 
     Raises:
-        ValueError: no heads, a tree that is deeper than the heads draft, or that is malformed, or an unknown rule;
-            `compile` without what it needs, or a flag that is neither true nor false.
+        ValueError: no heads; a tree that is malformed, deeper than the heads draft or, where the rule samples drafts,
+            dynamic; an unknown rule; `compile` or `keep_caches` with a backbone that does not allow it; or a flag that
+            is neither true nor false.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TreeDecoding(Decoding):
         )
         backbone = self.backbone if settings.compile else self.token_heads.backbone
         mode = torch.no_grad if settings.compile else fastest_mode(backbone.model, self.token_heads)
-        if mode is not self._mode:  # caches of one mode cannot be written to in the other
+        if mode is not self._mode:  # caches made in inference mode cannot be written to outside of it
             self._mode = mode
             self.forget()
         max_depth = max(settings.tree.depth or 0, MAX_GROWTH * settings.lookup)

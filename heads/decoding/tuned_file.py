@@ -3,10 +3,11 @@
     {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "prediction": {…}, "measured_on": {…},
      "heads_sha256": …, "other_batches": [{…}]}
 
-A tree holds for the batch size that it was measured at, `measured_on.batch`; `other_batches` has trees of the same
-form for others. `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width; `paths`
-the best static tree) or "plain" (no tree is faster than none: the heads draft nothing). The file lies beside the heads:
-`heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits (heads/decoding/defaults.py).
+A tree is meant for the batch size that it was measured at, `measured_on.batch`; `other_batches` holds entries of the
+same form for other sizes. `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width;
+`paths` the best static tree) or "plain" (no tree was faster than plain decoding, so the heads draft nothing). The file
+lies beside the heads: `heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits
+(heads/decoding/defaults.py).
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class TunedTree:
     """The content of a tree.json.
 
     Attributes:
-        paths: of the best static tree; empty if no static tree is faster than plain decoding.
+        paths: the best static tree; empty if no static tree is faster than plain decoding.
         dynamic: the best dynamic tree, if it is better than the static one.
-        lookup: length of the chain beside the tree; 0: none; None: not in the file, which has only paths.
+        lookup: length of the looked-up chain; 0: no chain; None: the file has only paths.
         compile: whether passes were faster as compiled graphs.
-        prediction: the speeds that were predicted and measured, for people.
+        prediction: predicted and measured speeds, for people to read.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
-        heads_sha256: of the heads' tensors; None if they were never saved.
-        other_batches: the same for other batch sizes, each once.
+        heads_sha256: checksum of the heads' tensors; None if the heads were never saved.
+        other_batches: the entries for other batch sizes, one for each.
         path: the file that it was read from; not compared.
     """
 
@@ -60,12 +61,12 @@ class TunedTree:
 
     @property
     def batch(self) -> int | None:
-        """The number of rows that it was measured at; None if not in the file."""
+        """The number of rows that it was measured with; None if the file does not say."""
         return self.measured_on.get("batch")
 
     @property
     def entries(self) -> tuple[TunedTree, ...]:
-        """One for each batch size."""
+        """The entries for all batch sizes, this one first."""
         return (self, *self.other_batches)
 
     def for_batch(self, batch: int) -> TunedTree | None:
@@ -73,7 +74,7 @@ class TunedTree:
         return next((one for one in self.entries if one.batch in (None, batch)), None)
 
     def nearest(self, batch: int) -> TunedTree:
-        """The entry whose batch size is nearest by ratio; of two the smaller one."""
+        """The entry whose batch size is nearest by ratio, the smaller one of two that are equally near."""
         known = sorted(self.entries, key=lambda one: one.batch or batch)
         return min(known, key=lambda one: abs(math.log((one.batch or batch) / batch)))
 
@@ -86,7 +87,7 @@ class TunedTree:
 
     @property
     def static_tree(self) -> Tree | None:
-        """The tree for a rule that cannot use a dynamic one; None: the file has no static tree."""
+        """The tree for a rule that cannot use a dynamic one; None if the file has no static tree."""
         if self.kind != "dynamic":
             return Tree.root_only() if self.kind == "plain" else Tree(self.paths)
         return Tree(self.paths) if self.paths else None
@@ -98,11 +99,11 @@ class TunedTree:
 
     @property
     def fitted(self) -> bool:
-        """Whether it was fitted to heads and a machine, as a file of paths alone was not."""
+        """Whether it was fitted to heads and a machine; a file of paths alone was not."""
         return bool(self.measured_on) or self.heads_sha256 is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON has them."""
+        """The fields in the form that JSON takes."""
         return {
             "paths": [list(path) for path in self.paths],
             "kind": self.kind,
@@ -121,7 +122,7 @@ class TunedTree:
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def why_unusable(self, token_heads: TokenHeads) -> str | None:
-        """Why it does not fit these heads on their present device; None: it does."""
+        """The reason why it does not fit these heads on their present device; None if it fits."""
         backbone = token_heads.backbone
         here = {"device_type": backbone.device.type, "dtype": name_dtype(backbone.dtype)}
         for name, found in here.items():
@@ -134,7 +135,7 @@ class TunedTree:
 
 @dataclass(frozen=True)
 class UnreadableTree:
-    """A damaged tree.json. Heads load all the same; `TreeDecoding` raises `reason` where it needs the file."""
+    """A damaged tree.json. Heads load all the same; `TreeDecoding` raises `reason` if it needs the file."""
 
     reason: str
 
@@ -169,7 +170,7 @@ def read_tree_file(path: str | Path) -> TunedTree:
 @validated
 @dataclass(kw_only=True)
 class TreeFile:
-    """The fields of a tree.json as JSON has them; `TunedTree` has what they stand for."""
+    """The fields of a tree.json as they stand in JSON; `TunedTree` says what they mean."""
 
     paths: list[list[int]] | None = None
     kind: Kind = "static"
@@ -197,7 +198,7 @@ def parse(content: Any) -> TunedTree:
     """The file's content with every field checked.
 
     Raises:
-        ValueError, TypeError: it is no object, or a field has a value that is not allowed.
+        ValueError, TypeError: the content is no JSON object, or a field has a value that is not allowed.
     """
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__}")
@@ -221,7 +222,7 @@ def parse(content: Any) -> TunedTree:
 
 
 def find_tuned_tree(folder: str | Path) -> TunedTree | UnreadableTree | None:
-    """What the tree.json in a folder of heads says; None where there is none."""
+    """The tree.json in a folder of heads; None if the folder has none."""
     path = Path(folder) / TUNED_TREE
     if not path.is_file():
         return None
