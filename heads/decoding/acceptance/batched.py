@@ -1,13 +1,14 @@
 """The token that plain generation would choose after every node of a pass, for all nodes in one batch.
 
-A walk from node to node synchronises with the device, and calls each processor, once for each token. Here the logits of
-all nodes of all rows are one batch for each processor, every node with its own prefix; one token is chosen after each
-node, with one synchronisation for all of them. The processors must not mix the rows of a batch, and must not depend on
-the order or length of a prefix: shorter prefixes are padded with a token that they already hold.
+A walk from node to node synchronises with the device and calls each processor once for every token. Here each processor
+is called once, with the nodes of all rows as one batch and each node's own prefix, and the host waits once. This is
+only possible with processors that do not mix the rows of a batch and do not depend on the order or length of a prefix,
+since shorter prefixes are padded with a token that they already hold.
 
 Samples are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x). A
 walk reaches one node of each depth, so the nodes of a depth share one E, and E is sampled depth by depth in the walk's
-order. For a single row the generator is then rewound to the last depth that was reached: a seed gives the same text.
+order. For a single row the generator is then rewound to the last depth that the walk reached, so that a seed gives the
+same text.
 """
 # B row, N tree node, R = B·N, D depth, L length so far, V vocabulary
 
@@ -47,22 +48,22 @@ ROW_BY_ROW = (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-"""Processors that do not mix rows. These classes alone are meant: a subclass may do anything."""
+"""Processors that do not mix rows. Their subclasses are not included, since they may do anything."""
 
 
 NUMBERS_PER_CALL = 2**15
-"""Scores that a CPU processes in the time of one further call of a processor (a penalty takes 0.12 ms for one node of
-2k tokens and 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
+"""How many scores a CPU processes in the time that one further call of a processor takes (a penalty takes 0.12 ms for
+one node of 2k tokens and 0.22 ms for 24 of them; measured with vocabularies of 2k to 128k)."""
 
 MAX_NUMBERS = 2**25
-"""Scores in one call at most: processors make several copies of them."""
+"""The most scores in one call, since processors make several copies of them."""
 
 
 def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
     """Whether one batch of all nodes is faster than a walk.
 
-    On an accelerator it always is, since it synchronises once. A CPU computes nodes that a walk would not reach: there
-    a batch is faster where a walk through half of the depths takes longer and no exponentials have to be sampled.
+    On an accelerator it always is, since the host waits once. On a CPU the scores of nodes that a walk would not reach
+    cost time: a batch is faster for greedy requests, if a walk through half of the depths would take longer.
     """
     if logits_BNV.device.type != "cpu":
         return True
@@ -72,9 +73,10 @@ def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
 
 
 def is_possible(request: Request, rows: Sequence[Row]) -> bool:
-    """Whether no scores are returned, and the processors take nodes as rows.
+    """Whether no scores are returned, and all processors take nodes as rows.
 
-    A repetition penalty must not ignore more than the text so far: what follows it is in the order of the nodes.
+    A repetition penalty may ignore fewer tokens than the text has, not more: what follows the text here is the nodes of
+    the tree, not the node's own prefix in order.
     """
     keeps = request.keep_scores or request.keep_logits
     penalised = request.penalised_from < min(len(row.tokens) for row in rows)
@@ -83,17 +85,18 @@ def is_possible(request: Request, rows: Sequence[Row]) -> bool:
 
 @dataclass
 class ReplayableNoise:
-    """Exponentials for all depths of a walk. `rewind` takes back those of depths that it did not reach.
+    """Exponentials for all depths of a walk. `rewind` takes back those of depths that the walk did not reach.
 
     Attributes:
         generator: None is torch's global one for the device.
+        states: the generator's state before the first depth of the last sample, and after each depth.
     """
 
     generator: torch.Generator | None
     states: list[Tensor] = field(default_factory=list)
 
     def sample(self, like_V: Tensor, depths: int) -> Tensor:
-        """(D, V), sampled depth by depth."""
+        """(D, V): exponentials, sampled depth by depth."""
         self.source = self.generator or global_generator(like_V.device)
         self.states, sampled = [self.source.get_state()], []
         for _ in range(depths):
@@ -102,7 +105,7 @@ class ReplayableNoise:
         return torch.stack(sampled)
 
     def rewind(self, used: int) -> None:
-        """Set the generator back to where it was after the first `used` depths of the last sample."""
+        """Set the generator back to its state after the first `used` depths of the last sample."""
         self.source.set_state(self.states[used])
 
 
@@ -124,8 +127,8 @@ def choose_at_nodes(
     """(B, N): the token after each node, on the rows' device; the host does not wait for it.
 
     Args:
-        depths: how many a walk may reach, the root's included.
-        noise: is used where the request samples.
+        depths: how many depths a walk may reach, the root's included.
+        noise: used where the request samples.
     """
     batch, nodes, vocabulary = logits_BNV.shape
     group = max(1, MAX_NUMBERS // (nodes * vocabulary))
@@ -162,15 +165,14 @@ def choose_for_group(
 def score_nodes(rows: Sequence[Row], tokens_BN: Tensor, sees_BNN: Tensor, logits_BNV: Tensor) -> Tensor:
     """(B, N, V): float32 logits after the rows' processors, each node's with its own prefix.
 
-    They are on the rows' device, as plain generation's are; the last device of a spread backbone may be another.
+    They are on the rows' device, as in plain generation; a backbone that is spread over devices may end on another.
     """
     scores_BNV = logits_BNV.to(rows[0].device, torch.float32)
     if not rows[0].processors:
         return scores_BNV
     batch, nodes, _ = logits_BNV.shape
-    ahead_BNN = torch.where(
-        sees_BNN, tokens_BN[:, None, :], tokens_BN[:, :, None]
-    )  # ancestors; elsewhere the node's own
+    # For each node its own and its ancestors' tokens; the columns of other nodes repeat its own.
+    ahead_BNN = torch.where(sees_BNN, tokens_BN[:, None, :], tokens_BN[:, :, None])
     texts_BNL = texts_of(rows)[:, None].expand(batch, nodes, -1)
     texts_RL = torch.cat([texts_BNL, ahead_BNN.to(texts_BNL.device)], dim=2).flatten(0, 1)
     scores_RV = scores_BNV.flatten(0, 1)
@@ -189,7 +191,7 @@ def texts_of(rows: Sequence[Row]) -> Tensor:
 
 
 def for_all_nodes(own: Sequence[Any], nodes: int) -> Any:
-    """One processor for the nodes of all rows: a repetition penalty gets the padding of each node's row."""
+    """One processor for the nodes of all rows; a repetition penalty is given the padding of each node's row."""
     paddings: list[Any] = [getattr(processor, "prompt_ignore_length", None) for processor in own]
     if not isinstance(paddings[0], Tensor):
         return own[0]

@@ -1,27 +1,29 @@
-"""Which drafted tokens are accepted. The rules, stated before the code.
+"""Which drafted tokens are accepted: the rules, stated before the code.
 
-p is the backbone's distribution at a node after all logits processors, with that node's own prefix (the paper's P_T); q
-is the distribution that a draft was sampled from (P_D); f₊ is max(0, f) / Σ max(0, f).
+p is the backbone's distribution at a node after all logits processors, with that node's own prefix (P_T in the paper on
+speculative decoding and MX formats); q is the distribution that a draft was sampled from (P_D there); f₊ is
+max(0, f) / Σ max(0, f).
 
 Exact rule: at the root, and then at each node reached, one token is chosen from p exactly as plain generation chooses
 it (argmax for greedy, one multinomial sample otherwise). If a child holds that token, the child is accepted and the
 walk continues there; if not, the walk ends and the token is the next root. So every emitted token was chosen from p
-given the tokens before it, and the drafts only decide how many are chosen in one pass: the output is p's, exactly.
+given the tokens before it, and the drafts only decide how many tokens are chosen in one pass.
 
-Modified rejection sampling (figure 9 of the paper; Chen et al., 2023), for sampled drafts: a draft t from q is the
-token with probability min{1, p(t) / q(t)}; if it is rejected, the token is sampled from (p - q)₊. Either way it is a
-sample of p: t comes out with probability min(q(t), p(t)) + Σ max(0, q - p) · (p - q)₊(t) = p(t). A draft t with
+Modified rejection sampling (figure 9 of that paper; Chen et al., 2023), for sampled drafts: a draft t from q is the
+token with probability min{1, p(t) / q(t)}; if it is rejected, the token is sampled from (p - q)₊. Either way the token
+is a sample of p: t comes out with probability min(q(t), p(t)) + Σ max(0, q - p) · (p - q)₊(t) = p(t). A draft t with
 q(t) > p(t) may be rejected, one with q(t) ≤ p(t) never is. The sentence below figure 10 has the two the wrong way round
-("t₁ and t₃ have the property P_D(t) ≤ P_T(t)"); its cases have them right.
+("t₁ and t₃ have the property P_D(t) ≤ P_T(t)"); the cases in the figure are right.
+
 Several drafts x₁, x₂, … of one node, sampled from q without replacement, are tried in the order in which they were
-sampled. With r = p and q₁ = q, for each i: x_i is the token with probability min{1, r(x_i) / q_i(x_i)}; if it is
+sampled. Let r = p and q₁ = q. For each i: x_i is the token with probability min{1, r(x_i) / q_i(x_i)}; if it is
 rejected, r ← (r - q_i)₊, and q_{i+1} is q_i without x_i, made to sum to 1. If all are rejected, the token is sampled
-from r. By induction from the last draft to the first, the output of each try is a sample of its own r, so that of the
-first is a sample of p. A looked-up draft, which was not sampled, is one whose q is 1 at that token.
+from r. By induction from the last draft to the first, the output of each try is a sample of its own r, and r of the
+first try is p. A looked-up draft was not sampled and counts as one whose q is 1 at that token.
 
 Typical acceptance (Cai et al., 2024, section 2.3), lossy: a draft x is accepted where p(x) > min(ε, δ · exp(-H(p))), H
-the entropy. Of the paths of such drafts the longest is taken, of equally long ones the likeliest, and the token after
-it is p's best. The text is plausible, and is not distributed as p.
+being the entropy. The longest path of such drafts is taken, the likeliest one of equally long paths, and the token
+after it is p's best. The text is plausible, but it is not distributed as p.
 """
 # N tree node, C draft of one node, V vocabulary
 
@@ -38,8 +40,8 @@ from heads.decoding.trees.static import Shape
 def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
     """The accepted nodes, root first.
 
-    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). Both are followed, and the
-    longer path is returned.
+    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). Both are followed while they
+    agree with the chosen tokens, and the longer path is returned.
 
     Args:
         tokens: the token of each node.
@@ -47,7 +49,7 @@ def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], e
         ended: whether the token just emitted ended the row.
 
     >>> shape = Shape((-1, 0, 1, 0))                     # root 7, its children 3 and 5, and 4 below 3
-    >>> chosen = {0: 3, 1: 4, 2: 9}                      # what the backbone says after each node
+    >>> chosen = {0: 3, 1: 4, 2: 9}                      # the backbone's token after each node
     >>> walk(shape, [7, 3, 4, 5], lambda node: chosen[node], lambda: False)
     [0, 1, 2]
     """
@@ -63,7 +65,7 @@ def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], e
 def best_at_nodes(logits_BNV: Tensor) -> Tensor:
     """(B, N): the greedy choice after every node, for requests without processors.
 
-    Logits are compared in float32 at most, as `generate` does; float16 and bfloat16 keep their order.
+    float64 logits are compared in float32, as in `generate`; float16 and bfloat16 need no cast to keep their order.
     """
     if logits_BNV.dtype == torch.float64:
         logits_BNV = logits_BNV.float()
@@ -71,10 +73,10 @@ def best_at_nodes(logits_BNV: Tensor) -> Tensor:
 
 
 def residual(r_V: Tensor, q_V: Tensor) -> Tensor:
-    """(r - q)₊: what is left to sample from once a draft from q was rejected.
+    """(r - q)₊: the distribution to sample from once a draft from q was rejected.
 
-    Where no r(x) exceeds q(x), the two are the same distribution within rounding, rounding alone caused the rejection,
-    and the division by zero would give NaN. r is returned then: it is the distribution wanted, and forbids what p does.
+    Where no r(x) exceeds q(x), the two are equal within rounding, which alone caused the rejection, and the division by
+    zero would give NaN. r itself is returned then: it is the distribution wanted, and is 0 wherever p is.
 
     >>> p_V, q_V = torch.tensor([0.30, 0.45, 0.10, 0.15]), torch.tensor([0.4, 0.3, 0.2, 0.1])
     >>> residual(p_V, q_V)
@@ -88,12 +90,12 @@ def residual(r_V: Tensor, q_V: Tensor) -> Tensor:
 
 
 def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Each draft's probability of being the token once those before it were rejected (C,), and what then remains (V,).
+    """(C,): each draft's probability of being accepted if those before it were rejected; (V,): the residual if all are.
 
     Args:
-        p_V: the backbone's distribution, in float64: differences of nearly equal probabilities are sampled from.
-        q_V: what the drafts were sampled from without replacement, in any dtype and up to a factor. A draft of
-            probability 0 in what earlier drafts left of q was not sampled: its q is 1 at that token.
+        p_V: the backbone's distribution, in float64, since differences of nearly equal probabilities are sampled from.
+        q_V: the distribution that the drafts were sampled from without replacement, in any dtype and up to a factor. A
+            draft that has probability 0 in it, or equals an earlier one, was not sampled: its q is 1 at that token.
         drafts: tokens in the order in which they were sampled.
 
     >>> p_V = torch.tensor([0.30, 0.45, 0.10, 0.15], dtype=torch.float64)
@@ -114,13 +116,13 @@ def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Ten
 
 
 def choose_by_rejection(p_V: Tensor, q_V: Tensor, drafts: Sequence[int], generator: torch.Generator | None) -> int:
-    """One sample of p, the first draft that is not rejected where there is one; arguments as in `reject_in_turn`."""
+    """One sample of p: the first draft that is accepted, else another token. Arguments as in `reject_in_turn`."""
     accept_C, rest_V = reject_in_turn(p_V, q_V, drafts)
     return settle(drafts, accept_C, rest_V, generator)
 
 
 def settle(drafts: Sequence[int], accept_C: Tensor, rest_V: Tensor, generator: torch.Generator | None) -> int:
-    """The first draft whose coin accepts it, else a sample of the rest; synchronises with the device once."""
+    """The first draft whose random number accepts it, else a sample of the rest; the host waits for the device once."""
     coins_C = torch.rand(accept_C.shape, dtype=accept_C.dtype, device=accept_C.device, generator=generator)
     other_1 = torch.multinomial(rest_V, num_samples=1, generator=generator)
     *accepted, other = torch.cat([coins_C < accept_C, other_1]).tolist()  # < : probability 0 is never accepted
@@ -128,7 +130,7 @@ def settle(drafts: Sequence[int], accept_C: Tensor, rest_V: Tensor, generator: t
 
 
 def typical_threshold(p_V: Tensor, epsilon: float, delta: float) -> Tensor:
-    """min(ε, δ · exp(-H(p))): lossy typical acceptance accepts drafts of a greater probability.
+    """min(ε, δ · exp(-H(p))): lossy typical acceptance accepts drafts whose probability is greater.
 
     >>> float(typical_threshold(torch.tensor([0.5, 0.5]), epsilon=0.09, delta=0.1))     # exp(-H) is 1/2
     0.05000000074505806
@@ -137,10 +139,10 @@ def typical_threshold(p_V: Tensor, epsilon: float, delta: float) -> Tensor:
 
 
 def walk_typical(typical: Callable[[list[int]], list[tuple[int, float]]]) -> list[int]:
-    """The longest path that lossy typical acceptance accepts, root first; of equally long ones the likeliest.
+    """The longest path that lossy typical acceptance accepts, root first; the likeliest one of equally long paths.
 
     Args:
-        typical: for a path, the accepted children of its last node, each with its probability.
+        typical: returns the accepted children of a path's last node, each with its probability.
 
     >>> children = {0: [(1, 0.6), (3, 0.4)], 1: [(2, 0.5)], 2: [], 3: [(4, 0.9)], 4: []}
     >>> walk_typical(lambda path: children[path[-1]])                   # 0.4 · 0.9 beats 0.6 · 0.5

@@ -1,7 +1,7 @@
-"""The rules of acceptance as the loop uses them: each walks a row's nodes, emits its tokens and says what is accepted.
+"""The rules of acceptance as the loop uses them: each walks a row's nodes, emits tokens and returns the accepted nodes.
 
-heads/decoding/acceptance/probability.py states and proves the arithmetic; here it is applied to a row with processors
-and an end. Where a request is greedy, all of them are plain greedy decoding.
+heads/decoding/acceptance/probability.py states and proves the arithmetic; here it is applied to rows, which have
+processors and an end. Where a request is greedy, the text under every rule is that of plain greedy decoding.
 """
 # N node, V vocabulary
 
@@ -33,9 +33,10 @@ class VerifiedNodes:
 
     Attributes:
         logits_NV: the backbone's raw logits after each node.
-        chosen: the token after each node, as plain generation chooses it; None: not chosen yet.
-        q_NV: what drafts were sampled from, where they were sampled; see `Proposal`.
-        sampled_from: the row of `q_NV` that each node was sampled from, -1 where it was not; None: its parent's.
+        chosen: the token after each node, as plain generation chooses it; None: the rule has to choose.
+        q_NV: the distributions that drafts were sampled from; None where they were not sampled (see `Proposal`).
+        sampled_from: for each node the row of `q_NV` that it was sampled from, -1 if it was not sampled; None if every
+            node was sampled from its parent's row.
     """
 
     shape: Shape
@@ -57,21 +58,21 @@ class Rule(Protocol):
 
     @property
     def argmax_suffices(self) -> bool:
-        """Where a request is greedy, the argmax of the processed scores at each node is all that is needed."""
+        """Whether a greedy request needs no more than the argmax of the processed scores at each node."""
         ...
 
     @property
     def sample_suffices(self) -> bool:
-        """Where a request samples, one sample of the processed distribution at each node is all that is needed."""
+        """Whether a sampling request needs no more than one sample of the processed distribution at each node."""
         ...
 
     @property
     def samples_drafts(self) -> bool:
-        """Where a request samples, drafts are to be sampled too, and `Proposal.q_BNV` is to say from what."""
+        """Whether a sampling request has its drafts sampled too, from the distributions in `Proposal.q_BNV`."""
         ...
 
     def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
-        """Emit the row's next tokens, at least one; the accepted nodes, root first."""
+        """Emit the row's next tokens, at least one, and return the accepted nodes, root first."""
         ...
 
 
@@ -94,9 +95,9 @@ class ExactRule:
 class RejectionRule(ExactRule):
     """Lossless: modified rejection sampling, for sampled drafts.
 
-    The sampled children of a node are tried in turn; at a node without any, the token is chosen as plain generation
-    chooses it. Either way it is one sample of the backbone's distribution, and the walk follows every node that holds
-    it, those of a looked-up chain too.
+    The sampled children of a node are tried in turn; at a node without any, the token is chosen as in plain generation.
+    Either way the token is one sample of the backbone's distribution, and the walk follows every child that holds it,
+    looked-up ones too.
 
     Args:
         generator: source of randomness; None is torch's global one.
@@ -132,19 +133,19 @@ class TypicalRule:
     """LOSSY typical acceptance (Cai et al., 2024): accepts the longest path of drafts that are likely enough.
 
     A draft x is likely enough where p(x) > min(epsilon, delta · exp(-H(p))), and the token after the path is p's best.
-    Where a request is greedy, only the best token has probability, and the text is plain greedy decoding's.
+    Where a request is greedy, the text is that of plain greedy decoding.
+
+    Processors are called for drafts that may not be emitted. Those that may keep a state are copied for each path.
 
     Args:
-        epsilon: drafts of a greater probability are always likely enough.
-        delta: how far below the distribution's own spread a draft may lie.
+        epsilon: drafts that are more probable than this are always likely enough.
+        delta: factor on exp(-H(p)), which is lower the flatter p is.
 
     >>> TypicalRule(epsilon=0.09, delta=0.3)
     TypicalRule(epsilon=0.09, delta=0.3)
 
-    Processors are called for drafts that may not be emitted. Those that may keep a state are copied for each path.
-
     Raises:
-        ValueError: a number outside 0 to 1; while decoding, a processor with a state that cannot be copied.
+        ValueError: a number outside 0 to 1; while decoding, a processor that may keep a state and cannot be copied.
     """
 
     argmax_suffices = True
@@ -163,7 +164,7 @@ class TypicalRule:
     def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
         if row.request.greedy:
             return ExactRule().accept(row, nodes)
-        processed: dict[int, tuple[Tensor, Tensor]] = {}  # by node, whose prefix is its path: once, then emitted
+        processed: dict[int, tuple[Tensor, Tensor]] = {}  # raw logits and scores by node; a node has only one path
         forked: dict[int, LogitsProcessorList] = {}
 
         def typical(path: list[int]) -> list[tuple[int, float]]:
@@ -198,7 +199,7 @@ RULES = ("exact", "rejection", "typical")
 
 
 def read_rule(rule: str | Rule, generator: torch.Generator | None) -> Rule:
-    """A rule by its name, or one that was made by the caller.
+    """The rule of a name, or the caller's own object.
 
     >>> read_rule("typical", None)
     TypicalRule(epsilon=0.09, delta=0.3)

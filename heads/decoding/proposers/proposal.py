@@ -21,15 +21,15 @@ class Proposal:
     Attributes:
         tokens_BN: each node's token; the root's is the row's newest, which the backbone has not read yet.
         depth: (N,) or, where rows differ, (B, N).
-        sees: (N, N) or (B, N, N): True where a node sees another, itself and its ancestors.
-        shapes: each row's nodes; rows may share one object. None: `parents_BN` has them, on the device.
-        parents_BN: each node's parent, the root's 0. The host reads it together with the chosen tokens, so that it
-            waits for the device once a pass.
+        sees: (N, N) or (B, N, N): True where a node sees another: itself and its ancestors.
+        shapes: each row's nodes; rows may share one object. None: the loop makes them from `parents_BN`.
+        parents_BN: each node's parent, 0 for the root. It stays on the device until the chosen tokens are copied to the
+            host, so that the host waits once for each pass.
         max_depth: no node is deeper.
-        q_BNV: where drafts were sampled, the distributions that they were sampled from, up to a factor; the children of
-            a node without replacement, in the order of the children. None where drafts are the proposer's best.
-        sampled_from: for each node the row of `q_BNV` that it was sampled from, -1 where it was not sampled; None where
-            every node was sampled from its parent's row.
+        q_BNV: the distributions that drafts were sampled from, up to a factor: a node's children were sampled without
+            replacement, in their order. None where drafts are the proposer's best tokens.
+        sampled_from: for each node the row of `q_BNV` that it was sampled from, -1 if it was not sampled; None if every
+            node was sampled from its parent's row.
     """
 
     tokens_BN: Tensor
@@ -43,15 +43,15 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens, and commits to its own state what the backbone commits."""
+    """Proposes tokens, and commits the same tokens as the backbone to a state of its own."""
 
     @property
     def taps(self) -> Sequence[Tap]:
-        """Hidden states of the backbone that `begin` and `commit` are given."""
+        """The taps that `begin` and `commit` are given."""
         ...
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
-        """Called after each pass over prompt tokens, of which a long prompt takes several.
+        """Take in a pass over prompt tokens; a long prompt takes several passes.
 
         Args:
             rows: all rows of the batch, before their first emitted token.
@@ -59,13 +59,13 @@ class Drafter(Protocol):
         ...
 
     def propose(self, rows: list[Row]) -> Proposal:
-        """What to verify next for each running row."""
+        """The nodes to verify next for each running row."""
         ...
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        """Keep what the backbone keeps of the pass."""
+        """Commit what the backbone commits of the pass."""
         ...
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        """Drop the other rows, which have ended."""
+        """Keep these rows; the others have ended."""
         ...

@@ -1,10 +1,10 @@
 """Dynamic token trees: for each pass and each row the likeliest paths under the heads themselves, within a node budget.
 
-A node's score is the log-probability of its path under the heads, which only falls along a path. So the `nodes` best
-over all levels form a tree: the ancestors of a kept node score at least as much and come first (EAGLE-2, Li et al.,
-2024). Grounded heads draft level by level, and only the `width` best nodes of a level are expanded, each of which costs
-a row of the next head. Independent heads give every node of a depth the same candidates: one row a head, and the
-products of their marginals are searched without a beam.
+A node's score is the log-probability of its path under the heads, which never rises along a path. So the `nodes` best
+candidates over all levels form a tree: the ancestors of a selected node score at least as much and come first (EAGLE-2,
+Li et al., 2024). Grounded heads draft level by level, and expand only the `width` best nodes of a level, since each of
+them costs a row of the next head. Independent heads compute one row each and give every node of a depth the same
+candidates, so that all nodes which can still be selected are expanded.
 """
 # B batch, W expanding node of a level, C candidate of one node, M = B·W (or B, where heads are independent),
 # E candidate of a level, T candidate of all levels, N selected node, L looked-up token
@@ -26,15 +26,15 @@ from heads.interface.token_heads import TokenHeads
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicTree:
-    """What `TreeDecoding(token_heads, heads.DynamicTree(nodes=16))` grows anew for each pass and row.
+    """Settings of the tree that `TreeDecoding(token_heads, heads.DynamicTree(nodes=16))` grows for each pass and row.
 
     Attributes:
-        nodes: nodes that a pass verifies, the root included, 2 to 1024; fewer where the vocabulary offers fewer.
-        depth: drafted tokens along a path at most; None: as many as there are heads.
-        width: nodes of one level that grounded heads expand; independent heads pay for none and expand all.
+        nodes: nodes that a pass verifies, the root included, 2 to 1024; fewer if the vocabulary offers fewer.
+        depth: the most drafted tokens along a path; None: as many as there are heads.
+        width: how many nodes of a level grounded heads expand; independent heads ignore it.
 
     Raises:
-        ValueError: no integer, or a number outside of what is allowed.
+        ValueError: something that is no integer, or one outside the allowed range.
 
     >>> DynamicTree(nodes=8, depth=3, width=2)
     DynamicTree(nodes=8, depth=3, width=2)
@@ -57,10 +57,13 @@ class DynamicTree:
 
 
 def check_integer(value: Any, given: str) -> int:
-    """`value`, if it is an integer; JSON's true and 4.5 are not.
+    """`value`, if it is an integer; a bool is not.
+
+    Args:
+        given: the setting as the caller wrote it, for the error.
 
     Raises:
-        ValueError: it is not; `given` is how the caller wrote it.
+        ValueError: it is no integer.
 
     >>> check_integer(4, "nodes=4")
     4
@@ -75,12 +78,12 @@ def check_integer(value: Any, given: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeCandidates:
-    """Nodes to select from: of one level, or of all levels in order, the root first.
+    """Nodes to select from: those of one level, or of all levels in order, the root first.
 
     Attributes:
         scores_BE: log-probability of each candidate's path under the heads.
-        parents_BE: each candidate's parent, counted over all levels; the root's own is 0.
-        likeliest_BE: every token of its path is the best candidate at its place.
+        parents_BE: the index of each candidate's parent among those of all levels; the root's is 0.
+        likeliest_BE: whether every token of the candidate's path is the best one after its parent.
     """
 
     tokens_BE: Tensor
@@ -104,11 +107,11 @@ class GrownTrees:
     sees_BNN: Tensor
 
     def shapes(self) -> list[Shape]:
-        """Each row's nodes on the host; decoding reads them with what the pass chose (heads/decoding/loop.py)."""
+        """Each row's nodes on the host; the loop copies them with the chosen tokens (heads/decoding/loop.py)."""
         return [Shape((-1, *parents[1:])) for parents in self.parents_BN.tolist()]
 
     def with_chains(self, chains_BL: Tensor) -> GrownTrees:
-        """The same trees with a chain as a second branch below the root, numbered as `Shape.with_chain` does."""
+        """The same trees with a chain as a second branch below the root, numbered as in `Shape.with_chain`."""
         (batch, length), nodes, device = chains_BL.shape, self.tokens_BN.shape[1], chains_BL.device
         depth_BL = torch.arange(1, length + 1, device=device).expand(batch, length)
         parents_BL = (depth_BL + (nodes - 2)).masked_fill(depth_BL == 1, 0)
@@ -184,7 +187,7 @@ def offer(projection: Projection, hidden_MD: Tensor, count: int, batch: int) -> 
 def children_of(
     level: TreeCandidates, best_BW: Tensor, before: int, log_probs_BWC: Tensor, tokens_BWC: Tensor
 ) -> TreeCandidates:
-    """The level below: children of `level`'s candidates `best_BW`; `before` candidates come ahead of `level`."""
+    """The level below: the children of `level`'s candidates `best_BW`; levels above it have `before` candidates."""
     shape = (*best_BW.shape, tokens_BWC.shape[2])
     first_C = torch.arange(shape[2], device=best_BW.device) == 0
     return TreeCandidates(
@@ -207,10 +210,10 @@ def join(levels: Sequence[TreeCandidates]) -> TreeCandidates:
 
 
 def keep_best(found: TreeCandidates, nodes: int, depth: int) -> GrownTrees:
-    """The best `nodes` candidates of all levels, `depth` of them below the root, as trees.
+    """The best `nodes` candidates of all levels, as trees with at most `depth` levels below the root.
 
-    The sort is stable and the candidates come in levels, so of equal scores a parent comes before its child: the parent
-    of every selected node is selected, and has a lower index than its children.
+    The sort is stable and the candidates come level by level, so a parent comes before a child of equal score. The
+    parent of every selected node is therefore selected, and has a lower index than the node.
     """
     best_BN = found.scores_BE.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     behind_BN = best_BN + found.count * ~found.likeliest_BE.gather(1, best_BN)

@@ -1,11 +1,11 @@
 """Static token trees: which candidates of which head are verified together in one backbone pass.
 
-A tree is a set of paths of ranks. The path (0, 2) is: the best candidate of head 1, then the third best candidate of
-head 2 (for a grounded family: given that first token). The root is the backbone's own next token and always there.
+A tree is a set of paths of ranks. The path (0, 2) is the best candidate of head 1, followed by the third best candidate
+of head 2 (for a grounded family: given that first token). The root is the backbone's own next token.
 
         root                    paths [[0], [0, 0], [0, 1], [1]]
-        ├─ 0                    nodes in depth-first order, so that the likeliest path comes first
-        │  ├─ 0                 and is already in place when it is committed
+        ├─ 0                    nodes in depth-first order: the likeliest path comes first,
+        │  ├─ 0                 and committing it moves no cache slot
         │  └─ 1
         └─ 1
 """
@@ -28,8 +28,8 @@ from torch import Tensor
 MAX_NODES = 1024
 TypicalAccuracy = tuple[tuple[float, ...], ...]
 
-# P(rank r of head k is the backbone's token | the path up to it was), as measured of grounded heads on small models.
-# Only the order in which nodes are added depends on it; trees of heads with measured figures of their own use those.
+# P(rank r of head k is the backbone's token | the path up to it was), measured with grounded heads on small models.
+# Trees are grown from it unless the heads' checkpoint has measured figures of its own.
 TYPICAL_ACCURACY: TypicalAccuracy = tuple(
     tuple(first * 0.33**rank for rank in range(10)) for first in (0.60, 0.55, 0.52, 0.50, 0.48, 0.46, 0.44, 0.42)
 )
@@ -84,7 +84,7 @@ class Shape:
         return max(self.depths)
 
     def with_chain(self, length: int) -> Shape:
-        """The same nodes and a second branch below the root, a chain of `length` nodes after all others.
+        """The same nodes and a second branch below the root: a chain of `length` nodes, numbered after all others.
 
         >>> Shape((-1, 0)).with_chain(2).parents
         (-1, 0, 0, 2)
@@ -107,7 +107,7 @@ class Shape:
         return torch.tensor(self.depths, device=device)
 
     def sees_NN(self, device: torch.device | str = "cpu") -> Tensor:  # noqa: N802 - its shape, like a tensor's
-        """True where a node sees another: itself and its ancestors.
+        """(N, N): True where a row's node sees a column's: itself and its ancestors.
 
         >>> Shape((-1, 0, 1, 0)).sees_NN().int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
@@ -127,7 +127,8 @@ class Tree(Shape):
     (5, 2, (-1, 0, 1, 1, 0), (0, 1, 2, 2, 1))
 
     Raises:
-        ValueError: no list of paths, no path, a path whose parent is missing, a negative rank, or more than 1024 nodes.
+        ValueError: no list of paths, an empty one, a path whose parent is missing, a rank that is negative or no
+            integer, or more than 1024 nodes.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
@@ -143,7 +144,7 @@ class Tree(Shape):
 
     @classmethod
     def root_only(cls) -> Tree:
-        """No drafted node: each pass verifies nothing and emits one token, and the heads are not run.
+        """The tree without drafts: each pass emits one token, and the heads are not run.
 
         >>> Tree.root_only().num_nodes, Tree.root_only().depth
         (1, 0)
@@ -155,7 +156,7 @@ class Tree(Shape):
 
     @classmethod
     def product(cls, candidates: Sequence[int]) -> Tree:
-        """All combinations of so many candidates of heads 1, 2, …: the Cartesian product of Cai et al., section 2.1.
+        """All combinations of the best candidates[k - 1] tokens of each head k (Cai et al., section 2.1).
 
         >>> Tree.product([2, 1]).paths
         ((), (0,), (0, 0), (1,), (1, 0))
@@ -177,12 +178,12 @@ class Tree(Shape):
 
     @cached_property
     def levels(self) -> tuple[TreeLevel, ...]:
-        """Levels 0 … depth - 1 from which the next depth is drafted."""
+        """Levels 0 … depth - 1: those whose nodes have children."""
         return tuple(self._level(depth) for depth in range(self.depth))
 
     @cached_property
     def draft_order(self) -> tuple[int, ...]:
-        """Where each node stands in the sequence (root, children of level 0, children of level 1, …)."""
+        """Each node's index in the order of drafting: the root, the children of level 0, those of level 1, …"""
         drafted = [
             0,
             *(child for depth in range(self.depth) for node in self._expanding(depth) for child in self.children[node]),
@@ -212,7 +213,7 @@ class Tree(Shape):
 def as_ranks(path: Sequence[int]) -> tuple[int, ...]:
     try:
         return tuple(operator.index(rank) for rank in path)
-    except TypeError:  # 0.7 or "a" is no rank, and a path may not be a list at all
+    except TypeError:  # a rank such as 0.7 or "a", or a path that is no list
         raise ValueError(f"A tree path is a list of ranks from 0 on, such as [0, 2]; got {path!r}.") from None
 
 
@@ -231,9 +232,13 @@ def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]
     """The tree of `num_nodes` nodes (the root counts) with the greatest expected accepted length.
 
     Args:
-        accuracy: accuracy[k - 1][r] is the probability that rank r of head k is right, given that its path is. A node's
-            probability is the product along its path, so growing best-first is optimal; ranks are taken in the order of
-            their accuracy, since a measured one may be better than the rank before it.
+        accuracy: accuracy[k - 1][r] is the probability that rank r of head k is right, given that its path is; further
+            heads count as equal to the last. A node's probability is the product along its path, so growing best-first
+            is optimal. Ranks are tried in the order of their accuracy, since a measured figure may exceed that of the
+            rank before it.
+
+    Raises:
+        ValueError: a budget below 2 or above 1024 nodes.
 
     >>> grow_tree(4, 2, [[0.5, 0.3], [0.7, 0.1]]).paths
     ((), (0,), (0, 0), (1,))
