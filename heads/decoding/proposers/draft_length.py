@@ -1,15 +1,15 @@
-"""How many tokens a draft model proposes for one pass: a fixed number, or the fastest by what was measured.
+"""How many tokens a draft model proposes for one pass: a fixed number, or the one that measured times favour.
 
-A chain of K drafted tokens, each accepted with probability α given those before it, emits with the backbone's own token
+A pass over a chain of K drafted tokens, each accepted with probability α given those before it, emits
 
-    E(K) = 1 + α + … + α^K = (1 − α^{K+1}) / (1 − α)        tokens, in
+    E(K) = 1 + α + … + α^K = (1 − α^{K+1}) / (1 − α)        tokens, the backbone's own included, in
     S(K) = K · c_draft + c_verify(K)                         seconds.
 
 `AdaptiveLength` takes the K from 1 to 16 with the greatest E(K) / S(K). This is theorem 3.8 of Leviathan, Kalman and
 Matias (2023), who take c_verify for constant; here it is a line in K, since a pass over more nodes takes longer, on a
 CPU and in large batches much longer. α is the share of accepted drafts among those that were compared with a token of
 the backbone (drafts after a rejected one, or after the end of a row, are not). Seconds are recorded for each batch
-size. Both are averages in which older passes have less weight.
+size. Older passes weigh less in both averages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 DEFAULT_K, MAX_K = 7, 16
 PROBES = (DEFAULT_K, DEFAULT_K, 3)
-"""K of a batch size's first passes: the first warms up and is not counted, the others give two points of a line."""
+"""K of a batch size's first passes. The first warms up and is not timed, the others give two points of a line."""
 PRIOR_COMPARED, PRIOR_ACCEPTED = 10.0, 6.0
 FORGETTING = 0.98
 
@@ -46,7 +46,7 @@ class Seconds:
     """
 
     passes: int = 0
-    lengths: set[int] = field(default_factory=set)  # a line needs two, and near a text's end probes are shorter
+    lengths: set[int] = field(default_factory=set)  # a line needs two; near a text's end the probes may give one
     drafted: float = 0.0
     draft: float = 0.0
     weight: float = 0.0
@@ -56,7 +56,7 @@ class Seconds:
     sum_k_verify: float = 0.0
 
     def observe(self, *, k: int, draft: float, verify: float) -> None:
-        """Seconds of drafting k tokens, and of the rest of that pass."""
+        """Add a pass: seconds of drafting k tokens, and of the rest of the pass."""
         self.lengths.add(k)
         seen = {"drafted": k, "draft": draft, "weight": 1.0, "sum_k": k, "sum_kk": k * k}
         for name, value in (seen | {"sum_verify": verify, "sum_k_verify": k * verify}).items():
@@ -84,7 +84,7 @@ class DraftLength(Protocol):
         ...
 
     def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        """Learn from a pass: its seconds, and of each row how many drafts were accepted and how many tokens emitted."""
+        """Learn from a pass: its seconds, and for each row the numbers of accepted drafts and of emitted tokens."""
         ...
 
 
@@ -103,7 +103,7 @@ class FixedLength:
 
 @dataclass
 class AdaptiveLength:
-    """K by the acceptance and the seconds so far; the object learns from call to call.
+    """K from the acceptance and the seconds so far, of all calls of a decoding object.
 
     >>> length = AdaptiveLength()
     >>> for k in [7, 7, 3]:                              # a drafted token takes 1 s, a pass 30 s whatever its length
@@ -129,7 +129,7 @@ class AdaptiveLength:
         return max(range(1, MAX_K + 1), key=lambda k: expected_tokens(self.alpha, k) / seconds(k))
 
     def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        # Each emitted token is compared with the draft at its place, where there is one.
+        # Each of the first k emitted tokens was compared with the draft of its depth.
         self.compared = FORGETTING * self.compared + sum(min(count, k) for count in emitted)
         self.accepted = FORGETTING * self.accepted + sum(accepted)
         seconds = self.seconds.setdefault(len(accepted), Seconds())
@@ -139,7 +139,8 @@ class AdaptiveLength:
 
 
 def build_length(k: int | Literal["adaptive"]) -> DraftLength:
-    """
+    """The object that chooses K, for the `k` of `DraftModelDecoding`.
+
     Raises:
         ValueError: neither "adaptive" nor a length that is allowed.
     """

@@ -1,9 +1,10 @@
-"""Drafts of a draft model for one `generate` call: a chain of K tokens below each row's root, and a looked-up one.
+"""Drafts of a draft model for one `generate` call: a chain of K tokens below each row's root, and a looked-up chain.
 
-Chen et al. (2023) and Leviathan et al. (2023): the draft model runs K times on its own cache, and drops from it what
-the backbone rejected.
+Chen et al. (2023) and Leviathan et al. (2023): the draft model runs K times on its own cache, and drops from it the
+tokens that the backbone rejected.
 """
-# B row, N node, U token yet unread, I token drafted so far, V vocabulary, W the draft model's own
+# B row, N node, U token that the draft model has not read, I token drafted so far, V the backbone's vocabulary,
+# W the draft model's
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ class ModelDrafter:
     """A draft model's chain for each row, for one `generate` call, and a looked-up chain beside it.
 
     Args:
-        vocab_size: of the backbone, whose ids are proposed.
-        lookup: tokens of the looked-up chain; 0: none.
-        samples_drafts: where a request samples, drafts are sampled too, and not the draft model's best tokens.
+        vocab_size: the backbone's, whose ids are proposed.
+        generator: source of randomness for sampled drafts; None is torch's global one.
+        lookup: tokens of the looked-up chain; 0: no chain.
+        samples_drafts: drafts are sampled where a request samples; else they are the draft model's best tokens.
     """
 
     taps: Sequence[Tap] = ()
@@ -52,26 +54,26 @@ class ModelDrafter:
         self.length = length
         self.vocab_size = vocab_size
         self.generator = generator
-        self.lookups = RowLookups(lookup, reach=0)  # a chain costs the draft model nothing, so it goes alone
+        self.lookups = RowLookups(lookup, reach=0)  # 0: a chain of any length goes alone, and saves K draft passes
         self.samples_drafts = samples_drafts
         self.num_cached: int | None = None  # tokens in the draft model's cache from the previous call
-        self.num_read: list[int] = []  # of each row, tokens in the draft model's cache
-        self.first: list[int] = []  # of each row, its first slot of the last chain that is no filler
-        self.unread: list[int] = []  # of each row, committed tokens that its last chain began with
+        self.num_read: list[int] = []  # for each row, the number of its tokens in the draft model's cache
+        self.first: list[int] = []  # for each row, how many slots of padding its last chain began with
+        self.unread: list[int] = []  # for each row, how many committed tokens followed that padding
         self.k = 0
         self.draft_seconds = 0.0
         self.proposed_at = 0.0
-        self.rows: list[Row] = []  # of the last proposal, and how many tokens they had then
-        self.lengths: list[int] = []
+        self.rows: list[Row] = []  # the rows of the last proposal
+        self.lengths: list[int] = []  # and how many tokens they had then
 
     def begin(self, output: Pass, plan: CommitPlan, rows: list[Row]) -> None:
         tokens_BN, valid_BN = output.tokens_BN, plan.valid_BA
-        if self.num_cached is not None:  # of one row without padding, where the draft model may lack its last tokens
+        if self.num_cached is not None:  # one row without padding, of which the draft model may lack the last tokens
             missing_1N = tokens_BN.new_tensor([rows[0].tokens[self.num_cached : int(output.positions_BN[0, 0])]])
             tokens_BN, valid_BN = torch.cat([missing_1N, tokens_BN], dim=1), valid_BN.new_ones(1, 1)
             valid_BN = valid_BN.expand_as(tokens_BN)
         known_BN = as_known_to(self.draft, tokens_BN)
-        if self.num_read:  # the prompt is long, and this is not its first pass; or its beginning was read before
+        if self.num_read:  # a later pass over a long prompt, or its beginning is in a cache of the previous call
             self.reader.read_on(known_BN, valid_BN)
         elif isinstance(self.draft, PlainDraft):
             self.reader = RowReader(self.draft, known_BN, valid_BN)
@@ -82,9 +84,9 @@ class ModelDrafter:
         self.lookups.begin(rows)
 
     def propose(self, rows: list[Row]) -> Proposal:
-        """A chain of K tokens below each row's root, shorter where no row has room for K + 1 more; and a looked-up one.
+        """A chain of K tokens below each row's root, shorter if no row has room for K + 1 more; and a looked-up chain.
 
-        While every row copies, the looked-up chain is proposed alone, and the draft model reads what it missed later.
+        While every row copies, the looked-up chain is proposed alone, and the draft model reads those tokens later.
         """
         start = time.perf_counter()
         self.rows, self.lengths = rows, [len(row.tokens) for row in rows]
@@ -110,7 +112,7 @@ class ModelDrafter:
         )
 
     def draft_chain(self, rows: list[Row]) -> tuple[Tensor, list[Tensor]]:
-        """(B, 1 + K): the roots and the chains below them; and for each draft what it was sampled from (B, V)."""
+        """(B, 1 + K): the roots and the chains below them; and for each depth its drafts' distributions (B, V)."""
         unread = [row.tokens[read:] for row, read in zip(rows, self.num_read, strict=True)]
         longest = max(map(len, unread))
         self.unread = [len(tokens) for tokens in unread]
@@ -129,7 +131,7 @@ class ModelDrafter:
         return torch.cat(drafted, dim=1), q
 
     def choose(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """(B, 1): the draft model's best token, or a sampled one, and what it was sampled from (B, V)."""
+        """(B, 1): the draft model's best token and None, or a sampled one and its distribution (B, V)."""
         scores_BV = self.process(logits_BV.float(), rows, drafted)
         if rows[0].request.greedy or not self.samples_drafts:
             return scores_BV.argmax(dim=-1, keepdim=True), None
@@ -139,8 +141,8 @@ class ModelDrafter:
     def process(self, logits_BV: Tensor, rows: list[Row], drafted: list[Tensor]) -> Tensor:
         """The scores after the request's processors, which get each row's text and its drafts so far.
 
-        Only those of transformers are called: others may keep state between calls. The text does not depend on it, as
-        all processors are called for the backbone's scores.
+        Processors that may keep a state are left out. This changes what is proposed, not the text, since all processors
+        are called for the backbone's scores.
         """
         if not rows[0].request.processors:
             return logits_BV
@@ -153,7 +155,7 @@ class ModelDrafter:
         return allow_some_token(torch.cat(scored), logits_BV)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        """Keep the chain's accepted tokens in the cache. The chain's last token and the text's are not read yet."""
+        """Keep the accepted tokens of the chain that the draft model has read: not the chain's last, nor the text's."""
         verify = time.perf_counter() - self.proposed_at
         if self.k == 0:
             return  # nothing was drafted, so nothing was read
@@ -182,9 +184,8 @@ class ModelDrafter:
 def allow_some_token(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
     """The scores, with only token 0 allowed in rows where processors allow no token of the draft model.
 
-    A forced end token can do that, and a draft must be sampled from something. q is then 1 at token 0, as for a
-    looked-up token, so the rule stays exact (heads/decoding/acceptance/probability.py). NaN from the draft model stays,
-    and sampling from it raises.
+    A draft must be sampled from something. q is then 1 at token 0, as for a looked-up token, so the rule stays exact
+    (heads/decoding/acceptance/probability.py). NaN from the draft model stays, and sampling from it raises.
 
     >>> empty_V, some_V = [-torch.inf] * 3, [-1.0, 2.0, -torch.inf]
     >>> allow_some_token(torch.tensor([empty_V, some_V]), torch.zeros(2, 3)).tolist()
@@ -198,8 +199,7 @@ def allow_some_token(scores_BV: Tensor, logits_BV: Tensor) -> Tensor:
 
 @functools.cache
 def chain(k: int, device: torch.device, beside: int = 0) -> tuple[Shape, Tensor, Tensor]:
-    """A root and k nodes, each below the one before, and a second chain below the root: shape, depths (N,) and who sees
-    whom (N, N)."""
+    """Shape, depths (N,) and mask (N, N) of a root with two chains below it, one of k nodes and one of `beside`."""
     shape = Shape((-1, *range(k)))
     shape = shape.with_chain(beside) if beside else shape
     return shape, shape.depth_tensor(device), shape.sees_NN(device)

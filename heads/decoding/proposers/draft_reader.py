@@ -1,8 +1,8 @@
-"""A draft model's cache: it grows along a chain, and is rolled back to what was accepted of the chain.
+"""A draft model's cache: it grows along a chain, and is rolled back to the accepted part of the chain.
 
-Each drafted token is a pass of its own, so a pass must cost little besides the model: a single sequence without padding
-needs no mask, and the host does not wait for the device. Rows that keep different numbers of slots leave masked holes,
-by the same `CommitPlan` that every cache follows.
+Each drafted token is a pass of its own, so a pass must cost little besides the model: texts without padding need no
+mask, and the host does not wait for the device. Where rows keep different numbers of slots, the `CommitPlan` that every
+cache follows leaves masked holes, and a mask is needed from then on.
 """
 # B row, T prompt position, U newly read slot, V vocabulary, D model width
 
@@ -39,23 +39,23 @@ class DraftReader:
         self.begin_chain()
 
     def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
-        """More of the prompts, before the first chain."""
+        """Read more of the prompts, before the first chain."""
         self.committed, _ = self.backbone.read(tokens_BT, valid_BT, state=self.committed)
         self.dense &= bool(valid_BT.all())
         self.begin_chain()
 
     def begin_chain(self) -> None:
         self.passes: list[Pass] = []
-        self.states: list[Any] = []  # recurrent ones after each pass
+        self.states: list[Any] = []  # recurrent layers' states after each pass
         self.chain_is_dense = self.dense
-        self.next_position_B1 = self.committed.next_position_B[:, None]  # of a dense chain
-        self.chain_state = self.committed  # of another chain, whose slots are committed one by one until `keep`
+        self.next_position_B1 = self.committed.next_position_B[:, None]  # for a dense chain
+        self.chain_state = self.committed  # for any other chain, whose slots are committed one by one until `keep`
 
     def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read further tokens of the chain; logits (B, V) after the last one.
+        """Read further tokens of the chain and return the logits (B, V) after the last one.
 
         Args:
-            fillers: where a chain begins, how many of the first slots of each row are padding; by default none.
+            fillers: how many of each row's first slots are padding, where a chain begins; by default none.
         """
         self.chain_is_dense &= not any(fillers)
         read = self._read_dense if self.chain_is_dense else self._read_masked
@@ -64,7 +64,7 @@ class DraftReader:
         return self.unembed(output.final_BND[:, -1])
 
     def _read_dense(self, tokens_BU: Tensor, _: Sequence[int]) -> Pass:
-        """Every slot is a token of its row, in order: the model needs no mask from here."""
+        """Read without a mask, as every slot is a token of its row, in order."""
         positions_BU = self.next_position_B1
         if (new := tokens_BU.shape[1]) > 1:
             positions_BU = positions_BU + torch.arange(new, device=tokens_BU.device)
@@ -88,13 +88,13 @@ class DraftReader:
         return output
 
     def within_positions(self, depth_BU: Tensor) -> Tensor:
-        """Depths capped at the last position: rows near their end are still drafted for as long as others are."""
+        """Depths capped at the last position: rows near their end are drafted for as long as the others."""
         if self.num_positions is None:
             return depth_BU
         return depth_BU.minimum(self.num_positions - 1 - self.chain_state.next_position_B[:, None])
 
     def keep(self, first: Sequence[int], count: Sequence[int]) -> None:
-        """Of the chain that was read, keep `count[b]` slots of row b from `first[b]` on."""
+        """Keep `count[b]` slots of row b, from slot `first[b]` of the chain on, and drop the rest of the chain."""
         if not self.passes:
             return
         read = Pass(
@@ -106,14 +106,14 @@ class DraftReader:
         paths = [list(range(start, start + length)) for start, length in zip(first, count, strict=True)]
         self.committed.cache.reopen(read.tokens_BN.shape[1])
         self.committed = self.backbone.commit(self.committed, read, CommitPlan.from_paths(paths, read.tokens_BN.device))
-        if isinstance(cache := self.committed.cache, RecurrentCache):  # the first pass, of several slots, is kept whole
+        if isinstance(cache := self.committed.cache, RecurrentCache):  # the slots of the first pass are all kept
             unread = self.passes[0].tokens_BN.shape[1]
             cache.set_states([self.states[max(0, path[-1] + 1 - unread)] for path in paths])
         self.dense &= len(set(count)) == 1
         self.begin_chain()
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        """Drop the other rows, which have ended; to be called between `keep` and `read`."""
+        """Keep these rows, as the others have ended; to be called between `keep` and `read`."""
         self.committed = self.committed.keep_rows(rows_R.to(self.backbone.device))
         self.begin_chain()
 

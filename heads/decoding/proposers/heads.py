@@ -3,10 +3,10 @@
 The tree is static, with the heads' best tokens or sampled ones (heads/decoding/proposers/static_tree.py), or
 dynamic (heads/decoding/trees/dynamic.py).
 
-With `compile=True` all levels of a static tree are one compiled graph, on CUDA a CUDA graph: a level is a few small
-products, and fast devices spend their time on starting them. A graph has as many rows as the batch began with: where
-rows have ended, the last running row is repeated in their places. What is compiled is `static_tree.fill`, the plain
-reference; tests/heads/decoding/proposers/test_compiled_drafting.py compares the tokens.
+With `compile=True` all levels of a static tree are drafted by one compiled graph, on CUDA a CUDA graph, since a level
+is a few small products and a fast device spends its time on starting them. A graph has as many rows as the batch began
+with: once rows have ended, the last running row is repeated in their stead. The compiled function is
+`static_tree.fill`; tests/heads/decoding/proposers/test_compiled_drafting.py compares its tokens with uncompiled ones.
 """
 # B row, X row of a graph, repeated ones among them, N tree node, Q distribution that drafts were sampled from,
 # V vocabulary, L looked-up token, R row that stays
@@ -37,12 +37,12 @@ from heads.interface.token_heads import TokenHeads
 
 
 class DraftIndices:
-    """The indices of all passes of one tree and lookup length, each made once and used by every call.
+    """The index tensors of one tree and its looked-up chains, each made once and used by every call.
 
     Attributes:
-        tree: by batch size, device and length of the chain beside the tree.
+        tree: those of a batch size, a device and a length of the chain beside the tree.
         sampled: the same for sampled drafts.
-        chain: of a looked-up chain without the tree, by its length and device.
+        chain: those of a looked-up chain without the tree, by its length and device.
     """
 
     def __init__(self, tree: Tree | DynamicTree, *, grounded: bool) -> None:
@@ -63,10 +63,10 @@ class HeadsDrafter:
     """Proposes the heads' tree and a looked-up chain. With a tree of the root alone, the heads are not run.
 
     Args:
-        lookup: tokens of the chain; 0: none.
-        graphs: drafts static trees as compiled graphs; None: uncompiled.
-        samples_drafts: where a request samples, static trees are filled with sampled tokens.
-        generator: what they are sampled with.
+        lookup: tokens of the chain; 0: no chain.
+        graphs: compiled graphs that draft static trees; None: trees are drafted uncompiled.
+        samples_drafts: static trees are filled with sampled tokens where a request samples.
+        generator: source of randomness for these tokens.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class HeadsDrafter:
     def propose(self, rows: list[Row]) -> Proposal:
         """The heads' tree, and a chain where one was found.
 
-        While every row copies, the chain alone is proposed: the heads' drafts would be time for nothing.
+        While every row copies and the chain is longer than the tree is deep, the chain is proposed without the tree.
         """
         device = self.token_heads.backbone.heads_device
         chains = self.lookups.find(rows)
@@ -139,7 +139,7 @@ class HeadsDrafter:
 
     def sample(self, root_B: Tensor, index: SampledTreeIndex, row: Row) -> tuple[Tensor, Tensor]:
         """Sampled tokens (B, N) of a static tree's nodes, and their distributions (B, Q, V)."""
-        processors = row.request.processors  # those that shape a distribution are the same for all rows
+        processors = row.request.processors  # `sample_tree` uses only some that are the same for all rows
         return sample_tree(self.token_heads, self.projections, self.state, root_B, index, processors, self.generator)
 
     def draft(self, root_B: Tensor, index: TreeIndex) -> Tensor:
@@ -152,7 +152,7 @@ class HeadsDrafter:
         return self.graphs.draft(self.token_heads, self.projections, self.state, root_B, of_graph)
 
     def propose_dynamic(self, root_B: Tensor, chains_BL: Tensor | None, tree: DynamicTree) -> Proposal:
-        """A tree of its own shape for each row."""
+        """For each row a tree of its own shape, and a chain where one was found."""
         grown, depth = grow(self.token_heads, self.projections, self.state, root_B, tree), tree.depth or 0
         if chains_BL is not None:
             grown, depth = grown.with_chains(chains_BL), max(depth, chains_BL.shape[1])
@@ -180,10 +180,10 @@ class HeadsDrafter:
 
 
 class CompiledDrafting:
-    """One graph for each tree and number of rows of these heads, compiled when it is first asked for.
+    """The drafting graphs of some heads, one for each tree and number of rows, compiled at their first call.
 
     Attributes:
-        compile_seconds: seconds of the first call of each graph so far, compiling included, by (tree, rows).
+        compile_seconds: seconds of each graph's first call, compiling included, by (tree, rows).
     """
 
     def __init__(self, family: str, *, on_cuda: bool) -> None:
@@ -195,10 +195,10 @@ class CompiledDrafting:
     def draft(
         self, token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, index: TreeIndex
     ) -> Tensor:
-        """Tokens of the tree's nodes (B, N), as `draft` has them.
+        """Tokens of the tree's nodes (B, N), as `static_tree.draft` returns them.
 
         Args:
-            index: for the rows of the graph, of which there may be more than in `root_B`.
+            index: the indices for the rows of the graph, which may be more than those of `root_B`.
 
         Raises:
             ValueError: torch cannot make one graph of these heads.

@@ -1,8 +1,8 @@
-"""Draft models that no tree can run on, since they count distances in cache slots (Bloom, MPT, GPT-Neo): plain chains.
+"""Draft models that cannot be a backbone, such as those that count distances in cache slots (Bloom, MPT, GPT-Neo).
 
-A draft model needs no tree: it reads token after token, and drops from its cache what was rejected. Here each row has a
+A draft model needs no tree: it reads token after token, and drops rejected ones from its cache. Here each row has a
 `DynamicCache` of its own without padding, so that the model is called as in plain generation and no mask is built; rows
-are read one after the other. That the cache can be cropped is tried when the model is given.
+are read one after the other. Whether the cache can be cropped is tried when the model is given.
 """
 # B row, T prompt position, U newly read slot, V vocabulary
 
@@ -19,8 +19,11 @@ from transformers import DynamicCache
 class PlainDraft:
     """A causal LM that is called as in plain generation.
 
+    Args:
+        refusal: why the model cannot be a backbone; its text ends in the error if it cannot draft either.
+
     Raises:
-        ValueError: it is no causal LM, or its cache cannot drop tokens; `refusal` says why it is no backbone either.
+        ValueError: it is no causal LM, or its cache cannot drop tokens.
     """
 
     def __init__(self, model: Any, refusal: ValueError) -> None:
@@ -40,14 +43,14 @@ class PlainDraft:
 
     @torch.no_grad()
     def read(self, tokens_U: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits (V,) after the last of these tokens, which stay in the cache."""
+        """Read tokens into the cache and return the logits (V,) after the last one."""
         output = self.model(input_ids=tokens_U[None].to(self.device), past_key_values=cache, use_cache=True)
         logits_V: Tensor = output.logits[0, -1]
         return logits_V
 
     @torch.no_grad()
     def is_causal(self) -> bool:
-        """Whether the logits after two tokens stay when two more follow."""
+        """Whether the logits after two tokens stay the same when two more follow."""
         tokens_T = (torch.arange(4) % self.vocab_size).to(self.device)
         before_V = self.model(input_ids=tokens_T[None, :2]).logits[0, 1]
         return same_but_for_rounding(self.model(input_ids=tokens_T[None]).logits[0, 1], before_V)
@@ -61,12 +64,12 @@ class PlainDraft:
             shorten(cache, 2)
             cropped_V, wanted_V = self.read(tokens_T[2:], cache), self.read(tokens_T, whole)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
-            return False  # it takes no cache of this kind
+            return False  # the model takes no cache of this kind
         return same_but_for_rounding(cropped_V, wanted_V)
 
 
 def same_but_for_rounding(one_V: Tensor, other_V: Tensor) -> bool:
-    """Equal but for rounding, in float32 at best: MPT computes its attention in it, whatever its dtype."""
+    """Whether logits are equal but for rounding, in float32 at best: MPT's attention runs in it whatever its dtype."""
     eps = max(torch.finfo(other_V.dtype).eps, torch.finfo(torch.float32).eps)
     rounding = 100 * eps * float(other_V.abs().max().clamp(min=1.0))
     return bool(((one_V - other_V).abs() <= rounding).all())
@@ -79,7 +82,7 @@ def shorten(cache: DynamicCache, length: int) -> None:
 
 
 class RowReader:
-    """What `DraftReader` does, row by row."""
+    """Has the methods of `DraftReader`, and reads row by row."""
 
     def __init__(self, draft: PlainDraft, tokens_BT: Tensor, valid_BT: Tensor) -> None:
         self.draft = draft
@@ -88,30 +91,30 @@ class RowReader:
         self.read_on(tokens_BT, valid_BT)
 
     def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
-        """More of the prompts; False in `valid_BT` is padding."""
+        """Read more of the prompts; False in `valid_BT` is padding."""
         for b, (tokens_T, valid_T) in enumerate(zip(tokens_BT, valid_BT, strict=True)):
             if len(own_T := tokens_T[valid_T]):
                 self.draft.read(own_T, self.caches[b])
                 self.committed[b] += len(own_T)
 
     def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read further tokens of the chain; logits (B, V) after the last one.
+        """Read further tokens of the chain and return the logits (B, V) after the last one.
 
         Args:
-            fillers: how many of the first slots of each row are padding; by default none.
+            fillers: how many of each row's first slots are padding; by default none.
         """
         starts = fillers or [0] * len(tokens_BU)
         rows = zip(tokens_BU, starts, self.caches, strict=True)
         return torch.stack([self.draft.read(tokens_U[start:], cache) for tokens_U, start, cache in rows])
 
     def keep(self, first: Sequence[int], count: Sequence[int]) -> None:
-        """Of the chain that was read, keep `count[b]` tokens of row b."""
+        """Keep the first `count[b]` tokens of row b's chain."""
         for b, more in enumerate(count):
             self.committed[b] += more
             shorten(self.caches[b], self.committed[b])
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        """Drop the other rows, which have ended."""
+        """Keep these rows; the others have ended."""
         self.caches = [self.caches[b] for b in rows_R.tolist()]
         self.committed = [self.committed[b] for b in rows_R.tolist()]
 

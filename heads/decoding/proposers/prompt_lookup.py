@@ -16,8 +16,8 @@ from heads.decoding.trees.static import Shape
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2
 DEFAULT_LOOKUP, MAX_LOOKUP = 10, 64
 MAX_GROWTH = 4
-"""A chain doubles while whole chains are accepted, up to so many times the configured length: a text that copies tends
-to keep copying, and further nodes of a pass cost less than further passes."""
+"""While whole chains are accepted, they double, up to this many times the configured length: a text that copies tends
+to go on copying, and further nodes of a pass cost less than further passes."""
 
 
 class Lookup:
@@ -29,7 +29,7 @@ class Lookup:
     [5, 6, 5, 6]
 
     Attributes:
-        copying: whether the last chain and the token after it were all accepted, and there is a new chain.
+        copying: whether the last chain and the token predicted after it were all emitted, and a new chain was found.
     """
 
     def __init__(self, length: int) -> None:
@@ -41,7 +41,7 @@ class Lookup:
         self._indexed = 0
 
     def find(self, tokens: list[int]) -> int:
-        """The length of the next chain; 0 if the text's last tokens did not occur before."""
+        """The length of the next chain; 0 if the text's last tokens have not occurred before."""
         self._index(tokens)
         continued = bool(self._predicted) and tokens[self._length_then :] == self._predicted
         found = bool(self._copy(tokens, 1))
@@ -53,16 +53,16 @@ class Lookup:
         return min(doubled, MAX_GROWTH * self.length) if self.copying else self.length
 
     def take(self, tokens: list[int], length: int) -> list[int]:
-        """A chain of `length` tokens after the text that `find` was just given; empty if `find` returned 0."""
+        """A chain of `length` tokens after the text that `find` was just called with; empty if `length` is 0."""
         self._predicted, self._length_then = self._copy(tokens, length + 1) if length else [], len(tokens)
         return self._predicted[:length]
 
     def propose(self, tokens: list[int]) -> list[int]:
-        """`find` a length, then `take` a chain of it."""
+        """The next chain, of the length that `find` returns."""
         return self.take(tokens, self.find(tokens))
 
     def _copy(self, tokens: list[int], length: int) -> list[int]:
-        """The tokens after the last earlier occurrence of the text's end; the longest match is taken."""
+        """`length` tokens from after the last earlier occurrence of the text's end; the longest matching end counts."""
         for size in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             start = self._followers.get(tuple(tokens[-size:]))
             if start is not None and len(tokens) > size:
@@ -71,7 +71,7 @@ class Lookup:
         return []
 
     def _index(self, tokens: list[int]) -> None:
-        """Add every run of tokens that is followed by a token, so not the text's own end."""
+        """Index every new run of tokens that is followed by a token, so not the text's own end."""
         for end in range(max(self._indexed, SHORTEST_MATCH), len(tokens)):
             for size in range(SHORTEST_MATCH, LONGEST_MATCH + 1):
                 if size <= end:
@@ -84,21 +84,21 @@ class RowLookups:
 
     Args:
         length: tokens of a chain; 0: nothing is looked up.
-        reach: how deep the drafts beside the chain go; where all rows copy, longer chains are verified alone.
+        reach: depth of the drafts beside the chain; while all rows copy, chains longer than this are verified alone.
     """
 
     def __init__(self, length: int, reach: int) -> None:
         self.length = length
         self.reach = reach
-        self.by_row: dict[int, Lookup] = {}  # by the row's place in the batch
+        self.by_row: dict[int, Lookup] = {}  # by `Row.index`
 
     def begin(self, rows: Sequence[Row]) -> None:
         self.by_row = {row.index: Lookup(self.length) for row in rows} if self.length else {}
 
     def find(self, rows: Sequence[Row]) -> list[list[int]] | None:
-        """A chain of one length for each row; None where no row's last tokens have stood in its text before.
+        """Chains of one length, one for each row; None if no row's last tokens have occurred in its text before.
 
-        The length grows where all rows copy, for then nothing else is drafted.
+        A row without such an occurrence gets a chain of zeros. Chains grow only while they are verified alone.
         """
         if not self.by_row:
             return None
@@ -110,7 +110,7 @@ class RowLookups:
         return [chain or [0] * length for chain in chains] if any(worth) else None
 
     def alone(self, rows: Sequence[Row]) -> bool:
-        """Whether every row copies, and what is copied reaches further than drafts could."""
+        """Whether chains are verified alone: every row copies, and chains are longer than drafts are deep."""
         return self.length > self.reach and all(self.by_row[row.index].copying for row in rows)
 
 

@@ -1,8 +1,9 @@
 """Checks that draft model and backbone share a vocabulary, since token ids go from one to the other unchanged.
 
-A model does not carry its tokenizer, but the folder or hub name that it was loaded from does: where both tokenizer.json
-files are on this machine, their tokens are compared; nothing is downloaded. Embeddings may have more rows than the
-tokenizer has tokens (padding for faster kernels). Such sizes may differ where both tokenizers are found and are equal.
+A model does not carry its tokenizer, but remembers the folder or hub name that it was loaded from. Where both
+tokenizer.json files are on this machine, their tokens are compared; nothing is downloaded. Embeddings may have more
+rows than the tokenizer has tokens (padding for faster kernels), so their numbers may differ if both tokenizers are
+found and are equal.
 """
 # B row, N new slot, V the backbone's vocabulary, W the draft model's
 
@@ -21,9 +22,11 @@ from heads.decoding.proposers.plain_draft import PlainDraft
 
 
 def check_same_tokens(backbone: Backbone, draft: Backbone | PlainDraft) -> None:
-    """
+    """Check that each token id means the same to both models, as far as their tokenizers are found.
+
     Raises:
-        ValueError: a token id stands for different text, or the vocabularies differ in size and not in padding alone.
+        ValueError: a token id stands for different text, or the vocabularies differ in size and tokenizers that are
+            equal were not found.
     """
     known, drafted = read_tokens(backbone), read_tokens(draft)
     if backbone.vocab_size != draft.vocab_size and not (known and known == drafted):
@@ -41,15 +44,15 @@ def check_same_tokens(backbone: Backbone, draft: Backbone | PlainDraft) -> None:
 
 
 def as_known_to(draft: Backbone | PlainDraft, tokens_BN: Tensor) -> Tensor:
-    """Tokens that the draft model can read: ids beyond its embeddings, which no text has, become its last one.
+    """The tokens, with ids beyond the draft model's embeddings replaced by its last id.
 
-    This can change what is proposed, and never what is emitted.
+    No tokenizer makes such ids; replacing them can change what is proposed, never what is emitted.
     """
     return tokens_BN.clamp(max=draft.vocab_size - 1)
 
 
 def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
-    """(B, V): logits of the backbone's ids; ids that either model lacks are never proposed.
+    """(B, V): the draft model's logits for the backbone's ids; ids that it lacks get -inf.
 
     >>> fit_vocabulary(torch.tensor([[1.0, 2.0, 3.0]]), 2), fit_vocabulary(torch.tensor([[1.0]]), 2)
     (tensor([[1., 2.]]), tensor([[1., -inf]]))
@@ -59,13 +62,13 @@ def fit_vocabulary(logits_BW: Tensor, vocab_size: int) -> Tensor:
 
 
 def read_tokens(backbone: Backbone | PlainDraft) -> dict[int, str]:
-    """Text by token id, from the tokenizer.json of where the model was loaded from; empty where there is none."""
+    """Text by token id, from the tokenizer.json that the model was loaded beside; empty where there is none."""
     path = find_tokenizer(str(getattr(backbone.config, "_name_or_path", "") or ""))
     return parse_tokens(json.loads(path.read_text(encoding="utf-8-sig"))) if path else {}
 
 
 def find_tokenizer(name: str) -> Path | None:
-    """The tokenizer.json in a folder or in the hub's cache; None where this machine has none."""
+    """The tokenizer.json in a folder or in the hub's local cache; None if there is none."""
     if (here := Path(name) / "tokenizer.json").is_file() or not name:
         return here if name else None
     try:
@@ -83,7 +86,8 @@ def find_tokenizer(name: str) -> Path | None:
 
 
 def parse_tokens(content: dict[str, Any]) -> dict[int, str]:
-    """
+    """Text by token id, added tokens included.
+
     >>> parse_tokens({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<end>"}]})
     {0: 'a', 1: 'b', 2: '<end>'}
     >>> parse_tokens({"model": {"vocab": [["a", -1.5], ["b", -2.0]]}, "added_tokens": []})        # Unigram

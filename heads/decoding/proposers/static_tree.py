@@ -1,15 +1,15 @@
-"""Fill a static tree with tokens of the heads: level by level for grounded families, else one row a head.
+"""Fill a static tree with tokens of the heads: level by level for grounded families, else with one row of each head.
 
 A grounded head k reads the tokens drafted before it, so depth k is drafted from the nodes of depth k - 1 (Ankner et
 al., section 3.2, "grounded tree candidates"). An independent head gives every node of a depth the same candidates
-(the Cartesian product of Cai et al., section 2.1), so one row a head is computed, and all nodes read it.
+(the Cartesian product of Cai et al., section 2.1), so it computes one row for each text.
 
-For modified rejection sampling (heads/decoding/acceptance/probability.py) a node's children are sampled instead,
-without replacement, from q, the distribution of the head that drafts them, in the order in which the rule tries them.
-Of the tree only the shape counts then: a node with three children gets three samples, whatever their ranks. Independent
-heads have one q for all nodes of a depth, and each node samples from it anew. q has the request's temperature, top-k,
-top-p and min-p, as p has. With independent exponential E(x), the tokens of the greatest q(x) / E(x), greatest first,
-are such samples in order (the Gumbel-top-k trick; Kool et al., 2019): one sort for all nodes of a level.
+For modified rejection sampling (heads/decoding/acceptance/probability.py) a node's children are instead sampled
+without replacement from q, the distribution of the head that drafts them, in the order in which the rule tries them.
+Only the tree's shape counts then: a node with three children gets three samples, whatever their ranks. Independent
+heads have one q for all nodes of a depth, and each node gets its own samples from it. q has the request's temperature,
+top-k, top-p and min-p, as p has. With independent exponential E(x), the tokens of the greatest q(x) / E(x), greatest
+first, are such samples in order (the Gumbel-top-k trick; Kool et al., 2019), so one sort serves all nodes of a level.
 """
 # B batch, N tree node, Q distribution that drafts were sampled from, M expanding node of one level (over all rows),
 # R candidate rank or row that a head computes, C candidate of one level = M·R, V vocabulary, S token that heads score
@@ -35,16 +35,17 @@ from heads.decoding.trees.static import Tree
 from heads.interface.token_heads import TokenHeads
 
 SHAPING = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
-"""Processors that shape a distribution by itself; others read the text and act on p alone."""
+"""Processors that q gets too, as they need no text; all others act on p alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelIndex:
-    """A tree level's indices for a batch: row b's nodes stand at b·m … b·m + m - 1.
+    """A tree level's indices for a batch: the m expanding nodes of row b have the indices b·m … b·m + m - 1.
 
     Attributes:
-        parents_M: each node's parent among the nodes of the level above.
-        taken_M: which of the level above's candidates (C,) each node is; of the first level nothing is asked.
+        parents_M: each node's parent among the expanding nodes of the level above.
+        taken_M: which of the level above's candidates (C,) each node is; unused for the first level.
+        num_candidates: how many candidates each node offers.
     """
 
     parents_M: Tensor
@@ -56,10 +57,10 @@ class TreeIndex:
     """A tree's indices on one device for one batch size, made once and used by all passes.
 
     Args:
-        chain: nodes of a second branch below the root, whose tokens come from elsewhere; 0: none.
+        chain: nodes of a second branch below the root, whose tokens are looked up; 0: no branch.
 
     Attributes:
-        order_BN: where each node's token stands in (the roots, the candidates of level 0, those of level 1, …).
+        order_BN: each node's index among the roots, followed by the candidates of level 0, those of level 1, …
     """
 
     def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
@@ -97,10 +98,10 @@ class TreeIndex:
 def draft(
     token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, index: TreeIndex
 ) -> Tensor:
-    """Tokens of the tree's nodes (B, N): the root's given ones, the others as the heads propose them.
+    """Tokens of the tree's nodes (B, N), the given roots first, the others as the heads propose them.
 
     Args:
-        projections: head k's at index k - 1, read once for each `generate` call.
+        projections: head k's at index k - 1.
         state: the family's state after the last commit.
     """
     return fill(token_heads, projections, token_heads.first_level(state), root_B, index.levels, index.order_BN)
@@ -114,7 +115,7 @@ def fill(
     levels: Sequence[LevelIndex],
     order_BN: Tensor,
 ) -> Tensor:
-    """The same from the level above the root: nothing but arithmetic, which may be compiled."""
+    """The same, given the family's first level: nothing but arithmetic, so that it can be compiled."""
     drafted, tokens_M = [root_B], root_B
     for k, at in enumerate(levels, start=1):
         if k > 1 and token_heads.grounded:
@@ -137,11 +138,11 @@ def best_candidates(logits_MV: Tensor, count: int) -> Tensor:
 
 
 class SampledTreeIndex(TreeIndex):
-    """A tree's indices for sampled drafts: a rank is the place in the order of sampling, and each node has a source.
+    """A tree's indices for sampled drafts, whose ranks are the order in which they were sampled.
 
     Attributes:
-        sampled_from: for each node its row of q; rows are depths for independent heads and expanding nodes for grounded
-            ones. -1 for the root and for the looked-up chain.
+        sampled_from: for each node its row of q, -1 for the root and the looked-up chain. Independent heads have one
+            row of q for each depth, grounded heads one for each expanding node.
     """
 
     def __init__(self, tree: Tree, batch: int, device: torch.device | str, *, grounded: bool, chain: int = 0) -> None:
@@ -150,7 +151,7 @@ class SampledTreeIndex(TreeIndex):
 
 
 def rank_by_place(tree: Tree) -> Tree:
-    """The same shape, node for node, with children ranked by their place among their siblings.
+    """The same shape, node for node, with each child's rank set to its index among its siblings.
 
     >>> rank_by_place(Tree([[1], [1, 4], [3]])).paths
     ((), (0,), (0, 0), (1,))
@@ -162,7 +163,7 @@ def rank_by_place(tree: Tree) -> Tree:
 
 
 def sources(tree: Tree, grounded: bool) -> list[int]:
-    """Each node's row of q, -1 for the root; rows stand level by level.
+    """Each node's row of q, -1 for the root; the rows of q are in order of their levels.
 
     >>> tree = Tree([[0], [0, 0], [1], [1, 0]])
     >>> sources(tree, grounded=False), sources(tree, grounded=True)
@@ -183,12 +184,12 @@ def sample_tree(
     processors: LogitsProcessorList,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens of the tree's nodes (B, N), the root's given ones first, and what they were sampled from (B, Q, V).
+    """Tokens of the tree's nodes (B, N), the given roots first, and the distributions of the others (B, Q, V).
 
     Args:
         projections: head k's at index k - 1.
         state: the family's state after the last commit.
-        processors: the request's; those that shape a distribution shape q too.
+        processors: the request's; those in `SHAPING` shape q.
     """
     drafted, distributions = [root_B], []
     level, tokens_M = token_heads.first_level(state), root_B
@@ -198,7 +199,7 @@ def sample_tree(
             tokens_M = drafted[-1].index_select(0, at.taken_M)
         hidden_RD, level = token_heads.step(k, level, tokens_M, parents_M)
         q_RS = shape_distribution(projections[k - 1](hidden_RD), processors)
-        q_RV = projections[k - 1].spread(q_RS, 0.0)  # what is not scored is never sampled
+        q_RV = projections[k - 1].spread(q_RS, 0.0)  # tokens that the heads do not score are never sampled
         distributions.append(q_RV.view(len(root_B), -1, q_RV.shape[-1]))
         q_MS = q_RS.repeat_interleave(len(at.parents_M) // len(q_RS), dim=0)
         sampled_MC = projections[k - 1].ids(sample_without_replacement(q_MS, at.num_candidates, generator))
@@ -208,7 +209,7 @@ def sample_tree(
 
 
 def shape_distribution(logits_RV: Tensor, processors: LogitsProcessorList) -> Tensor:
-    """softmax of logits, after the temperature, top-k, top-p and min-p of the request."""
+    """softmax of the logits after the request's temperature, top-k, top-p and min-p."""
     scores_RV = logits_RV.to(torch.float32)
     no_text_R0 = torch.empty(len(scores_RV), 0, dtype=torch.long, device=scores_RV.device)
     for processor in processors:
@@ -220,9 +221,9 @@ def shape_distribution(logits_RV: Tensor, processors: LogitsProcessorList) -> Te
 def sample_without_replacement(q_MV: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """(M, count): tokens sampled from each row without replacement, in order.
 
-    A row with fewer of them is filled up with tokens of probability 0, which the rule takes as looked up. Exponentials
-    are float64: small float32 ones on an accelerator are multiples of 2^-24, and rare tokens would come out less often
-    than q says.
+    A row with fewer possible tokens is filled up with tokens of probability 0, which the rule treats as looked up.
+    Exponentials are float64: small float32 ones on an accelerator are multiples of 2^-24, so that rare tokens would be
+    sampled less often than q says.
 
     >>> sample_without_replacement(torch.tensor([[0.0, 1.0, 0.0]]), 1, None)
     tensor([[1]])
