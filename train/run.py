@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """What train.py does."""
+    """The entry of train.py."""
     explain_errors(lambda: run_to_the_end(read_config(arguments)))
 
 
@@ -65,9 +65,10 @@ def run_to_the_end(config: TrainConfig) -> None:
 
 
 def explain_errors(action: Callable[[], Any]) -> None:
-    """Run an action; what a user can cause ends in one sentence and exit code 1. HEADWAY_TRACEBACK=1 shows all.
+    """Run an action; an error that a user can cause ends the process with one sentence and exit code 1.
 
-    Ctrl-C ends in one line and exit code 130; a run has words of its own for it (train/checkpoint/interruption.py).
+    Ctrl-C ends it with one line and exit code 130, except during a run, which handles signals itself
+    (train/checkpoint/interruption.py). HEADWAY_TRACEBACK=1 shows the traceback of either.
     """
     try:
         action()
@@ -112,9 +113,9 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     check_shared_folder(config)
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.backbone)
-    # what is sharded is moved shard by shard, and may not fit on one device
+    # An engine that shards weights moves the model shard by shard; the whole may not fit on one device.
     model = build_model(config, torch.device("cpu") if engine.shards_weights else arguments.device)
-    # one process fills the cache, the others read it
+    # One process fills the cache, and the others read it.
     with explained_cache(), arguments.main_process_first(desc="tokenising"):
         data = build_datasets(config.data, tokenizer, num_heads=model.num_heads, vocab_size=model.backbone.vocab_size)
     if data.eval is None:
@@ -129,7 +130,7 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
 
 
 def settle_bf16(config: TrainConfig) -> TrainConfig:
-    """With what `trainer.bf16: auto` is on this machine, before the engine starts."""
+    """The config with `trainer.bf16: auto` replaced by the choice for this machine, made before the engine starts."""
     on_processor, engine = on_cpu(config.trainer), requested_engine()
     device_type, deepspeed = "cpu" if on_processor else "cuda", engine is not None and engine.is_deepspeed
     fields = settled_bf16(config.trainer, device_type, trains_in_float32=on_processor and deepspeed)
@@ -139,7 +140,7 @@ def settle_bf16(config: TrainConfig) -> TrainConfig:
 
 
 def train(trainer: HeadsTrainer) -> None:
-    """From the start or from a checkpoint, to the end or to a signal.
+    """Train from the start or from a checkpoint, until the last step or a signal to stop.
 
     Raises:
         SystemExit: after a signal.
@@ -159,7 +160,7 @@ def train(trainer: HeadsTrainer) -> None:
 
 
 def train_and_store(trainer: HeadsTrainer, resumed_from: Path | None) -> None:
-    """The steps; before them, what an earlier run left is removed, and hidden states are stored where they are read."""
+    """Store hidden states if the config asks for them, remove an earlier run if it allows that, and take the steps."""
     folder = Path(trainer.args.output_dir)
     store_hidden_states(trainer)
     remove_earlier_run(trainer.config)
@@ -174,7 +175,7 @@ def train_and_store(trainer: HeadsTrainer, resumed_from: Path | None) -> None:
 
 
 def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:
-    """A resumed run does as it did before: compiled layers round differently."""
+    """Whether to compile; with `auto` a resumed run keeps its first choice, since compiled layers round differently."""
     if config.compile == "auto" and resumed_from is not None:
         return read_progress(resumed_from).compiled
     return config.compile

@@ -1,4 +1,4 @@
-"""A run's config from YAML with overrides on the command line; an unknown key is an error that names the nearest."""
+"""Read a run's config from YAML and command-line overrides; an unknown key is an error that names the nearest one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_config(arguments: Sequence[str] | None = None, prog: str = "train.py") 
 
 @functools.cache
 def run_parser(prog: str) -> Parser:
-    """Made once: a flag for every field takes longer than parsing a command line."""
+    """The parser, cached, since adding a flag for every field takes longer than parsing a command line."""
     parser = Parser(prog=prog, description="Train multi-token prediction heads, or a backbone, from one YAML file.")
     add_run_flags(parser)
     return parser
@@ -95,8 +95,8 @@ def build_config_of(namespace: Namespace) -> TrainConfig:
 def empty_lists_first(arguments: Sequence[str]) -> list[str]:
     """The command line with an empty list before each list of sources, so that it replaces an earlier one.
 
-    The parser merges two lists of one length entry by entry, so a new source would inherit the old one's fraction or
-    format. `--data.train+` and `--data.train.path` still change a list.
+    The parser merges two lists of the same length entry by entry, so a new source would inherit the old one's fraction
+    or format. `--data.train+` and `--data.train.path` still change the list that was given before.
 
     >>> empty_lists_first(["--data.train", '[{"path": "a"}]', "--seed", "1"])
     ['--data.train=[]', '--data.train', '[{"path": "a"}]', '--seed', '1']

@@ -111,8 +111,8 @@ class TrainConfig:
         output_dir: folder of the run: `last/` and `best/` heads, metrics.jsonl, checkpoints for --resume.
         backbone: the causal LM.
         data: training and held-out rows.
-        family: the kind of heads (`medusa`, `grounded`, `gru`, `eagle`, `mtp`, `dynamo`); null trains the backbone
-            alone.
+        family: the kind of heads (`medusa`, `grounded`, `gru`, `eagle`, `mtp`, `mlp_speculator`, `dynamo`); null trains
+            the backbone alone.
         heads: fields of the family's Config, such as num_heads. Each family's file explains its own.
         init_from: folder of heads to continue from, with a new optimizer and schedule.
         rates: peak learning rates; rates.base trains the backbone together with the heads.
@@ -127,7 +127,7 @@ class TrainConfig:
         cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk in every
             epoch; for runs of several epochs, or several runs on the same blocks.
         hidden_states_dtype: dtype of the stored hidden states; null is the backbone's.
-        states_server: an inference server that computes them.
+        states_server: an inference server that computes the hidden states which cache_hidden_states stores.
         optimizer: AdamW's settings.
         evaluation: what is measured while training.
         trainer: fields of transformers.TrainingArguments, such as num_train_epochs,

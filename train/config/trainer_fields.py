@@ -30,7 +30,7 @@ SET_BY_HEADWAY = {
     "data_seed",
     "remove_unused_columns",
 }
-"""Fields for which a run's config has other names."""
+"""Fields that other parts of a run's config set."""
 OWN_EVALUATION = "held-out blocks are measured by Headway itself; see evaluation"
 LAUNCHED = "engines are chosen by the launch file; see docs/engines.md"
 CHECKPOINTING = "set backbone.gradient_checkpointing"
@@ -100,10 +100,11 @@ def check_trainer_fields(fields: dict[str, Any]) -> None:
 
 
 def check_value(field: dataclasses.Field[Any], value: Any) -> None:
-    """A field of numbers or switches takes the same kind, in its range; a field of names one of them.
+    """Check that numbers and booleans have the field's type and range, and that names are known.
 
     Raises:
-        InvalidFieldError: the value is of another kind, out of its range, or an unknown name.
+        InvalidFieldError: the value is of another type or out of its range.
+        ValueError: the name is unknown.
     """
     name, kinds = f"trainer.{field.name}", set(members(field.type))
     if field.name == "bf16" and value == "auto":  # train/engine/half_precision.py

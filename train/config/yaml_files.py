@@ -42,7 +42,7 @@ def config_files(arguments: Sequence[str]) -> list[Path]:
 
 
 def check_yaml_keys(path: Path) -> None:
-    """Every key of a YAML file must be a field; names the nearest real one.
+    """Check that every key of a YAML file is a field; the error names the nearest one.
 
     Raises:
         ValueError: an unknown key, one that is given twice, or a file that is no YAML mapping.

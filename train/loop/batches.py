@@ -1,4 +1,4 @@
-"""From stored or streamed blocks to batches. Each block carries its number, so that errors can name it."""
+"""Collate stored or streamed blocks into batches. Each block carries its number, so that errors can name it."""
 # B batch, T position, D model width
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NumberedBlocks(Dataset):
 
 
 def numbered(blocks: Any) -> Any:
-    """Stored or streamed blocks with their numbers; those of a stream are counted from its start."""
+    """Stored or streamed blocks with their numbers, which a stream counts from its start."""
     if isinstance(blocks, IterableDataset):
         return blocks.map(lambda row, number: {**row, BLOCK: number}, with_indices=True)
     return NumberedBlocks(blocks)
@@ -50,7 +50,10 @@ def as_arrays(blocks: Any) -> Any:
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """(B, T) tensors, and (B, taps, T, D) stored hidden states. Packed blocks have one length: nothing is padded."""
+    """(B, T) tensors, (B,) block numbers and (B, taps, T, D) stored hidden states, where rows have these.
+
+    Nothing is padded, since packed blocks have one length.
+    """
     batch = {
         "input_ids": stack([row["input_ids"] for row in rows], torch.long),
         "loss_mask": stack([row["loss_mask"] for row in rows], torch.bool),
@@ -64,5 +67,5 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def stack(rows: list[Any], dtype: torch.dtype) -> Tensor:
-    """Rows are arrays; those of a stream are lists."""
+    """Stack rows, which are arrays, or lists where they come from a stream."""
     return torch.from_numpy(np.stack([np.asarray(row) for row in rows])).to(dtype)

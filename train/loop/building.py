@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: the trained model, the Trainer's arguments and the Trainer."""
+"""Build the parts of a run from its config: the trained model, the Trainer's arguments and the Trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from train.loop.batches import as_arrays, collate
 from train.loop.console import RunLines
 from train.loop.metrics import JsonLines
 from train.loop.provenance import recipe
-from train.loop.trainer import HeadsTrainer
+from train.loop.trainer import HeadsTrainer, use_one_gpu
 from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -162,12 +162,10 @@ def training_arguments(config: TrainConfig) -> TrainingArguments:
             seed=config.seed,
             **(fields | config.trainer | device_fields(config.trainer)),
         )
-        if arguments.n_gpu > 1:
-            logger.warning("One process uses one of the %d GPUs; see launch/ddp.yaml to use all.", arguments.n_gpu)
-            arguments._n_gpu = 1  # nn.DataParallel would scatter the label counts
-        return arguments
     except TypeError as error:
         raise ValueError(f"A field of `trainer` has a value of the wrong type: {error}") from error
+    use_one_gpu(arguments)
+    return arguments
 
 
 def build_trainer(

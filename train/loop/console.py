@@ -6,8 +6,9 @@
 
 `loss` is the mean training loss since the last line. `eval` is the sum of the heads' losses on held-out data, plus the
 backbone's own where it is trained. `top-1` and `agreement` (with the backbone's prediction) have a number for each
-head. `t/pass` is tokens per backbone pass. metrics.jsonl has all of this and more. Lines fit into 60 columns, so only
-the first of many heads are shown. There is no bar where the output is a pipe or a file.
+head. `t/pass` is tokens per backbone pass. From 80 columns on the learning rate is shown too. A line takes at most the
+terminal's width (or 60 columns, if that is less), so only the first of many heads are shown. metrics.jsonl has more.
+There is no bar where the output is a pipe or a file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WIDE = 80  # columns; from this width on the learning rate is shown too
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes log messages above the bar, which `print` would break; where there is no bar, warnings go to stderr."""
+    """Writes log messages above the bar, which `print` would break; outside a terminal, warnings go to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

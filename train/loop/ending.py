@@ -22,7 +22,7 @@ def exit_interrupted(trainer: HeadsTrainer) -> None:
     """End an interrupted run: log the checkpoint to resume from, and leave a marker file for schedulers.
 
     Raises:
-        SystemExit: always, of a single process; several end with this exit code themselves.
+        SystemExit: in a run of one process; `end_together` ends the processes of a larger run with the same code.
     """
     if trainer.args.should_save:
         folder = Path(trainer.args.output_dir)
@@ -91,7 +91,7 @@ def save_last(trainer: HeadsTrainer, measured: dict[str, Any]) -> None:
     Raises:
         OSError: the folder could not be written.
     """
-    with whole_weights(trainer.model) as writes:  # entered once, since other processes do not see the full disk
+    with whole_weights(trainer.model) as writes:  # once for both attempts: other processes cannot see the first fail
         if not writes:
             return
         try:

@@ -1,4 +1,4 @@
-"""Errors with data, files and workers as one sentence, which says what to do or what to resume from."""
+"""Turn errors with data, files and workers into one sentence, which says what to do or what to resume from."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def ignore_dead_workers() -> None:
 
 @contextlib.contextmanager
 def explained_reading() -> Iterator[None]:
-    """Around the reading of a step's data.
+    """Within the context, libraries' errors on reading a step's data become one sentence.
 
     Raises:
-        OSError: one sentence, in place of the libraries' errors.
+        OSError: that sentence.
+        ValueError: raised here as it was, since it is a sentence of ours, such as that too many rows are bad.
     """
     try:
         yield
@@ -38,23 +39,23 @@ def explained_reading() -> Iterator[None]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         in_worker = lines[0].startswith("Caught ")  # and the worker's traceback follows
         if isinstance(error, ValueError) and not isinstance(error, ArrowException) and not in_worker:
-            raise  # a sentence already, such as too many bad rows
+            raise
         problem = lines[-1].strip() if in_worker else " ".join(lines)
         raise OSError(f"The training data cannot be read ({problem}).") from error
 
 
 @contextlib.contextmanager
 def explained_cache() -> Iterator[None]:
-    """Around the opening of stored data.
+    """Within the context, Arrow's error on a damaged cache file becomes a sentence that names the folder to remove.
 
     Raises:
-        ValueError: a cache file was cut short; the sentence names the folder to remove.
+        ValueError: that sentence; any other error is raised as it was.
     """
     try:
         yield
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-            raise  # Arrow raises a bare OSError
+            raise  # Arrow's own OSErrors are of no subclass and have no errno
         raise ValueError(
             f"The tokenised data stored in {datasets.config.HF_DATASETS_CACHE} is damaged ({error}); remove that "
             f"folder: the next run tokenises the data again."
@@ -63,7 +64,7 @@ def explained_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def names_checkpoint(run_folder: str | Path) -> Iterator[None]:
-    """Around training: errors with files or processes name the checkpoint to resume from.
+    """Within the context, errors with files or processes name the checkpoint to resume from.
 
     Raises:
         OSError: in place of another OSError, or of the error that a DataLoader raises when one of its workers dies.

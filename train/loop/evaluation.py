@@ -6,7 +6,7 @@ PPL_1 "before" comes from the evaluation at step 0 (`trainer.eval_on_start`), or
 the held-out blocks where there is no such evaluation. KL is measured where there is a teacher
 (train/objective/teacher.py).
 """
-# B batch, T position, R supervised row of one head, C rows of one chunk, K head, D model width, V vocabulary
+# B batch, T position, R supervised row of one head, C rows of one chunk, D model width, V vocabulary
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class HeldOut:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Eval mode without compiled layers, since the shapes of decoding change with every pass."""
+        """Within the context, the model is in eval mode and uncompiled, since each pass of decoding has new shapes."""
         was_training = self.model.training
         self.model.eval()
         with torch.compiler.set_stance("force_eager"):
@@ -172,7 +172,7 @@ def measure_decoding(
     prompts = [torch.tensor(blocks[i]["input_ids"][: config.prompt_tokens], device=accelerator.device) for i in chosen]
     run = inside or (lambda function: function())
     counts = torch.tensor(run(lambda: count_decoding(token_heads, prompts, config)), device=accelerator.device)
-    # the same number in all processes, since they act on it together
+    # All processes need the same number, since they save the best heads together.
     counts = accelerator.reduce(counts, reduction="sum") if inside is None else broadcast(counts)
     tokens, passes = counts.tolist()
     return tokens / max(1, passes)

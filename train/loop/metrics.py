@@ -1,9 +1,9 @@
-"""The record of a run: losses between logs, and with `report_to: [jsonl]` each log as one line of metrics.jsonl.
+"""Sum a run's losses between logs, and with `report_to: [jsonl]` write each log as one line of metrics.jsonl.
 
-A resumed run drops the lines after its checkpoint, so that its file is that of a run that never stopped. A line that
-cannot be written (a full disk) is written with the next one, and training continues.
+A resumed run drops the lines after its checkpoint, so its file is that of a run that never stopped. A line that cannot
+be written (a full disk) is written with the next one, and training continues.
 """
-# K trained head, the backbone's own first where it is trained; P process
+# M logged sum, named by TrainedModel.loss_names; P process
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def finite_or_none(value: Any) -> Any:
 
 
 class RunningLosses:
-    """Each head's losses since the last log; the sums of a skipped step are dropped.
+    """The logged sums since the last log; those of a skipped step are dropped.
 
     Sums stay on the device, so that adding does not synchronise with it.
 
@@ -92,8 +92,8 @@ class RunningLosses:
         self.taken: tuple[Tensor, Tensor] | None = None  # losses of this process, labels of all processes
         self.step: tuple[Tensor, Tensor] | None = None
 
-    def add(self, sums_K: Tensor, counts_K: Tensor) -> None:
-        self.step = joined(self.step, (sums_K, counts_K))
+    def add(self, sums_M: Tensor, counts_M: Tensor) -> None:
+        self.step = joined(self.step, (sums_M, counts_M))
 
     def keep_step(self) -> None:
         self.taken, self.step = joined(self.taken, self.step), None
@@ -102,31 +102,31 @@ class RunningLosses:
         self.step = None
 
     def take_means(self, accelerator: Any) -> list[float] | None:
-        """Return each head's mean and reset the sums; None where no step was taken."""
+        """Return the mean of each logged sum and reset the sums; None where no step was taken."""
         if self.taken is None:
             return None
-        (sums_K, counts_K), self.taken = self.taken, None
-        summed_K = accelerator.reduce(sums_K.clone(), reduction="sum")
-        return (summed_K / counts_K.clamp(min=1)).tolist()
+        (sums_M, counts_M), self.taken = self.taken, None
+        summed_M = accelerator.reduce(sums_M.clone(), reduction="sum")
+        return (summed_M / counts_M.clamp(min=1)).tolist()
 
     def state(self) -> list[list[float]] | None:
         """The sums and labels of this process for a checkpoint; JSON preserves float32 exactly."""
         return None if self.taken is None else [part.tolist() for part in self.taken]
 
     def restore(self, states: list[list[list[float]]], process: int, processes: int, device: Any = None) -> None:
-        """Take this process's own sums, so that further ones are added in the order of a run that never stopped.
+        """Restore this process's own sums, so that a resumed run adds in the order of one that never stopped.
 
-        Where the number of processes has changed, the first one takes all.
+        Where the number of processes has changed, the first process takes the sums of all.
 
         Args:
             states: `state` of every process; empty where nothing was summed since the last log.
         """
         if not states:
             return
-        sums_PK = torch.tensor([sums for sums, _ in states], device=device)
-        counts_K = torch.tensor(states[0][1], device=device)  # of all processes, in each
-        own_K = sums_PK[process] if len(states) == processes else sums_PK.sum(dim=0) * (process == 0)
-        self.taken = (own_K, counts_K)
+        sums_PM = torch.tensor([sums for sums, _ in states], device=device)
+        counts_M = torch.tensor(states[0][1], device=device)  # each process has the counts of all
+        own_M = sums_PM[process] if len(states) == processes else sums_PM.sum(dim=0) * (process == 0)
+        self.taken = (own_M, counts_M)
 
 
 def joined(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:

@@ -1,8 +1,8 @@
 """The time that heads add to a training step of their backbone, as a share of the step without them.
 
-Forward and backward of one micro-batch are timed with and without the heads, interleaved; medians are compared.
-Optimizer and data are the same for both and not timed. Gradients are discarded. DynaMo's table 6 has another quantity
-(2.67 % at 6.9B): the whole modified-CLM training, on 5 % of the Pile, over the hours of Pythia's pre-training.
+Forward and backward of one micro-batch are timed in turn with and without the heads, and medians are compared.
+Optimizer and data loading are not timed, since they are the same for both. DynaMo's table 6 has another quantity
+(2.67 % at 6.9B): the hours of the whole modified-CLM training, on 5 % of the Pile, as a share of Pythia's pre-training.
 """
 
 from __future__ import annotations

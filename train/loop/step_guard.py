@@ -1,8 +1,9 @@
 """Steps whose loss or gradient is not finite are skipped on all processes and counted; too many of them end the run.
 
-A loss that is NaN or infinite on one process makes that process's gradient NaN, and so the norm of the reduced
-gradient, which all processes compute; no further communication is needed. The norm is read once for each optimizer
-step, before the optimizer changes weights or moments. Data order and schedule continue as if the step had been taken.
+A loss that is NaN or infinite on one process makes that process's gradient NaN, and with it the norm of the reduced
+gradient, which all processes compute anyway, so no further communication is needed. The norm is read once for each
+optimizer step, before the optimizer changes weights or moments. Data order and schedule continue as if the step had
+been taken.
 """
 # B batch, T position
 
@@ -105,7 +106,7 @@ class StepGuard:
         scales = self.run.accelerator.scaler is not None or (self.run.engine.is_deepspeed and self.run.args.fp16)
         if finite or (scales and self._all_losses_finite()):
             self.run.running_losses.keep_step()
-            return  # float16's loss scale grows until a gradient overflows; its scaler skips that step itself
+            return  # float16's loss scale grows until a gradient overflows, and its scaler skips that step itself
         forget_gradients(self.run)
         self.run.running_losses.drop_step()
         assert self.logged_loss is not None
@@ -159,8 +160,9 @@ class StepGuard:
 def forget_gradients(run: GuardedRun) -> None:
     """Remove all gradients, so that AdamW changes neither weights nor moments.
 
-    A float16 scaler skips by what it found on unscaling. DeepSpeed steps inside `accelerator.backward` and skips
-    such a step itself; the Trainer then does not advance the schedule, which is done here as under the other engines.
+    A float16 scaler needs no gradients for this: it skips the step because it found infinities when it unscaled them.
+    DeepSpeed steps inside `accelerator.backward` and skips such a step itself. The Trainer then does not advance the
+    schedule, so this function does, to agree with the other engines.
 
     Raises:
         ValueError: DeepSpeed has taken the step, since its config switches the check off (check_grad_overflow: false).
@@ -179,7 +181,7 @@ def forget_gradients(run: GuardedRun) -> None:
 
 @torch.no_grad()
 def all_finite(model: nn.Module, accelerator: Any) -> bool:
-    """Whether all trained weights are finite in every process, which checks its own shards; ZeRO-3's are not seen."""
+    """Whether all trained weights are finite; each process checks its own shards, but ZeRO-3's shards are not seen."""
     bad = torch.zeros((), dtype=torch.long, device=accelerator.device)
     for parameter in model.parameters():
         if parameter.requires_grad:

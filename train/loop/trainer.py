@@ -1,9 +1,10 @@
 """`transformers.Trainer` with our loss, optimizer groups and evaluation, which saves only what is trained.
 
 The rest (accumulation, schedulers, resuming, logging, engines) is the library's. Saving and evaluating go through
-train/engine/gathering.py and `inside`, so that they are the same under every engine.
+train/engine/gathering.py and `inside`, so that they are the same under every engine. Every private name of the Trainer
+that is overridden or set stands in this file.
 """
-# B batch, T position, K head
+# B batch, T position, K trained head (the backbone's own first, where it is trained), M logged sum
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from heads.interface.token_heads import TokenHeads
 from train.checkpoint.interruption import Interruption, shield_workers
@@ -41,6 +42,13 @@ logger = logging.getLogger(__name__)
 SCHEDULER = "scheduler.pt"
 WRITERS = ("save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
 """The methods with which the Trainer writes a checkpoint."""
+
+
+def use_one_gpu(arguments: TrainingArguments) -> None:
+    """Keep the Trainer from wrapping the model in nn.DataParallel, which would scatter the label counts."""
+    if arguments.n_gpu > 1:
+        logger.warning("One process uses one of the %d GPUs; see launch/ddp.yaml to use all.", arguments.n_gpu)
+        arguments._n_gpu = 1
 
 
 class HeadsTrainer(Trainer):
@@ -108,7 +116,7 @@ class HeadsTrainer(Trainer):
         return super()._get_dataloader(dataset, description, *args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[dict[str, Tensor]], Tensor | None]:
-        """The micro-batches of one optimizer step."""
+        """The micro-batches of one optimizer step, and the (K,) label counts."""
         with explained_reading():
             batches, counts_K = super().get_batch_samples(*args, **kwargs)
         self.guard.begin(batches)
@@ -116,14 +124,18 @@ class HeadsTrainer(Trainer):
         return batches, counts_K
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Epoch and batches in it; the Trainer derives them from the steps, which needs the data's length."""
+        """The epoch, and the batches taken in it.
+
+        The Trainer derives both from the number of steps, which needs the data's length. For a stream the checkpoint
+        has recorded them.
+        """
         epochs, batches = super()._init_training_state(*args, **kwargs)
         if self.resumed_from is None or hasattr(self.train_dataset, "__len__"):
             return epochs, batches
         return read_place(self.resumed_from, self.args)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Run an epoch, unless all steps were taken: resumed at the last step, the Trainer would take one more."""
+        """Run an epoch unless all steps were taken; a Trainer that is resumed at the last step would take one more."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -172,14 +184,14 @@ class HeadsTrainer(Trainer):
         self.running_losses.add(sums_M, counts_M)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Last check before the optimizer's step: is the gradient finite, and has any process a signal to stop?"""
+        """The last check before the optimizer's step: is the gradient finite, and did any process receive a signal?"""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         finite, self.interruption.agreed = read_together(norm, self._stop_signals)
         self.guard.close(finite)
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with each head's mean loss since the last log added."""
+        """Log, and add each head's mean losses since the last log."""
         if "loss" in logs:
             means = self.running_losses.take_means(self.accelerator)
             logs = self.guard.corrected(logs) | dict(zip(self.model.loss_names, means or [], strict=bool(means)))
@@ -305,7 +317,7 @@ class HeadsTrainer(Trainer):
         )
 
     def restore(self, progress: Progress) -> None:
-        """Restore the logging of the checkpoint's run; then run an evaluation that it put off."""
+        """Restore the checkpoint's counters, then make up for an evaluation that an interruption postponed."""
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
         self.running_losses.restore(progress.losses, process, processes, self.accelerator.device)
         losses = progress.logged_loss
@@ -383,7 +395,7 @@ class Continuation(TrainerCallback):
             self.trainer.evaluate_before()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop after a signal. An evaluation takes longer than a scheduler waits; it is put off to the resumed run."""
+        """Stop after a signal. A due evaluation would take longer than schedulers wait, so the resumed run does it."""
         if self.trainer.interruption.agreed:
             self.trainer.evaluation_put_off, control.should_evaluate = control.should_evaluate, False
             control.should_save = control.should_training_stop = True
