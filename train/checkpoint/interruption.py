@@ -20,11 +20,12 @@ from typing import Any
 
 EXIT_CODE = 75
 INTERRUPTED, TERMINATED = 130, 143
-"""Codes of a run that was trained to its end and not measured: to start it again would help nobody."""
+"""Exit codes of a run that was trained to its end and saved but not evaluated, so that no scheduler requeues it."""
 MARKER = "requeue"
 SIGNALS = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
-SAME_SIGNAL = 5.0  # seconds: a scheduler signals every process, and a launcher hands its own on to them
-SAME_KEY = 0.5  # seconds: a launcher hands Ctrl-C on; a person who presses it twice means it
+SAME_SIGNAL = 5.0  # seconds: schedulers signal every process, and launchers pass their own signal on to them
+SAME_KEY = 0.5  # seconds: launchers pass Ctrl-C on, and a person who presses it twice should be heard
+"""Signals that arrive within this time of the first one count as the same."""
 
 
 class Interruption:
@@ -33,9 +34,9 @@ class Interruption:
     Attributes:
         received: name of the signal that this process received, for messages.
         agreed: all processes stop after the current step.
-        training: whether there is something to save; before that, a signal ends the run immediately.
-        trained: the folder of the trained heads, once all steps are done and they are saved: what remains is to measure
-            them, and a signal ends the run immediately.
+        training: training has begun, so there is something to save; before that, a signal ends the run immediately.
+        trained: the folder of the trained heads once they are saved. Only their evaluation remains then, and a signal
+            ends the run immediately.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Interruption:
         `torchrun` turns a second Ctrl-C into SIGTERM, so only the kind of the first signal counts.
 
         Raises:
-            SystemExit: nothing was trained yet, or all is trained and saved.
+            SystemExit: training has not begun, or all is trained and saved.
         """
         if os.getpid() != self._process:
             return  # a process that was forked from this one, such as a worker that reads data
@@ -61,7 +62,7 @@ class Interruption:
             by_key = number == signal.SIGINT
             self.received, self._at = "Ctrl-C" if by_key else signal.Signals(number).name, time.monotonic()
             self._same = SAME_KEY if by_key else SAME_SIGNAL
-            # not a logger: the signal may have come while it was writing
+            # os.write and no logger, since the signal may have come while a logger was writing.
             if not self.training:
                 os.write(2, f"{self.received}: ended before training began; nothing had to be saved.\n".encode())
                 raise SystemExit(EXIT_CODE)
@@ -85,7 +86,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Interruption]:
-    """Within the context, signals are recorded. Only a main thread can receive them; in another one nothing happens."""
+    """Within the context, signals are recorded; only in a main thread, since Python delivers signals to no other."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
@@ -99,7 +100,7 @@ def listening() -> Iterator[Interruption]:
 
 
 def shield_workers(loader: Any) -> None:
-    """A DataLoader's workers ignore these signals from now on: the main process still needs them."""
+    """Make a DataLoader's workers ignore these signals, since the main process needs the workers for its last step."""
     loader.worker_init_fn = ShieldedWorker(loader.worker_init_fn)
     kill_workers_at_exit()
 

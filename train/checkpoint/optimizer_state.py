@@ -24,7 +24,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Every process calls it; the main one writes. Nothing is written before the first step."""
+    """Every process calls it; the main one writes. Before the first step the file holds no tensors."""
     reshard(model)
     main, base = PartialState().is_main_process, base_optimizer(optimizer)
     link_states(optimizer)
@@ -42,7 +42,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
     Raises:
         FileNotFoundError: the folder holds no such state.
-        RuntimeError: the state belongs to other weights or groups.
+        RuntimeError: the state belongs to other weights.
     """
     reshard(model)
     tensors, base = load_file(folder / TENSORS), base_optimizer(optimizer)
@@ -91,7 +91,7 @@ def base_optimizer(optimizer: Any) -> Any:
 
 
 def link_states(optimizer: Any) -> None:
-    """Let ZeRO-1 and 2 find each weight's shard of the moments again: they look once, perhaps before all exist."""
+    """Link weights to their shards of the moments again under ZeRO-1 and 2, which do so once, before all may exist."""
     while optimizer is not None:
         if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
             optimizer._hp_optimizer_states_linked = False
@@ -116,7 +116,7 @@ def read_state(parameter: nn.Parameter, base: Any) -> Iterator[tuple[str, Tensor
 
 
 def start_state(optimizer: Any) -> None:
-    """Empty moments for every parameter or shard, as the first step would make them; `step` is 0."""
+    """Create zero moments for every parameter or shard, as the first step would; `step` is 0."""
     base = base_optimizer(optimizer)
     for parameter in stepped_tensors(optimizer):
         state = base.state[parameter]

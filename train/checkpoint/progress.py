@@ -2,7 +2,7 @@
 
 Saving reads a run through the protocol `RunState` and does not import the Trainer.
 """
-# K trained distribution
+# M logged sum, named by TrainedModel.loss_names
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Progress:
     """How far a run has come, as JSON.
 
     Attributes:
-        losses: for each process, K sums of losses since the last log and the K numbers of labels in them.
+        losses: for each process, the M sums of losses since the last log and the M numbers of labels in them.
         logged_loss: for each process, the Trainer's own sum of losses since the last log.
         all_losses: the Trainer's sum of losses over the run, up to the last log.
         skipped: steps of the run that were skipped.

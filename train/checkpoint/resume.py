@@ -32,7 +32,7 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine:
     """The folder to resume from; None starts at the beginning. All processes call it.
 
     Raises:
-        ValueError: resume was asked for and no run was here, or a process does not see the folder.
+        ValueError: there is nothing to resume, or the chosen checkpoint's state was not written by a run.
     """
     if not config.resume:
         return None
@@ -49,7 +49,7 @@ def choose_checkpoint(config: TrainConfig, arguments: TrainingArguments, engine:
 
 
 def choose_and_clean(config: TrainConfig, arguments: TrainingArguments, engine: Engine) -> Path | None:
-    """Choose the checkpoint, log the choice and remove newer, damaged checkpoints; only the main process does this."""
+    """Choose the checkpoint, warn of newer, damaged ones and remove those; only the main process does this."""
     folder = Path(config.output_dir)
     chosen, damaged = newest_whole(folder)
     if chosen is None:
@@ -117,7 +117,7 @@ def present_facts(arguments: TrainingArguments, engine: Engine) -> dict[str, Any
 
 
 def warn_of_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn of differences from a run that never stopped; what a checkpoint does not record counts as unchanged."""
+    """Warn where the run will differ from one that never stopped; what a checkpoint lacks counts as unchanged."""
     then = now | {name: value for name, value in then.items() if type(value) is type(now.get(name))}
     if then["processes"] != now["processes"]:
         logger.warning(

@@ -64,7 +64,7 @@ def problems_of(action: Callable[[], None]) -> list[str]:
 
 @contextlib.contextmanager
 def collected_problems(run: RunState, writers: Sequence[str]) -> Iterator[list[str]]:
-    """Within the context, a failing writer does not stop the next: other processes would wait for it to gather weights.
+    """Within the context, this process goes on after a failing writer, since others wait for it to gather weights.
 
     Yields:
         What went wrong on this process.

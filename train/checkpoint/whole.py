@@ -18,7 +18,7 @@ from heads import inside
 from heads.checkpoint.save_load import write_whole
 
 LIST = "whole.json"
-READ_WHOLE = 64 * 2**20  # a larger file is checked by pieces, so that a checkpoint of 100 GB is checked in seconds
+READ_WHOLE = 64 * 2**20  # of a larger file only pieces are read, so that a checkpoint of 100 GB is checked in seconds
 PIECE = 2**20
 
 
@@ -37,7 +37,7 @@ def checkpoints(run_folder: str | Path) -> list[Path]:
 
 
 def mark_whole(folder: Path, facts: dict[str, Any]) -> None:
-    """Write the list; `facts` (the step, the processes) go with it.
+    """Write the list of files, together with `facts` such as the step and the number of processes.
 
     Raises:
         OSError: a file cannot be read or the disk is full; the folder then stays without a list.

@@ -1,9 +1,9 @@
 """The loss chunk by chunk of rows, as one autograd function whose forward computes the gradients too.
 
-A chunk's logits become their gradient in place, so they are computed once and never stored. Heads with one teacher are
-computed side by side over the same rows of it: a chunk takes one product with the teacher's unembedding, and its
-distribution serves every head before the next chunk overwrites it. Alive are one chunk of logits and one of the
-teacher's, whatever the number of rows and heads.
+A chunk's logits are turned into their gradient (in place on a CPU), so they are computed once and never stored. Heads
+with one teacher are computed side by side over the same rows of it: a chunk takes one product with the teacher's
+unembedding, and its distribution serves every head before the next chunk overwrites it. So memory holds a few chunks
+(logits, their gradient, the teacher's distribution), whatever the number of rows and heads.
 """
 # R rows, C rows of one chunk, N teacher's states, D model width, V vocabulary
 
@@ -43,12 +43,12 @@ def rows_of_chunk(vocab_size: int, elements: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Student:
-    """Rows behind one unembedding: a head's, or those of several heads that share it.
+    """Rows that one unembedding scores: one head's, or those of several heads that share it.
 
     Attributes:
-        rows: without a norm, and without weights of their own beside `factors_R`.
+        rows: hidden states after the norm; `factors_R` and `gates_R` stand for their `factor` and `gates`.
         factors_R: the factor on each row's loss.
-        gates_R: the factor on each row's gradient at weight and bias; None where all are 1, or these have no gradient.
+        gates_R: the factor on each row's gradient at weight and bias; None where all are 1 or there is no gradient.
         trains_unembedding: weight and bias may have a gradient.
     """
 
@@ -66,10 +66,13 @@ class Student:
 
 
 def side_by_side(heads: Sequence[HeadRows]) -> tuple[list[HeadRows], list[Tensor | None]]:
-    """Pads heads that share a teacher to one set of rows; also the indices of each head's rows in it, None for all.
+    """Pad heads that share a teacher to one set of rows.
 
-    Head k has no row at the first k tokens of a document, where others have one; its states there are zeros, which the
-    caller gives the factor 0.
+    Head k has no row at the first k tokens of a document, where others may have one. Its states there are zeros, to
+    which the caller gives the factor 0.
+
+    Returns:
+        The padded heads, and the indices of each head's own rows in the set; None where a head has all rows.
     """
     teachers = [one.distillation for one in heads if one.distillation is not None]
     read = [teacher.rows_R for teacher in teachers if teacher.rows_R is not None]
@@ -118,7 +121,7 @@ class _Running:
         self.soft_R = torch.zeros_like(self.hard_R)
 
     def add(self, chunk: slice, target: SoftTarget | None, grads: tuple[Tensor | None, Tensor | None]) -> None:
-        """The chunk's losses and gradients; those of weight and bias are added to `grads`."""
+        """Compute the chunk's losses and gradients; those at weight and bias are added to `grads`."""
         weight_grad, bias_grad = grads
         hidden_CD = self.rows.hidden_RD[chunk].to(self.unembedding.dtype)
         gradient_CV = self._losses(chunk, self.unembedding.logits(hidden_CD), target)
@@ -168,8 +171,8 @@ class _ChunkedLoss(torch.autograd.Function):
         needs, first = ctx.needs_input_grad[2:], students[0].rows
         device, distillation = first.hidden_RD.device, first.distillation
         unembeddings = unembeddings_of(students, device)
-        # A factor is about 1 / labels of a batch. In float16 small gradients times that would underflow before backward
-        # multiplies by the loss scale, so the largest factor is divided out here and multiplied in by backward.
+        # A factor is about 1 / (labels of a batch). In float16, small gradients times that would underflow before
+        # backward multiplies by the loss scale. So the largest factor is divided out here, and backward restores it.
         unit = largest(torch.cat([student.factors_R for student in students]))
         running = [
             _Running(student, unembeddings[id(student.rows.projection.weight)], unit, needs_hidden)
@@ -205,7 +208,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def unembeddings_of(students: Sequence[Student], device: torch.device) -> dict[int, Unembedding]:
-    """One for each weight; all write their logits to the first one's buffer, since they take turns."""
+    """One unembedding for each weight; all write their logits to the first one's buffer, since they take turns."""
     found: dict[int, Unembedding] = {}
     for student in students:
         first, key = next(iter(found.values()), None), id(student.rows.projection.weight)

@@ -1,12 +1,12 @@
 """Attention within the documents of packed blocks, without a mask of T × T.
 
-With a dense mask, attention computes every pair of a block's positions, also those that the mask rules out. Here a
+With a dense mask, attention computes every pair of a block's positions, even those that the mask rules out. Here a
 block's queries, keys and values are split at its documents, and each piece is plain causal attention, for which sdpa
-has kernels that skip what lies ahead. A block of one document is one piece.
+has kernels that skip what lies ahead.
 
-The documents' lengths travel as an attribute of a 4-D boolean tensor without elements, which Hugging Face models hand
-to their layers as they hand any 4-D mask. A layer that makes something else of it fails, since no scores have its
-shape. It is understood only within `document_attention`, which first compares a backbone's layers with a dense mask.
+The documents' lengths travel as an attribute of a 4-D boolean tensor without elements, which Hugging Face models pass
+to their layers like any 4-D mask. A layer that uses it as an ordinary mask fails, since no scores have its shape. Only
+within `document_attention` do layers understand it; that context first compares their output with a dense mask's.
 """
 # B batch, T position, H attention head, D its width
 
@@ -80,10 +80,10 @@ def sdpa_by_documents(
 
 @contextlib.contextmanager
 def document_attention(model: Any, compiled: bool) -> Iterator[str]:
-    """Within the context a `TrainedModel` attends by documents, where that is possible; yields what was chosen.
+    """Within the context a `TrainedModel` attends by documents where that is possible; yields the choice in words.
 
     Args:
-        compiled: decoder layers are compiled; a graph would be compiled again for all lengths of documents.
+        compiled: decoder layers are compiled; their graphs would be compiled again for every set of document lengths.
     """
     if model.backbone.recurrence is not None:
         yield "each document as a row of its own, since a recurrent state would go on into the next"

@@ -1,9 +1,9 @@
-"""A recurrent backbone over packed blocks: every document is a row of its own.
+"""Run a recurrent backbone over packed blocks with every document as a row of its own.
 
-Masks and positions end attention at a document's border, and a recurrent layer goes on: its state, and the convolution
-before it, still hold the document before. On torch's own paths the classes of transformers have nothing that resets
-them, and kernels that take borders exist on some accelerators only. So the documents of a batch are laid below each
-other, padded on the right, where padding reaches no token that is read. A block of one document is a row as it is.
+Masks and positions end attention at a document's border, but a recurrent layer's state, and the convolution before it,
+carry over into the next document. transformers' classes do not reset them on torch's own paths, and kernels that take
+borders exist on some accelerators only. So each document of a batch becomes a row, padded on the right, where padding
+reaches no token that is read. A block of one document is such a row already.
 
     blocks   a a a b b      rows   a a a .
              b c c c c             b b . .
@@ -29,10 +29,10 @@ from heads.interface.token_heads import TokenHeads
 def forward_by_rows(
     backbone: Backbone, tokens_BT: Tensor, positions_BT: Tensor, *, taps: Sequence[HiddenTap] = ()
 ) -> tuple[Tensor, HiddenTaps]:
-    """`Backbone.forward` over packed blocks without anything that passes from one document to the next.
+    """`Backbone.forward` over packed blocks, whose documents do not influence each other.
 
     Args:
-        positions_BT: positions within documents; a 0 begins one.
+        positions_BT: positions within documents; each 0 begins a document.
     """
     rows_BT = (positions_BT == 0).flatten().cumsum(0).view_as(positions_BT) - 1
     num_rows, longest = int(rows_BT[-1, -1]) + 1, int(positions_BT.max()) + 1
@@ -43,7 +43,7 @@ def forward_by_rows(
 
 
 def refuse_states_of_heads(token_heads: TokenHeads) -> None:
-    """Raise ValueError where layers of heads are recurrent themselves: they run on packed blocks as they are."""
+    """Raise ValueError where layers of heads are recurrent, since heads run on the packed blocks themselves."""
     run = (token_heads, *token_heads.borrowed)
     if token_heads.backbone.recurrence is not None and any(find_mixers(module) for module in run):
         raise ValueError(

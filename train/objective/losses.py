@@ -4,10 +4,10 @@
                   + weight · T² · divergence from a teacher          (train/objective/soft_targets.py)
                   + regression · SmoothL1 between its hidden state and the teacher's   (Hydra, EAGLE)
 
-The fast path computes chunk after chunk of rows (train/objective/chunks.py): memory is one chunk of logits (two with a
-teacher), whatever the number of rows, heads and tokens. Heads that share an unembedding are computed together, with one
-gradient buffer and full chunks; heads that share a teacher together too, with one product for its logits. Any
-`Projection` (norm, bias, scale, soft cap) is supported, which torch's own linear_cross_entropy does not do.
+The fast path computes chunk after chunk of rows (train/objective/chunks.py), so memory holds a few chunks of logits,
+whatever the number of rows and heads. Heads that share an unembedding are computed together, with one gradient buffer
+and full chunks. So are heads that share a teacher, with one product for its logits. Any `Projection` (norm, bias,
+scale, soft cap) is supported, which torch's own linear_cross_entropy does not do.
 """
 # R rows, K head, P sets of rows in one pass, D model width, V vocabulary
 
@@ -132,7 +132,7 @@ def weighted_loss(heads: Iterable[HeadRows], chunk_elements: int | None = None) 
 
 
 def after_norm(rows: HeadRows) -> HeadRows:
-    """The rows after their projection's norm, which ordinary autograd differentiates, since (R, D) is small."""
+    """The rows after their projection's norm, which autograd differentiates as usual, since (R, D) is small."""
     norm, hidden_RD = rows.projection.norm, rows.hidden_RD
     if norm is None:
         return rows
@@ -163,7 +163,7 @@ def one_pass(
 
 
 def student_of(rows: HeadRows, place: Tensor | None) -> Student:
-    """A head beside others with its teacher; rows outside `place` have the factor 0."""
+    """A head that is computed beside others with the same teacher; rows outside `place` get the factor 0."""
     factor, size = factor_of(rows).to(rows.hidden_RD.device), len(rows.hidden_RD)
     factors_R = factor.expand(size)
     if place is not None:
@@ -176,7 +176,7 @@ def student_of(rows: HeadRows, place: Tensor | None) -> Student:
 def joined_pass(
     heads: dict[int, HeadRows], sums: dict[int, tuple[Tensor, Tensor]], chunk_elements: int | None
 ) -> Tensor:
-    """Hard labels of heads that share one unembedding, as the rows of one."""
+    """The pass of heads with hard labels that share one unembedding, as the rows of a single student."""
     together = list(heads.values())
     rows = joined(together)
     sizes_P = torch.tensor([len(one.labels_R) for one in together], device=rows.hidden_RD.device)

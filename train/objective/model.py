@@ -324,7 +324,7 @@ class TrainedModel(PackedBackbone):
         return batch, final_BTD
 
     def _teacher_states(self, tokens_BT: Tensor, document_ids_BT: Tensor) -> Tensor | None:
-        """The teacher runs before the trained backbone: sharding engines run backward for the last forward."""
+        """The teacher runs before the trained backbone, since sharding engines run backward for the last forward."""
         if self.teacher is None:
             return None
         _, positions_BT, mask = self.attention(document_ids_BT)

@@ -1,7 +1,7 @@
-"""A backbone over packed blocks, as its own pretraining would have read their documents one by one.
+"""Run a backbone over packed blocks as if it read their documents one by one.
 
-Attention stays within documents (unless it may cross them) and positions begin anew in each; recurrent layers run
-document by document. The first layer can be let see one token ahead, DynaMo's T1-L2-M(-1)R.
+Attention stays within documents (unless it may cross them), positions begin at 0 in each, and recurrent layers run
+document by document. With lookahead, the first layer sees one token ahead (DynaMo's T1-L2-M(-1)R).
 """
 # B batch, T position
 
@@ -49,7 +49,7 @@ class PackedBackbone(nn.Module):
         self.trains_backbone = trains_backbone
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
-        self.attends_by_document = False  # set by `document_attention`, which compares the two first
+        self.attends_by_document = False  # set by `document_attention`
 
     def run(
         self, backbone: Backbone, tokens_BT: Tensor, positions_BT: Tensor, mask: Any, taps: Sequence[HiddenTap] = ()
@@ -64,7 +64,7 @@ class PackedBackbone(nn.Module):
         return forward_by_rows(backbone, tokens_BT, positions_BT, taps=taps)
 
     def attention(self, document_ids_BT: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Document ids (B, T) for attention, positions (B, T) within them, and the mask."""
+        """The document ids (B, T) that bound attention, positions (B, T) within these documents, and the mask."""
         attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
         positions_BT, style = positions_within_documents(attended), self.backbone.mask_style
         mask = mask_by_documents(attended, style.window) if self.attends_by_document else None

@@ -28,11 +28,11 @@ Divergence = Literal["cross_entropy", "kl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A teacher's states, which of them a head's rows are taught by, and the weight of its distribution.
+    """A teacher's states, which of them teaches each of a head's rows, and the weight of the divergence.
 
     Attributes:
         states_ND: the teacher's hidden states, without gradient; heads that share them are computed together.
-        rows_R: the entry of `states_ND` for each row, ascending; None where they are the rows, one by one.
+        rows_R: the entry of `states_ND` for each row, ascending; None where each row has its own entry, in order.
         projection: the teacher's unembedding, without norm and without gradient.
         weight: weight of the divergence in the loss.
         temperature: T, which the logits of teacher and student are divided by.

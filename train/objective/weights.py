@@ -13,7 +13,6 @@ Self-distillation (section 2.3 there) holds the trained backbone near its state 
 The paper trains with weight 1, without labels. The heads' losses do not use this teacher, since the heads draft for the
 backbone that is being trained.
 """
-# K head
 
 from __future__ import annotations
 
