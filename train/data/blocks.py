@@ -1,8 +1,9 @@
-"""Documents are laid end to end and cut into blocks of one fixed size, without padding.
+"""Lay documents end to end and cut them into blocks of one fixed size, without padding.
 
 Every block_size tokens make one row {input_ids, loss_mask, document_ids}. A document that does not fit continues in the
 next block; only the last tokens, which do not fill a block, are dropped.
 """
+# D document, T position in a document or block
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from datasets import Dataset, IterableDataset
 
 from train.data.report import DataReport, Filling
 
-# T position in a document or block
 BLOCK_SCHEMA = pa.schema(
     {"input_ids": pa.list_(pa.int32()), "loss_mask": pa.list_(pa.bool_()), "document_ids": pa.list_(pa.int32())}
 )

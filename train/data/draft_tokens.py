@@ -4,7 +4,7 @@ The supervised tokens of all training blocks are counted, or of a stream's first
 same in every process. The share of targets that the chosen tokens cover goes into the log and into heads.json; other
 tokens are never drafted.
 """
-# T position, V vocabulary
+# T position, S draft token, V vocabulary
 
 from __future__ import annotations
 

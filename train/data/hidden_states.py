@@ -1,4 +1,4 @@
-"""A frozen backbone's hidden states on disk: the backbone runs once over the blocks, and later epochs read the files.
+"""Store a frozen backbone's hidden states: it runs once over the blocks, and every epoch reads the files.
 
     $HF_DATASETS_CACHE/headway/hidden-states-<fingerprint>/shard-00000.bin    (blocks, taps, T, D) as raw memory
                                                           shard-00000.json   its size and checksum, written last
@@ -9,7 +9,7 @@ computed again, so an interrupted pass resumes at its first unfinished shard. Ea
 reads all of them. An inference server may compute the states (train/data/served_states.py). Attention masks and
 positions are not stored: they follow from `document_ids`.
 """
-# N taps, T position in a block, D model width
+# B block of a batch, N tap, T position in a block, D model width
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def cache_hidden_states(
     """The blocks with their hidden states; states that are not on the disk yet are computed first.
 
     Args:
-        server: where they are computed if it has a URL, and not here.
+        server: computes the missing states if it has a URL.
         dtype: dtype of the stored states; None takes the backbone's.
         context: the context of the training forward (autocast).
 
@@ -180,7 +180,7 @@ def plan_layout(
         str(dtype),
         autocast,
         model.attend_across_documents,
-        *([] if server is None or server.url is None else ["server"]),  # its kernels round in another way
+        *([] if server is None or server.url is None else ["server"]),  # a server's kernels round differently
     )
     folder = cache_file("hidden-states", Hasher.hash(settings)).with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,9 +23,9 @@ class SourceReport:
         rows: rows read, after `fraction`.
         bad: rows that are malformed or lack a field; `problems` names the first of them, with the reasons.
         empty: rows without text, ids or a reply.
-        too_short: documents of fewer than K + 2 tokens, which are dropped.
+        too_short: documents of fewer than K + 2 tokens for K heads, which are dropped.
         documents: documents that are used.
-        split: used documents that are longer than a block and continue in the next one.
+        split: used documents that are longer than a block.
         tokens: tokens of the used documents.
         supervised_tokens: tokens of the used documents that are targets of the heads.
         furthest_label: the furthest position of a supervised token in its document, counted up to K + 1, where every

@@ -11,11 +11,11 @@ vLLM (0.20 and later; its documentation calls it "Hidden State Extraction") writ
     /states/REQUEST.safetensors        token_ids (T) and hidden_states (T, layer ids, D), named in the answer
     /states/REQUEST.safetensors.lock   locked until the file is whole
 
-Layer id k is the residual stream after k layers: 0 the embeddings, n the last layer's output without the final norm,
-which is applied here. Every document of a block is a request of its own, as documents do not attend to each other. The
-first one is also run here: a server with other weights or other layers is refused by its numbers.
+Layer id i is the residual stream after i layers: 0 is the embeddings, and n the last layer's output without the final
+norm, which is applied here. Every document of a block is a request of its own, unless documents attend to each other.
+The beginning of the first one is also run here, and a server whose states differ from these is refused.
 """
-# B block, N tap, T position, D model width, K layer id of the server
+# B block, N tap, T position, D model width, L layer id of the server
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ANSWER_TIMEOUT = 600.0  # seconds
 FILE_TIMEOUT = 600.0  # seconds from the answer to its whole file
 PAUSE = 0.01  # seconds between two looks at a lock
 TRIES = 7  # of one request; the pauses double from 0.5 s to 8 s
-COMPARED = 128  # tokens that this machine runs as well
+COMPARED = 128  # tokens at most that are also run here
 TOLERANCE = 0.1
 """Largest difference from the states computed here, as a share of their size (both root mean squares). bfloat16 keeps 8
 bits and errors add up over layers: servers were seen at 0.002 to 0.03. A neighbouring layer's states differ by a third
@@ -68,7 +68,7 @@ class ServedStates:
     """`TrainedModel.hidden_states` through a server; the first call compares the two.
 
     Args:
-        model: its taps say what is asked for; its backbone's final norm is applied here.
+        model: its taps decide which layers are asked for; its backbone's final norm is applied here.
 
     Raises:
         ValueError: the server cannot be reached, refuses, gives no hidden states, or gives other ones.
@@ -120,9 +120,9 @@ class ServedStates:
 
     def states_of(self, tokens_T: list[int]) -> Tensor:
         """(N, T, D): the taps of one document, in the order of `stored_taps`."""
-        states_TKD = self.read(self.ask(tokens_T), tokens_T).to(self.trained.backbone.device)
+        states_TLD = self.read(self.ask(tokens_T), tokens_T).to(self.trained.backbone.device)
         backbone = self.trained.backbone
-        by_id = dict(zip(self.ids, states_TKD.to(backbone.dtype).unbind(1), strict=True))
+        by_id = dict(zip(self.ids, states_TLD.to(backbone.dtype).unbind(1), strict=True))
         norm = backbone.projection.norm
         with torch.no_grad():
             taps = [
@@ -134,7 +134,7 @@ class ServedStates:
         return torch.stack(taps)
 
     def ask(self, tokens_T: list[int]) -> Path:
-        """Have a document read; returns the file of its states."""
+        """Have the server compute a document's states; returns the file that holds them."""
         openai, url = self._openai, self.config.url
         try:
             answer = self._client.completions.create(model=self.model, prompt=tokens_T, max_tokens=1, temperature=0)
@@ -152,10 +152,14 @@ class ServedStates:
                 f"eagle_aux_hidden_state_layer_ids {self.ids} and the ExampleHiddenStatesConnector (docs/train.md)."
             )
         assert self.config.folder is not None
-        return Path(self.config.folder) / Path(named).name  # its folder is the server's; the name alone is believed
+        return Path(self.config.folder) / Path(named).name  # the named folder is the server's view, so it is ignored
 
     def read(self, file: Path, tokens_T: list[int]) -> Tensor:
-        """(T, K, D): a file that the server wrote, which is removed then."""
+        """(T, L, D): the states in a file that the server wrote; the file is removed.
+
+        Raises:
+            ValueError: the file cannot be read, is of another document or shape, or holds states that are not finite.
+        """
         wait_until_whole(file)
         try:
             found = load_file(file)
@@ -181,7 +185,7 @@ def lock_of(file: Path) -> Path:
 
 
 def wait_until_whole(file: Path) -> None:
-    """The server holds an exclusive lock while it writes; raise ValueError where no file comes."""
+    """Wait for the server's exclusive lock to end, which it holds while it writes; raise ValueError on a time-out."""
     until = time.monotonic() + FILE_TIMEOUT
     while not is_unlocked(lock_of(file)):
         if time.monotonic() > until:

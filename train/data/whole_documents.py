@@ -1,4 +1,4 @@
-"""Documents are kept whole: each lies in one block where it fits in one, and what is left of a block is padding.
+"""Pack documents whole: each lies in one block if it fits in one, and the rest of a block is padding.
 
 Cutting every document at the edges of blocks (train/data/blocks.py) wastes no position, but what follows an edge has
 lost its beginning: a reply without its question. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
@@ -6,8 +6,8 @@ Language Modeling") places the longest documents first, each in the fullest bloc
 is longer than a block is cut into whole blocks and a rest, which is placed like a document.
 
 Documents are placed WINDOW at a time, in the order in which they come, so that streams are packed alike and memory
-holds one window. Padding is a document of its own without targets: attention, positions and losses already keep
-documents apart, so nothing else has to know of it.
+holds one window. Padding is a document of its own without targets, so nothing else has to know of it: attention,
+positions and losses already separate documents.
 """
 # D document of a window, T position in a document or block
 
@@ -44,9 +44,10 @@ def padding(length: int) -> list[Document]:
 
 
 def place(lengths_D: Sequence[int], block_size: int) -> list[list[Piece]]:
-    """The pieces of each block of one window, by best fit, the longest first.
+    """The pieces of each block of one window, placed by best fit, the longest first.
 
-    Blocks are in the order of their longest documents, so a first share of them is no choice of short or long ones.
+    The blocks are ordered by the number of their longest piece's document, so that the first blocks of a window are not
+    those with the longest documents.
 
     >>> place([3, 2, 9, 1], block_size=4)
     [[(0, 0, 3), (2, 8, 9)], [(1, 0, 2), (3, 0, 1)], [(2, 0, 4)], [(2, 4, 8)]]
@@ -57,7 +58,7 @@ def place(lengths_D: Sequence[int], block_size: int) -> list[list[Piece]]:
         for start in range(0, length, block_size)
     ]
     blocks: list[list[Piece]] = []
-    room: list[tuple[int, int]] = []  # what is free in each block that is not full, and its number, sorted
+    room: list[tuple[int, int]] = []  # free positions and number of each block that is not full, sorted
     for piece in sorted(pieces, key=lambda piece: piece[1] - piece[2]):
         length = piece[2] - piece[1]
         found = bisect_left(room, (length, 0))
