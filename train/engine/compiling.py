@@ -1,8 +1,8 @@
 """torch.compile for decoder layers in training, where it is faster; one line reports the choice.
 
-Layers are compiled one by one (all layers of one class share their code), by their `forward`: hooks that record taps
-stay outside and names in checkpoints stay as they are. Evaluation and decoding run uncompiled, as their shapes change
-with every pass.
+The backbone's layers are compiled one by one (layers of one class share their code), by their `forward`, so that hooks
+that record taps stay outside the graph and names in checkpoints do not change. Evaluation and decoding run uncompiled,
+since their shapes change with every pass.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ ENGINES = (Engine.ONE, Engine.DDP)
 
 
 def compile_where_it_wins(trainer: Any, wanted: bool | str, *, resumed: bool = False) -> bool:
-    """Follow the config's `compile` field and say what was done and why; every process takes part and does the same.
+    """Follow the config's `compile` field and log what was done and why; every process takes part and does the same.
 
     Args:
         wanted: the field; for a resumed run with auto, what its checkpoint did.
         resumed: the run resumes from a checkpoint.
+
+    Returns:
+        Whether layers are compiled.
 
     Raises:
         ValueError: compiling was requested and is not possible.
@@ -83,7 +86,7 @@ def choose(trainer: Any, wanted: bool | str, obstacle: str, as_before: bool) -> 
 
 
 def what_stops_any_process(obstacle: str) -> str:
-    """The first process's obstacle, so that all decide alike; names its machine where others have none."""
+    """The first obstacle that any process has, so that all decide alike; it names the machine if others have none."""
     gathered = gather_object([(obstacle, socket.gethostname())])
     found = [(text, host) for text, host in gathered if text]
     if not found:
@@ -104,7 +107,7 @@ def what_stops_compiling(model: TrainedModel, device: torch.device, engine: Engi
 
 
 def is_worth_it(trainer: Any) -> tuple[bool, str]:
-    """Whether the run spends long enough in the backbone, by one timed pass; process 0 decides for all."""
+    """Whether the run spends long enough in the backbone, estimated from one timed pass; process 0 decides for all."""
     seconds = seconds_per_pass(trainer) * num_passes(trainer)
     (seconds,) = broadcast_object_list([seconds])
     return seconds > REPAYS_AFTER, (
@@ -113,7 +116,7 @@ def is_worth_it(trainer: Any) -> tuple[bool, str]:
 
 
 def seconds_per_pass(trainer: Any) -> float:
-    """The backbone's seconds for one micro-batch; backward of a trained one is two further forwards."""
+    """The backbone's seconds for one micro-batch; backward through a trained one counts as two more forwards."""
     model = trainer.model
     rows = list(islice(iter(trainer.train_dataset), trainer.args.per_device_train_batch_size))
     batch = {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(rows).items()}
@@ -134,7 +137,7 @@ def read_clock(device: torch.device) -> float:
 
 
 def num_passes(trainer: Any) -> int:
-    """Passes of the backbone over micro-batches that one process has ahead."""
+    """The number of micro-batches that the backbone will process in one process of the run."""
     args = trainer.args
     epoch = math.inf
     if hasattr(trainer.train_dataset, "__len__"):

@@ -75,7 +75,7 @@ def on_cpu(trainer_fields: Mapping[str, Any]) -> bool:
 def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
     """TrainingArguments that start the processes of the requested engine.
 
-    Accelerate switches DeepSpeed off where `use_cpu` is set; without it, it takes the backend that is named.
+    Accelerate switches DeepSpeed off where `use_cpu` is set, so DeepSpeed on CPUs gets only the backend's name.
 
     Raises:
         ValueError: DeepSpeed on CPUs in half precision, or beside an accelerator, which it would use instead.
@@ -102,8 +102,8 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leave_out_inference_operator() -> None:
-    """Keep DeepSpeed from compiling, for a minute, what on CPUs only its inference calls (deepspeed/comm/torch.py)."""
-    if importlib.util.find_spec("deepspeed") is not None:  # TrainingArguments say that it is missing
+    """Spare a minute in which DeepSpeed compiles an operator that only inference calls (deepspeed/comm/torch.py)."""
+    if importlib.util.find_spec("deepspeed") is not None:  # if it is missing, TrainingArguments say so
         import deepspeed.ops
 
         getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
@@ -149,7 +149,7 @@ def start_engine() -> Engine:
             raise not_active(requested, state.distributed_type.value)
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # imports deepspeed
 
-        unset_hf_deepspeed_config()  # weights are loaded whole and split when they are wrapped: heads start from them
+        unset_hf_deepspeed_config()  # weights are loaded whole, since heads start from them, and are split later
         return requested
     if state.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         return Engine.DDP

@@ -1,11 +1,11 @@
-"""Whole weights under every engine: gathered one tensor at a time, held by the main process, put in place for a moment.
+"""Gather whole weights under any engine, one tensor at a time, and put them in place of the shards within a context.
 
     with whole_weights(model) as writes:
         if writes:
             checkpoint.save(model.token_heads, folder)
 
-Every process enters, since gathering takes all of them; only the main one holds the tensors, on its CPU. Inside, the
-model is an ordinary one, so that what is saved does not depend on the engine.
+Every process enters the context, since gathering takes all of them, but only the main one holds the tensors (on its CPU
+where they were sharded). Inside, its model is an ordinary one, so what is saved does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from train.objective.model import TrainedModel
 
 @contextlib.contextmanager
 def whole_weights(model: TrainedModel) -> Iterator[bool]:
-    """Put whole tensors in place of shards; True in the process that holds them.
+    """Put whole tensors in place of shards; yields True in the process that holds them.
 
-    Trained weights are gathered, and the embedding, whose fingerprint is stored. What is frozen besides is not.
+    Trained weights are gathered, and so is the embedding, whose fingerprint is stored; other frozen weights are not.
     """
     reshard(model)
     is_main = PartialState().is_main_process
@@ -89,9 +89,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def copy_for_decoding(model: TrainedModel) -> TokenHeads | None:
-    """A copy of the heads in the backbone's dtype, filled at evaluations; made before an engine shards the model.
+    """A copy of the heads in the backbone's dtype, made before an engine shards the model and filled at evaluations.
 
-    None if there are no heads, or if they have the backbone's dtype.
+    It is None if there are no heads, or if they have the backbone's dtype.
     """
     heads, dtype = model.token_heads, model.backbone.dtype
     return None if heads is None or heads.in_dtype(dtype) is heads else heads.in_dtype(dtype).requires_grad_(False)

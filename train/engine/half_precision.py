@@ -1,4 +1,4 @@
-"""Whether products in bfloat16 are worth it on this machine, and what `trainer.bf16: auto` is there.
+"""Decide whether bfloat16 products are faster on a machine, as `trainer.bf16: auto` does.
 
 A CPU that has instructions for them (AVX512-BF16, AMX, or ARM's BF16) multiplies faster than in float32. One that has
 none converts every number to float32 first, so that `trainer.bf16: true` loses mantissa there and gains no speed.
@@ -26,7 +26,7 @@ def settled_bf16(trainer_fields: Mapping[str, Any], device_type: str, *, trains_
     """The fields of `trainer` with the choice that `bf16: auto` leaves to the machine.
 
     Args:
-        trains_in_float32: the engine knows nothing else, as DeepSpeed on CPUs.
+        trains_in_float32: the engine trains in float32 alone, as DeepSpeed does on CPUs.
 
     >>> settled_bf16({"bf16": "auto", "max_steps": 3}, "cpu", trains_in_float32=True)
     {'bf16': False, 'max_steps': 3}
@@ -37,14 +37,14 @@ def settled_bf16(trainer_fields: Mapping[str, Any], device_type: str, *, trains_
 
 
 def pays_on(device_type: str) -> bool:
-    """A CPU by its instructions, a GPU that is here by its generation; of one that is planned for the best is hoped."""
+    """Whether a CPU has the instructions, or a GPU the generation; a GPU that is not here is assumed to have it."""
     if device_type == "cpu":
         return multiplies_bfloat16()
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def advice_on_bfloat16(device_type: str, *, bf16: bool) -> str:
-    """A sentence where `trainer.bf16` should be the other way on this CPU; empty where it is right, and on devices.
+    """A sentence if the other value of `trainer.bf16` is better on this CPU; empty if it is not, and on accelerators.
 
     >>> advice_on_bfloat16("cuda", bf16=True)
     ''

@@ -1,9 +1,8 @@
-"""The end of a process that trained with others: nothing of a finished run may make its launcher call it failed.
+"""End a process that trained with others without the interpreter's teardown, which can make a saved run look failed.
 
-destroy_process_group() leaves gloo's threads running while anything still refers to a group, and DeepSpeed does until
-the interpreter ends. Such a thread that frees a tensor while the interpreter is taken down asks for its lock and is
-ended inside C++ instead: `terminate called without an active exception`, SIGABRT, and the launcher reports a failure
-of a run that is saved. So a process that had a process group leaves without the interpreter's teardown.
+destroy_process_group() leaves gloo's threads running while anything refers to a group, and DeepSpeed refers to one
+until the interpreter ends. If such a thread frees a tensor during the teardown, it asks for the interpreter's lock and
+is aborted inside C++ (`terminate called without an active exception`, SIGABRT), and the launcher reports a failure.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ def has_process_group() -> bool:
 
 
 def end_together(code: int = 0) -> None:
-    """End this process with an exit code, once all processes are here and everything is done; alone, return.
+    """Wait for all processes, then end this one with an exit code; a process without a process group just returns.
 
-    What the interpreter does for others at its end is done here: threads are waited for, atexit handlers run (loggers
-    of other libraries upload in them), and output is flushed.
+    What the interpreter would do at its end is done here: threads are joined, atexit handlers run (in which loggers of
+    other libraries upload), and output is flushed.
     """
     if not has_process_group():
         return

@@ -34,7 +34,7 @@ def repeated_modules(parent: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether a module has no `forward`: nothing calls it, so its hooks never run."""
+    """Whether a module has no `forward`; nothing calls such a module, so its hooks would never run."""
     return "forward" not in {name for kind in type(module).__mro__[:-1] if kind is not nn.Module for name in vars(kind)}
 
 

@@ -1,4 +1,4 @@
-"""Warnings of what does not fit, one sentence each, and what would: another engine, more GPUs, other settings."""
+"""Warn of what does not fit, in one sentence each, and say what would: another engine, more GPUs, other settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bytes of the tensors that are alive while code runs, by purpose, and the FLOPs of its matrix products.
+"""Count the bytes of the tensors that are alive while code runs, by purpose, and the FLOPs of its matrix products.
 
-It works on fake tensors as on real ones: the outputs of each operator are registered, and a storage counts until the
-last tensor on it is gone. Of all moments it keeps those that could be the peak under some engine.
+This works on fake and on real tensors: the outputs of each operator are registered, and a storage counts until the last
+tensor on it is gone. Of all moments, those that could be the peak under some engine are recorded.
 """
 
 from __future__ import annotations

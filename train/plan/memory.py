@@ -42,7 +42,8 @@ class Sizes:
 
     Attributes:
         all: all parameters of a run.
-        unit: the largest unit that is sharded (a decoder layer, or a head), and the most that is trained of one.
+        unit: the size of the largest unit that is sharded (a decoder layer, or a head). Its trained part is the most
+            that any unit has.
         root: parameters outside all units: embeddings, norms, unembeddings.
         step: the traced step.
         half: training is in mixed precision, so weights are gathered in 2 bytes.

@@ -4,7 +4,7 @@ Forward, loss and backward are the run's own, with its autocast and gradient che
 every position is supervised (an upper bound), each block is one document, and attention runs in a fused kernel. On CUDA
 that is the memory-efficient one, for which each layer casts a 4-D mask; on a CPU it is flash attention.
 """
-# B batch, T position, H attention head, S slot
+# M micro-batch, B batch, N tap, T position, H attention head, S slot, D width, R supervised row
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cud
 
 
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace parameters and buffers by fake tensors on "cpu": the device decides on kernels, autocast and masks."""
+    """Replace parameters and buffers by fake tensors on "cpu", since kernels, autocast and masks go by the device."""
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     for module in model.modules():
         kinds: list[Any] = [module._parameters, module._buffers]
@@ -160,7 +160,7 @@ def autocast(config: TrainConfig) -> torch.autocast:
 
 @contextlib.contextmanager
 def recorded(model: TrainedModel) -> Iterator[LiveTensors]:
-    """Record live tensors as weights, gradients, or by whether they were made before, in or after the backbone."""
+    """Record live tensors as weights, as gradients, or as made before, in or after the backbone."""
     live = LiveTensors()
 
     def switch_to(purpose: str) -> Any:
@@ -206,7 +206,7 @@ def efficient_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As the kernel: no scores are stored, keys and values of a group are repeated, each layer casts the mask."""
+    """Attend as the kernel does: no scores are stored, keys and values of a group are repeated, the mask is cast."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query_BHTD.dtype
     groups = query_BHTD.shape[1] // key_BHSD.shape[1] if enable_gqa else 1
     tensors = [query_BHTD.to(dtype), *(t.to(dtype) for t in (key_BHSD, value_BHSD))]

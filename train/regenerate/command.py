@@ -46,7 +46,7 @@ WINDOW = 4
 """Batches between two appends. More give batches of more equal length; fewer lose less when a run is killed."""
 
 CONCURRENCY = 64
-"""Rows that a server works on at once."""
+"""Rows that a server works on at a time."""
 
 
 def regenerate(config: TrainConfig, flags: RegenerateFlags) -> None:
@@ -122,7 +122,7 @@ def open_decoding(flags: RegenerateFlags, model: Any) -> TreeDecoding | None:
 
 
 def add_ends(rows: SourceRows, own: int | list[int] | None) -> None:
-    """End tokens of the backbone's settings, behind those of the tokenizer and of the template."""
+    """Add the end tokens of the backbone's settings to those of the tokenizer and of the template."""
     own = [] if own is None else own if isinstance(own, list) else [own]
     rows.ends = list(dict.fromkeys([*rows.ends, *own]))
 
@@ -161,7 +161,7 @@ def refuse_long_chats(writer: Writer | Server, settings: RegenerateConfig, rows:
 def settings_of_the_text(
     config: TrainConfig, flags: RegenerateFlags, rows: SourceRows, writer: Writer | Server
 ) -> dict[str, Any]:
-    """All settings that the lines depend on; a resumed run must have the same."""
+    """All settings that the lines depend on, which a resumed run must share."""
     backbone, data = config.backbone, config.data
     template = None if rows.template is None else hashlib.sha256(rows.template.encode()).hexdigest()[:16]
     return {
@@ -181,7 +181,7 @@ def settings_of_the_text(
 
 
 def identify(writer: Writer | Server) -> dict[str, Any]:
-    """Which weights write: their checksum, or a server's name for them, which is believed."""
+    """What identifies the weights that write: their checksum, or a server's name for them, which cannot be checked."""
     if isinstance(writer, Server):
         return {"server's model": writer.model, "prompts": "tokens" if writer.as_tokens else "messages"}
     model = writer.model

@@ -1,4 +1,4 @@
-"""What `regenerate-data` says at its end: how much was written, and what was cut, bad, refused or done otherwise."""
+"""The last output of `regenerate-data`: what was written, cut, bad or refused, and what a server did differently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(output: OutputFile, settings: RegenerateConfig, tally: Tally, total: 
 
 
 def report_server(server: Server) -> None:
-    """What a server did otherwise than it was asked."""
+    """Report where a server did not do what it was asked."""
     tally = server.tally
     refused = sorted(tally.refused.items(), key=lambda item: -item[1])
     sentences = [

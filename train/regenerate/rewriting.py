@@ -1,7 +1,7 @@
-"""The prompts of one row and what its answers are made into: a conversation turn by turn, or a text.
+"""Rewrite one row with the backbone's answers: a conversation turn by turn, or a text.
 
 A row is a coroutine: it yields a prompt, is sent the backbone's answer, and returns the row's new fields. So rows of
-any kind, with any number of turns, share batches, and are rewritten alike whether this process answers or a server.
+any kind, with any number of turns, share batches, and are rewritten alike whether this process or a server answers.
 
     conversation    user 1 | answer 1 | user 2 | answer 2
     first prompt    user 1                                  ->  a
@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
 
     Attributes:
         tokens: the prompt as training encodes it.
-        messages: the turns of a conversation; None of a text.
+        messages: the turns of a conversation; None for a text.
     """
 
     tokens: list[int]
@@ -36,9 +36,9 @@ class Answer(NamedTuple):
     """What the backbone generated.
 
     Attributes:
-        tokens: all of it, an end token included; None where a server gave text alone.
-        cut: it is longer than --max-new-tokens.
-        text: what a server gave in place of tokens.
+        tokens: all generated tokens, an end token included; None where a server's text is used instead.
+        cut: --max-new-tokens ended it.
+        text: a server's text.
     """
 
     tokens: list[int] | None
@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 Rewriting: TypeAlias = Generator[Prompt, Answer | None, dict[str, Any]]
-"""It is sent None in place of an answer that a server refused."""
+"""A row's coroutine; it is sent None in place of an answer that a server refused."""
 
 
 @dataclass(kw_only=True)
@@ -95,9 +95,9 @@ def rewrite_chat(
 ) -> Rewriting:
     """The conversation with every answer generated anew from the turns before it, new answers included.
 
-    A turn with tool_calls stays as it is, since the tools' results belong to it. The last turn is a generated one. An
-    answer that was cut is dropped together with all later turns: the template would end it with an end of turn, which
-    the backbone did not generate and the heads would learn.
+    A turn with tool_calls stays as it is, since the tools' results belong to it. The result ends with a generated turn.
+    An answer that was cut is dropped together with all later turns: the template would close it with an end of turn
+    that the backbone did not generate, and the heads would learn that.
 
     Raises:
         BadRowError: the template rejects the conversation.
@@ -129,7 +129,8 @@ def continue_text(
 ) -> Rewriting:
     """The prompt and its continuation by the backbone, as tokens (for training) and as text (for people).
 
-    The mask is 1 on generated tokens: 0 on the prompt, and on a frame that replaces another end token.
+    The mask is 0 on the prompt and 1 on generated tokens. On the frame it is 1 only if the backbone generated the same
+    end token.
 
     Args:
         frame: tokens that training puts after every text; they replace the end token that the backbone generated.

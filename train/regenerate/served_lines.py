@@ -1,7 +1,7 @@
-"""Lines that a server writes: many rows at a time, appended in the rows' order.
+"""Write lines with a server, which answers many rows at a time; they are appended in the rows' order.
 
-A row is answered turn by turn; `concurrency` rows are under way at once. Finished lines wait for those before them, up
-to `AHEAD` rows for each that is under way, so that one long conversation does not hold the others up.
+A row is answered turn by turn, and at most `concurrency` rows are in progress. A finished line waits for those before
+it. So that one long conversation does not block the others, up to `AHEAD` · `concurrency` lines are started or waiting.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def write_served_lines(
 
 
 def take_finished(waiting: deque[asyncio.Task[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Remove and return the lines at the front that are whole."""
+    """Remove and return the finished lines at the front."""
     made = []
     while waiting and waiting[0].done() and waiting[0].exception() is None:
         made.append(waiting.popleft().result())

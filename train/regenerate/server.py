@@ -1,11 +1,11 @@
-"""An OpenAI-compatible server (vLLM, SGLang, llama.cpp, …) that answers prompts with the backbone it serves.
+"""Ask an OpenAI-compatible server (vLLM, SGLang, llama.cpp, …) for answers of the backbone that it serves.
 
     conversations                      /chat/completions with the turns, in the server's own chat template
     conversations, data.chat_template  /completions with the token ids of that template
     texts, token ids                   /completions with token ids
 
-Servers that can are asked for the tokens they generated (vLLM's `return_token_ids`), for no other change of the scores
-than temperature and top_p, and for samples of a seed of each answer. One that refuses these fields is asked without.
+Optional fields ask for the generated tokens (vLLM's `return_token_ids`), for no change of the scores but temperature
+and top_p, and for a seed of each answer. A server that refuses these fields is asked without them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from train.regenerate.rewriting import Answer, Prompt, Tally
 
 TIMEOUT = 600.0  # seconds for one answer
 ALIVE_TIMEOUT = 60.0  # seconds for the list of models
-SERVER_FAILS = 500  # status from which it is not the request's fault
+SERVER_FAILS = 500  # HTTP status from which the server is at fault and not the request
 TRIES = 7
-"""Of one answer where the server is busy, fails or does not answer; the pauses double from 0.5 s to 8 s."""
+"""Attempts for one answer if the server is busy, fails or is silent; the pauses double from 0.5 s to 8 s."""
 REFUSED_AT_FIRST = 20
-"""As many refusals before the first answer end the command: the server refuses the settings and not a prompt."""
+"""After this many refusals and no answer the command ends: the server refuses the settings, not a prompt."""
 
 
 @dataclass(kw_only=True)
@@ -37,13 +37,13 @@ class Server:
     Attributes:
         url: base URL of its API, such as http://localhost:8000/v1.
         model: name of the backbone there.
-        key_variable: environment variable of the key; None: OPENAI_API_KEY, which local servers do not need.
+        key_variable: environment variable of the key; None is OPENAI_API_KEY, which local servers do not need.
         settings: temperature, top_p, seed and the most tokens of an answer.
         ends: tokens that end an answer.
         longest: the backbone's positions.
         vocab_size: number of the backbone's tokens.
         as_tokens: send conversations as token ids.
-        tally: what it refused is counted there.
+        tally: counts tokens, refusals and deviations.
 
     Raises:
         ValueError: no URL, or an environment variable that is not set.
@@ -85,12 +85,12 @@ class Server:
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """Fields beyond what every server takes, fewer of them each time."""
+        """The optional fields of a request, fewer at each level."""
         own = {"return_token_ids": True, "stop_token_ids": list(self.ends), **UNCHANGED_SCORES}
         return [{"seed": 0, "extra_body": own}, {"seed": 0}, {}]
 
     def refuse_other_models(self) -> None:
-        """Before anything is asked; a server that lists no models is believed.
+        """Check, before any prompt is sent, that the server has the model; a server that lists no models passes.
 
         Raises:
             ValueError: the server cannot be reached, wants another key, or does not have the model.
@@ -108,7 +108,7 @@ class Server:
             raise ValueError(f"--model {self.model} was given; {self.url} has {', '.join(sorted(names)[:10])}.")
 
     async def answer(self, prompt: Prompt, key: Sequence[int]) -> Answer | None:
-        """What the server generates after a prompt; None, which is counted, where it refuses.
+        """What the server generates after a prompt; None where it refuses, which is counted.
 
         Args:
             key: line and turn, which decide the seed together with `settings.seed`.
@@ -134,12 +134,12 @@ class Server:
             if error.status_code >= SERVER_FAILS:
                 await self._stop_if_down()
             return self._refused(f"status {error.status_code}: {said_by(error)}")
-        except (openai.OpenAIError, ValueError) as error:  # the latter: no JSON
+        except (openai.OpenAIError, ValueError) as error:  # ValueError: the answer is no JSON
             return self._refused(f"an answer that cannot be read ({type(error).__name__})")
         return self._read(response, prompt)
 
     async def _ask_with_fewer_fields(self, prompt: Prompt, key: Sequence[int]) -> Any:
-        """A refusal counts when the same prompt is refused without any field that some servers do not know."""
+        """Send a prompt, with fewer optional fields after each refusal; one counts only when no field is left."""
         first = self._left_out
         for level in range(first, 3):
             try:
@@ -209,10 +209,10 @@ class Server:
             ) from None
 
     async def _stop_if_down(self) -> None:
-        """A prompt that a server fails on is refused; a server that fails on everything writes no rows.
+        """End the command if the server fails on everything, and not only on the last prompt.
 
         Raises:
-            ValueError: it does not list its models either, or a proxy in front of it says that it is not there.
+            ValueError: it does not list its models either, or a proxy in front of it says that it is down.
         """
         try:
             await self._client.with_options(max_retries=1, timeout=ALIVE_TIMEOUT).models.list()
@@ -222,7 +222,7 @@ class Server:
                     f"{self.url} fails on every request (status {error.status_code}: {said_by(error)}); start the "
                     f"server again. The same command resumes."
                 ) from None
-        except self._openai.APIConnectionError:  # silence too
+        except self._openai.APIConnectionError:  # or a time-out
             raise self._unreachable() from None
         except self._openai.OpenAIError:
             return
@@ -234,7 +234,7 @@ class Server:
 
 
 UNCHANGED_SCORES = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Servers take defaults for these from the backbone's generation_config.json, as this command here does not."""
+"""Sent because servers would take these from the backbone's generation_config.json, which this command ignores."""
 
 
 def seed_of(*key: int) -> int:
@@ -251,7 +251,7 @@ def flattened(fields: dict[str, Any]) -> list[str]:
 
 
 def said_by(error: Any) -> str:
-    """The server's own sentence, in one line; numbers in it are left out, so that equal refusals count as one."""
+    """The server's own message in one line, without numbers, so that refusals that differ only there count as one."""
     body = error.body if isinstance(error.body, dict) else {}
     words = str(body.get("message") or error.message).split()
     return " ".join("…" if word.strip("(),.:").isdigit() else word for word in words)[:200]

@@ -111,7 +111,7 @@ class SourceRows:
                 yield next(self.rewriting(line, lambda prompt: True, Tally())).tokens
 
     def prompt(self, fields: dict[str, Any], source: OpenedSource, place: int) -> list[int]:
-        """Tokens of a text from one of its `per_row` places; the first begins with what training puts before a text."""
+        """Tokens of a text from one of its `per_row` places; at the first, after what training puts before a text."""
         tokens, before = self.tokens(fields.get(source.column), source.format)
         length = self.config.prompt_tokens
         if place and len(tokens) < length * self.per_row:
@@ -136,10 +136,10 @@ def read_source(source: Any, data: DataConfig) -> OpenedSource:
 
 
 def refuse_mixture(sources: Sequence[OpenedSource]) -> bool:
-    """Whether these are conversations.
+    """Whether the sources are conversations.
 
     Raises:
-        ValueError: some are and some are not.
+        ValueError: some are conversations and some are texts.
     """
     kinds = {source.format in CHAT_FORMATS for source in sources}
     if len(kinds) > 1:

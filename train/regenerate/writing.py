@@ -1,10 +1,10 @@
-"""Batched generation whose sampled text does not depend on the batch.
+"""Generate in batches so that a row's sampled text does not depend on its batch.
 
 `generate` has one random generator for a whole batch, so a row's samples would depend on the rows beside it. Here each
-row has its own: one uniform number for each of its tokens, from a generator seeded with the run's seed and the row's
-numbers. A logits processor turns scores and number into a token by inverse transform sampling and masks all others;
-decoding itself is greedy. So a row's text is the same in every batch, after every resume, and with or without heads, up
-to rounding: in float32 and below, another batch size changes the last bits of logits.
+row has its own, seeded with the run's seed and the row's numbers, which gives one uniform number for each token. A
+logits processor turns scores and number into a token by inverse transform sampling and masks all others; decoding
+itself is greedy. So a row's text is the same in every batch, after every resume, and with or without heads, up to
+rounding: in float32 and below, another batch size changes the last bits of logits.
 """
 # B batch, T prompt position, L length so far, N new token, V vocabulary
 
@@ -122,7 +122,7 @@ class LookForNan(LogitsProcessor):
         return self
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.seen |= ~scores.amax(dim=1).isfinite().all()  # amax passes NaN on; inf has no probabilities either
+        self.seen |= ~scores.amax(dim=1).isfinite().all()  # amax passes NaN on; infinite logits have no softmax either
         return scores
 
     def refuse(self) -> None:
@@ -186,7 +186,7 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
 
 
 def uniform_numbers(key: Key, count: int) -> Tensor:
-    """(count,) numbers in [0, 1) that the key alone decides; more of them begin with the same ones."""
+    """(count,) numbers in [0, 1) that depend on the key alone; a larger count only appends to them."""
     return torch.from_numpy(np.random.default_rng(key).random(count))
 
 
