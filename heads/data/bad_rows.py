@@ -1,6 +1,6 @@
-"""Bad rows are skipped and counted; too many of them are an error that says what to do about the first one.
+"""Skip and count bad rows; too many of them are an error that says what to do about the first one.
 
-Training, whether rows are stored or streamed, and `headway count-ngrams` read by this one rule.
+Training on stored rows, training on streamed rows and `headway count-ngrams` share this rule.
 """
 
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
-SHOWN_PROBLEMS = 5  # of a source, word by word; the others are counted
+SHOWN_PROBLEMS = 5  # bad rows of a source that are described; the others are only counted
 ADVICE = {
     "not JSON": "repair or remove those lines",
     "has the role": "say what the role stands for: roles: {moderator: user} in the source, or --roles moderator=user",
@@ -29,11 +29,11 @@ def refuse_bad_rows(
 ) -> None:
     """
     Args:
-        name: of the source.
-        rows: that were read.
-        bad: how many of them.
-        problems: the first ones, with place and reason.
-        setting: which the user would raise.
+        name: the source's name.
+        rows: how many rows were read.
+        bad: how many of them are bad.
+        problems: place and reason of the first bad rows.
+        setting: the setting that the user would raise.
 
     Raises:
         ValueError: more than the share `max_bad_fraction` of the rows are bad.
@@ -57,17 +57,17 @@ def advice(problems: Sequence[str]) -> str:
 
 
 def warn_of_bad_rows(name: str, rows: int, bad: int, problems: Sequence[str]) -> None:
-    """One line for all bad rows of a source; none where there are none."""
+    """Log one line for all bad rows of a source, if there are any."""
     if bad:
         more = f"; and {bad - len(problems):,} more" if bad > len(problems) else ""
         logger.warning("%s: %d of %d rows are bad and skipped: %s%s", name, bad, rows, "; ".join(problems), more)
 
 
 class BadRows:
-    """The bad rows of a stream, whose end is not known: the first ones are shown, all are counted.
+    """The bad rows of a stream, whose end is not known: the first ones are described, and all are counted.
 
     Args:
-        name: of the source.
+        name: the source's name.
         allowed: share of the rows that may be bad.
     """
 
@@ -93,7 +93,7 @@ class BadRows:
         refuse_bad_rows(self.name, rows, self.count, self.problems, self.allowed)
 
     def end(self, rows: int) -> None:
-        """The stream has ended: `refuse`, or tell the number if not all were shown."""
+        """At the end of the stream, `refuse`, or log the total if not all bad rows were described."""
         self.refuse(rows)
         if self.count > len(self.problems):
             self.tell(rows)

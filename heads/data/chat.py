@@ -48,7 +48,7 @@ def warn_once(sentence: str) -> None:
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a chat up to where the assistant's reply begins.
+    """Token ids of a chat, up to the place where the assistant's next reply begins.
 
     Raises:
         BadRowError: the template refuses the messages.
@@ -64,7 +64,12 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, template: str, messages: Seq
 
 
 def choose_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> str:
-    """Jinja source of "vicuna", of a file, or of the tokenizer (vicuna with a warning if it has none)."""
+    """The Jinja source of "vicuna", of a file, or of the tokenizer (vicuna with a warning if it has none).
+
+    Raises:
+        ValueError: vicuna lacks an eos_token, or the file is not UTF-8.
+        FileNotFoundError: there is no such file.
+    """
     if chat_template is None and not tokenizer.chat_template:
         warn_once("The tokenizer has no chat template; the built-in vicuna template is used.")
         chat_template = "vicuna"
@@ -118,7 +123,7 @@ class ChatEncoder:
         return encoded["input_ids"], mask_tokens(encoded["offset_mapping"], spans)
 
     def render(self, messages: Sequence[Message], **settings: Any) -> Rendered:
-        """Text, and the spans that the template marks.
+        """The rendered text, and the spans that the template marks.
 
         Raises:
             BadRowError: the template refuses the conversation.

@@ -1,4 +1,4 @@
-"""Turns of a data set as messages that chat templates accept, and what makes a row bad or empty."""
+"""Read a data set's turns as messages that chat templates accept, and tell bad rows from empty ones."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -93,8 +93,12 @@ def alpaca_messages(row: dict[str, Any]) -> list[Message]:
 def normalise(messages: Iterable[Message], changes: Changes | None = None) -> list[Message]:
     """A conversation as templates expect it: no empty turns, the user first, alternating roles, a reply at the end.
 
-    Consecutive turns of one role are joined by a line break. Replies before the first user turn are dropped, and so are
-    turns after the last reply, from which nothing can be learned.
+    Consecutive turns of one role are joined by a line break, unless they are of a tool or have keys beyond role and
+    content. Replies before the first user turn are dropped, and so are turns after the last reply, from which nothing
+    can be learned.
+
+    Raises:
+        EmptyRowError: no reply is left.
     """
     turns: list[Message] = []
     changes = changes or Changes()

@@ -1,8 +1,8 @@
-"""The rows of a source as tokenised documents, cached on disk or streamed.
+"""Tokenise the rows of a source into documents, which are cached on disk or streamed.
 
-A document is one text, one row of ids or one conversation: heads never predict across its end. Every row of a source
-becomes one row here, a bad one too, with its counts, so that reports are exact when documents come from the cache. It
-lies in `$HF_DATASETS_CACHE/headway`, with one file for each source, tokenizer, template and format.
+A document is one text, one row of ids or one conversation; heads never predict across its end. Every row of a source
+becomes one row with its counts here, even a bad one, so that reports are exact when documents come from the cache. The
+cache is `$HF_DATASETS_CACHE/headway`, with one file for each source, tokenizer, template and format.
 """
 
 from collections.abc import Iterable, Sequence
@@ -138,7 +138,11 @@ def load_documents(
 
 
 def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
-    """A source's rows, what they hold, and in which column."""
+    """A source's rows, their format, and the column with their content.
+
+    Raises:
+        ValueError: the rows cannot be read, there are none, or their format cannot be found.
+    """
     rows = open_rows(source.path, source.name, source.split, config.heldout_list, streaming=streaming)
     try:
         samples: list[dict[str, Any]] = list(islice(rows, SAMPLE_ROWS))

@@ -1,8 +1,9 @@
-"""Chat templates are downloaded programs: a child process renders them, within limits of time and memory.
+"""Render chat templates, which are downloaded programs, in a child process with limits of time and memory.
 
-`{{ 1/0 }}`, an endless loop or `'a' * 10**10` refuses one conversation; after three that exceed a limit, an error ends
-the run. A check inside this process could not stop every template, since a single operation can take hours or
-gigabytes. The child is forked, which takes milliseconds, limits itself, and exits after some seconds without a request.
+A template with `{{ 1/0 }}`, an endless loop or `'a' * 10**10` makes only its conversation a bad row; after three that
+exceed a limit, an error ends the run. A check inside this process could not stop every template, since a single
+operation can take hours or gigabytes. The child is forked, which takes milliseconds, sets its own limits, and exits
+after some seconds without a request.
 
     this process ── messages, pickled ──► child: SECONDS of computing, MEBIBYTES beyond the parent's memory
                  ◄── text and spans, JSON ──      for each conversation, MAX_CHARACTERS of text
@@ -30,7 +31,7 @@ MAX_CHARACTERS = 1 << 24
 MAX_OVERRUNS = 3  # conversations over the limits, after which the template is refused
 OVER = (1, -signal.SIGPROF, -signal.SIGALRM)
 """Exit codes of a child that took too much memory or time; after any other one a new child is started."""
-IDLE_SECONDS = 10.0  # a child holds a copy of the parent's memory
+IDLE_SECONDS = 10.0  # then a child exits, since it holds a copy of the parent's memory
 SHOWN_CHARACTERS = 200  # of a template's own error message
 LIMITS = f"{SECONDS:g} s of computing, {MEBIBYTES} MiB or {MAX_CHARACTERS:,} characters"
 
@@ -57,7 +58,7 @@ class Renderer:
         return Renderer, (self.template,)
 
     def render(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Rendered:
-        """Text, and the spans inside {% generation %} markers if `return_assistant_tokens_mask` asks for them.
+        """The text, and the spans inside {% generation %} markers if `return_assistant_tokens_mask` asks for them.
 
         Raises:
             RefusedByTemplateError: the template raises an error, or exceeds a limit.
@@ -124,14 +125,14 @@ class Child:
         self.connection.close()
 
     def wait(self) -> int:
-        """The status with which it ended, as `os.waitpid` returns it."""
+        """Wait for the child to end; returns its status, as `os.waitpid` does."""
         self._stop.detach()
         self.connection.close()
         return os.waitpid(self.pid, 0)[1]
 
 
 def stop(pid: int, parent: int) -> None:
-    if os.getpid() == parent:  # not a process that was forked from it
+    if os.getpid() == parent:  # a process that was forked from the parent must not stop its child
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 

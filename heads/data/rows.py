@@ -1,6 +1,6 @@
-"""From a row of data to a document: text, token ids or a chat become token ids and a mask of the heads' targets.
+"""Turn rows of data into documents: text, token ids or a chat become token ids and a mask of the heads' targets.
 
-A row that cannot become a document stays as an empty one, with its place and the reason, so that it can be counted.
+A row that cannot become a document becomes an empty one, with its place and the reason, so that it can be counted.
 """
 
 import json
@@ -65,11 +65,11 @@ class RowTokenizer:
         self.frame = document_frame(tokenizer) if format == "text" else ([], [])
 
     def identity(self) -> tuple[Any, ...]:
-        """Everything on which a row's tokens depend; a part of the cache's fingerprint."""
+        """Everything that a row's tokens depend on, which is a part of the cache's fingerprint."""
         tokenizer = self.tokenizer
         if tokenizer.is_fast:
             state = json.loads(tokenizer.backend_tokenizer.to_str())
-            state |= {"truncation": None, "padding": None}  # every call sets them
+            state |= {"truncation": None, "padding": None}  # every call sets them anew
         else:
             state = tokenizer.get_vocab()
         words = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True)
@@ -133,7 +133,11 @@ def document_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
 
     bos is eos (GPT-2, GPT-NeoX, the demo)       ->  [eos] text
     the tokenizer begins with bos itself (Llama) ->  [bos] text [eos]
+    there is no eos                              ->  [bos] text
     otherwise (Qwen)                             ->        text [eos]
+
+    Raises:
+        ValueError: the tokenizer has neither.
     """
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is None and eos is None:

@@ -1,6 +1,6 @@
-"""Unparsed rows of files, directories, data sets on the hub and the demo corpus.
+"""Open the rows of files, directories, data sets on the hub and the demo corpus.
 
-A JSON line becomes a row with its file and line number, and is parsed later. So a malformed line can be named, skipped
+A JSON line becomes a row with its file and line number and is parsed later, so a malformed line can be named, skipped
 and counted, where a parser of whole files would fail.
 """
 
@@ -151,7 +151,7 @@ def find_files(path: str, split: str) -> list[Path]:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path is a glob pattern. A file or folder that exists is itself, whatever marks its name holds."""
+    """Whether a path is a glob pattern. A file or folder that exists is none, whatever characters its name has."""
     return glob.has_magic(path) and not Path(path).exists()
 
 

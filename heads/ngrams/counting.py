@@ -3,10 +3,10 @@
     documents ──► shards of whole documents ──► one sorted run each ──► parts by first token ──► the table's arrays
                     (many at a time)             <folder>.counting/       (many at a time)         <folder>/
 
-A run or part gets its name when it is complete, and is then never counted again. The complete table moves to its folder
-in one step. Memory holds some shards and parts, never the corpus.
+A run or part gets its name when it is complete, and is then never computed again. The complete table moves to its
+folder in one step. Memory holds some shards and parts, never the corpus.
 """
-# N n-grams, V vocabulary
+# L length of a shard's padded stream, N n-grams, T token of a document, V vocabulary, W words of an n-gram
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from heads.ngrams.files import FORMAT_VERSION, MAX_ORDER, MAX_VOCAB, fingerprint
 from heads.ngrams.runs import Packing, count_equal, cut_orders, merge
 from heads.ngrams.table import NgramTable
 
-SHARD_TOKENS = 1 << 20  # an interruption loses at most this much of each worker; more takes memory, thus time
-PART_NGRAMS = 1 << 20  # in about one part, which holds all n-grams of at least one first token
+SHARD_TOKENS = 1 << 20  # an interruption loses at most one shard of each worker; larger ones take more memory and time
+PART_NGRAMS = 1 << 20  # in a part, roughly, since a part holds all n-grams of each of its first tokens
 QUEUED_JOBS = 2  # for each worker, so that shards do not pile up in memory
 
 Report = Callable[[str, int, int | None], Any]
@@ -55,12 +55,12 @@ def count_ngrams(
 
     Args:
         documents: the token ids of each document, in the same order when a count is resumed.
-        folder: of the table; new or empty. `<folder>.counting` beside it holds what is unfinished.
+        folder: the table's, new or empty. `<folder>.counting` beside it holds what is unfinished.
         vocab_size: ids are below it; `len(tokenizer)`.
         tokenizer: the table stores its fingerprint; without one, tables differ by their vocabulary's size alone.
         sources: where the documents come from, for the record and to tell interrupted counts apart.
         min_count: n-grams of order 2 and above that are seen less often are dropped.
-        workers: threads that sort and merge; NumPy releases the lock there.
+        workers: threads that sort and merge, for which NumPy releases the interpreter's lock.
 
     Raises:
         ValueError: settings out of range, no token, an id outside the vocabulary, a folder with something in it, or an
@@ -95,7 +95,7 @@ def count_ngrams(
 
 @contextmanager
 def alone_in(work: Path) -> Iterator[None]:
-    """Lock the folder of an unfinished count; the lock ends with the process, however that ends.
+    """Lock the folder of an unfinished count; the lock is released when the process ends, in whatever way.
 
     Raises:
         ValueError: another process counts there.
@@ -127,7 +127,11 @@ def check_settings(order: int, vocab_size: int, min_count: int, workers: int) ->
 
 
 def begin_or_resume(work: Path, settings: dict[str, Any]) -> None:
-    """Write down the settings, or compare them with those of the interrupted count."""
+    """Store the settings, or compare them with those of the interrupted count.
+
+    Raises:
+        ValueError: they differ.
+    """
     path = work / "settings.json"
     settings = {**settings, "shard_tokens": SHARD_TOKENS, "part_ngrams": PART_NGRAMS}
     if not path.is_file():
@@ -145,7 +149,11 @@ def begin_or_resume(work: Path, settings: dict[str, Any]) -> None:
 def count_shards(
     documents: Iterable[Any], packing: Packing, work: Path, pool: tuple[Executor, int], report: Report
 ) -> dict[str, Any]:
-    """Write one sorted run for each shard; the runs' paths and the number of documents."""
+    """Write one sorted run for each shard; returns the runs' paths and the number of documents.
+
+    Raises:
+        ValueError: there is no token, an id is outside the vocabulary, or runs of other documents are there.
+    """
     runs: list[Path] = []
     totals = {"documents": 0, "tokens": 0}
     stale = set(work.glob("run-*.npy"))
@@ -153,7 +161,7 @@ def count_shards(
     def jobs() -> Iterator[tuple[Any, ...]]:
         for number, shard in enumerate(split_shards(documents)):
             stream_L = packing.join([check_ids(ids, packing.vocab_size) for ids in shard])
-            # By the checksum in its name a run of other tokens is noticed.
+            # The checksum in its name tells a run of other tokens.
             runs.append(work / f"run-{number:06d}-{zlib.crc32(stream_L.data):08x}.npy")
             totals["documents"] += len(shard)
             tokens = sum(map(len, shard))
@@ -204,7 +212,7 @@ def count_shard(packing: Packing, stream_L: NDArray[np.int32], path: Path, token
 
 
 def run_ahead(pool: tuple[Executor, int], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Results of jobs (function, *arguments) in their order; a job is made when a worker is about to get free."""
+    """Results of jobs (function, *arguments) in their order; a job is created only when a worker will soon be free."""
     executor, workers = pool
     waiting: deque[Future[Any]] = deque()
     for job in jobs:
@@ -218,7 +226,7 @@ def run_ahead(pool: tuple[Executor, int], jobs: Iterable[tuple[Any, ...]]) -> It
 def merge_runs(
     runs: Sequence[Path], packing: Packing, min_count: int, work: Path, pool: tuple[Executor, int], report: Report
 ) -> list[Path]:
-    """Merge the runs into parts by first token; the parts' paths in the order of their tokens."""
+    """Merge the runs into parts by first token; returns the parts' paths in the order of these tokens."""
     bounds = choose_bounds(runs, packing)
     parts = [work / f"part-{start:07d}.npz" for start in bounds[:-1]]
     jobs = (

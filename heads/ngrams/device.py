@@ -1,8 +1,8 @@
-"""Co-occurrence masks on an accelerator: a table's n-grams as sorted numbers there, found by binary search.
+"""Compute co-occurrence masks on an accelerator, which finds a table's n-grams as sorted numbers by binary search.
 
-`NgramTable` (heads/ngrams/table.py) reads ranges of n-grams on the CPU, so each mask would make the accelerator wait,
-twice: for the candidates, and for the mask, which has all combinations. Here nothing leaves the device and no shape
-depends on what is found. On a CPU the table itself is faster, as it only looks at n-grams that exist.
+`NgramTable` (heads/ngrams/table.py) reads ranges of n-grams on the CPU, so for each mask the accelerator would wait
+until candidates are copied there and the mask of all combinations is copied back. Here nothing leaves the device, and
+no shape depends on what is found. On a CPU the table itself is faster, since it only reads n-grams that exist.
 """
 # B batch, K candidate of one position, N n-gram of one order, V vocabulary
 
@@ -19,10 +19,10 @@ from heads.ngrams.table import NgramTable
 
 
 class DeviceTable:
-    """The same masks as a table's, up to an order.
+    """The masks of `NgramTable.cooccurrence` with `unseen` 0, up to an order.
 
     An n-gram is the number `prefix · V + last token`, where a prefix is numbered by its place among the n-grams of the
-    order before; they are stored in this order. Takes 16 bytes for each n-gram.
+    order before; numbers are stored in rising order. Each n-gram takes 16 bytes.
 
     >>> import tempfile
     >>> from heads.ngrams.counting import count_ngrams

@@ -50,8 +50,13 @@ def array_names(order: int) -> list[str]:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """NumPy says of a full disk only how many numbers it wrote, without an error's number; the sentence names the file
-    and what is free. Other errors say themselves what is wrong."""
+    """Within the context, the error of a full disk names the file and the free space.
+
+    NumPy raises an OSError without errno there, which says only how many numbers it wrote.
+
+    Raises:
+        OSError: with that sentence, or any other error as it was.
+    """
     try:
         yield
     except OSError as error:
@@ -181,7 +186,7 @@ def write_table(folder: Path, parts: Sequence[Path], description: dict[str, Any]
 
 
 def number_type(name: str, parts: Sequence[Path], vocab_size: int) -> str:
-    """As many bytes as the largest number needs; 8 for starts of 4 billion n-grams and more and for unigrams' counts.
+    """The smallest type that holds an array's largest number; unigrams' counts always take 8 bytes.
 
     A 6-gram of the demo's 2,048 tokens takes 8 bytes: 2 for its token, 1 or 2 for its count, 4 for where its extensions
     start.
@@ -205,7 +210,7 @@ def smallest_type(largest: int, kinds: Sequence[str]) -> str:
 
 
 def read_pieces(name: str, parts: Sequence[Path]) -> Iterator[NDArray[Any]]:
-    """An array of the table, part by part; numbers of children are summed into the places where they start."""
+    """An array of the table, part by part; `starts` are the running sums of the parts' numbers of children."""
     if not name.endswith("starts"):
         yield from (read_part(part, name) for part in parts)
         return

@@ -1,13 +1,13 @@
-"""How likely the table's n-gram models of each order find some next tokens: what superposed decoding interpolates.
+"""Probabilities of next tokens under a table's n-gram model of each order, which superposed decoding interpolates.
 
-p_n(x | last n − 1 tokens) is the count of the n-gram over the counts of all n-grams with the same beginning, for n = 2
-to the table's order (superposed decoding, equation 5); 0 where the beginning was never seen.
+p_n(x | last n − 1 tokens) is the n-gram's count over the counts of all n-grams with the same beginning (its first n − 1
+tokens), for n = 2 to the table's order (superposed decoding, equation 5). It is 0 if the beginning was never seen.
 
-All (text, order, token) questions of a step are answered in one call. Where the n-grams that extend a beginning lie is
-kept between calls: the beginnings of one step are those of the step before with one token more, so that each takes one
-search, and a beginning that was never seen ends the search, since longer ones were not seen either.
+One call answers for all texts, orders and tokens of a step. Where the extensions of a beginning lie is cached between
+calls: a beginning of one step is one of the step before with one more token, so each takes one search. A beginning that
+was never seen ends a text's search, since the longer ones around it were not seen either.
 """
-# N text, C context, O order from 2 on, M next token asked for, F beginning found
+# N text, C context token, O order from 2 on, M next token asked for, F beginning found
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Span = tuple[int, int, int]
 """Where the n-grams that extend a beginning start and end, and the sum of their counts."""
 NOTHING: Span = (0, 0, 0)
 KEPT = 1 << 16
-"""Beginnings that are kept, about 20 MB; then all are forgotten."""
+"""The most beginnings that are cached, about 20 MB; then the cache is cleared."""
 
 
 class NextTokens:
-    """The questions that a table's orders from 2 on answer."""
+    """Answers from a table's orders from 2 on."""
 
     def __init__(self, orders: Sequence[TrieOrder], vocab_size: int) -> None:
         self.orders, self.vocab_size = orders, vocab_size

@@ -1,11 +1,11 @@
-"""N-grams as sorted runs: packed into words that sort as the n-grams do, counted, merged, and cut into a trie's orders.
+"""Pack n-grams into words that sort as they do, count and merge sorted runs of these, and cut a run into a trie.
 
 A symbol is a token or the end of a document, in as many bits as the vocabulary needs. A word of 64 bits holds as many
 symbols as fit: one word serves trigrams of any vocabulary up to a million tokens, two serve 6-grams. Every token begins
-one n-gram. Those at the end of a document are filled up with end symbols, so that the prefixes of one run of n-grams
-give the counts of all lower orders too.
+one n-gram. Those at the end of a document are padded with end symbols, so that the prefixes of one run of n-grams give
+the counts of all lower orders too.
 """
-# L length of the padded stream, N n-grams, P n-grams of the order before, V vocabulary, W words an n-gram
+# L length of the padded stream, N n-grams, P n-grams of the order before, V vocabulary, W words of an n-gram
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 Counts = NDArray[np.int64]
 WORD_BITS = 64
-BUCKET_BITS = 16  # numbers of so many bits NumPy sorts by radix
+BUCKET_BITS = 16  # NumPy sorts numbers of at most this many bits by radix
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def count_equal(words_WN: Words) -> tuple[Words, Counts]:
 
 
 def count_in_buckets(words_WN: Words) -> tuple[Words, Counts]:
-    """The same for pairs with few bits more than one word: those above it choose a bucket, and the others sort in it.
+    """`count_equal` for pairs of words with a few bits more than 64: these choose a bucket, and the others sort in it.
 
-    NumPy sorts 16-bit numbers by radix, and plain numbers of 64 bits several times faster than it ranks them.
+    NumPy sorts 16-bit numbers by radix, and sorts 64-bit numbers several times faster than it ranks them.
 
     >>> words_WN = np.array([[7 << 56, 2, 7 << 56], [1 << 12, 5, 0]], np.uint64)
     >>> found_WN, counts_N = count_in_buckets(words_WN)
@@ -129,10 +129,10 @@ def merge(runs: Sequence[tuple[Words, Counts]]) -> tuple[Words, Counts]:
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """N-grams of one or two words as numbers of 64 bits that sort as they do.
+    """N-grams of one or two words as 64-bit numbers that sort as they do.
 
     NumPy sorts numbers many times faster than pairs of them. So a pair's first word is replaced by its rank among the
-    different first words, and its second, where both do not fit otherwise, as well.
+    different first words, and so is its second where both would not fit into 64 bits.
     """
 
     keys_N: NDArray[np.uint64]
@@ -200,7 +200,7 @@ class NgramsOfOrder:
         tokens_N: the last token of each, sorted within their prefix.
         counts_N: how often each occurs.
         children_P: how many of them extend each n-gram of the order before.
-        positions: how many places they occur at, those that were dropped as rare included.
+        positions: the number of places where an n-gram of this order occurs, including those dropped as rare.
     """
 
     tokens_N: NDArray[np.int32]
@@ -214,10 +214,10 @@ def cut_orders(
 ) -> tuple[Counts, list[NgramsOfOrder]]:
     """The orders of a trie from a merged run of all n-grams that begin with one of `first_tokens`.
 
-    An n-gram occurs at least as often as those that extend it, so n-grams seen `min_count` times are a trie too.
+    An n-gram occurs at least as often as those that extend it, so the n-grams seen `min_count` times form a trie too.
 
     Returns:
-        the count of each first token, however rare, and the n-grams of orders 2 to n.
+        The count of each first token, however rare, and the n-grams of orders 2 to n.
     """
     changed_N = np.zeros(len(counts_N), bool)
     changed_N[:1] = True
@@ -242,7 +242,7 @@ def cut_orders(
                 positions=int(sums[whole].sum()),
             )
         )
-        # Below a dropped n-gram this is the number of another one, but everything there is dropped too.
+        # Extensions of a dropped n-gram get another n-gram's number here, but they are dropped too.
         numbers_N = np.zeros(len(counts_N), np.int64)
         numbers_N[chosen] = 1
         above_N, num_above = np.cumsum(numbers_N) - 1, len(chosen)

@@ -96,7 +96,7 @@ class NgramTable:
         return self.positions[0]
 
     def check_vocab(self, vocab_size: int) -> None:
-        """Refuse a backbone's vocabulary that differs from the table's by more than rows of padding.
+        """Refuse a backbone's vocabulary that lacks a counted token, or exceeds the table's by more than padding.
 
         Raises:
             ValueError: the table was counted with another tokenizer.
@@ -132,7 +132,7 @@ class NgramTable:
             (k_1, …, k_n), int64, on the CPU.
 
         Raises:
-            ValueError: more positions than the table's order, none at all, or a negative id.
+            ValueError: more positions than the table's order, none at all, or candidates that are not ids from 0 on.
         """
         self._check_length(len(candidates))
         return torch.from_numpy(expand_repeats(self._counts, [as_ids(ids) for ids in candidates]))
@@ -202,7 +202,7 @@ class NgramTable:
         return self.order
 
     def next_token_probabilities(self, contexts_NC: Tensor, tokens_NM: Tensor) -> Tensor:
-        """How likely the model of each order finds some next tokens (superposed decoding, equation 5).
+        """Probabilities of next tokens under the n-gram model of each order (superposed decoding, equation 5).
 
         Args:
             contexts_NC: the last tokens of each text, at least `order` - 1 where it has them; -1 where it is shorter.
@@ -216,7 +216,7 @@ class NgramTable:
         return torch.from_numpy(found_NOM).to(tokens_NM.device)
 
     def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:
-        """`next_counts` of the longest end of a context that was seen with a next token, and that end's length."""
+        """`next_counts` of the longest suffix of a context that was seen with a next token, and its length."""
         for length in range(min(len(context), self.order - 1), 0, -1):
             tokens, counts = self.next_counts(context[len(context) - length :])
             if len(tokens):

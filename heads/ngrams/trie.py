@@ -1,7 +1,7 @@
 """One order of an n-gram table: which n-grams extend those found so far by one of some candidates.
 
-The n-grams that extend one prefix are a range, sorted by their last token. Most ranges are narrow. They are read from
-end to end, all in one array, and each token is looked up among the candidates. In a wide range each candidate is
+The n-grams that extend one prefix are a range, sorted by their last token. Most ranges are narrow; these are read
+completely, joined into one array, and each token is looked up among the candidates. In a wide range each candidate is
 searched for.
 """
 # F n-grams found, K candidates of one position, N n-grams of one order, V vocabulary
@@ -19,7 +19,7 @@ Ids: TypeAlias = NDArray[np.int32]
 Counts: TypeAlias = NDArray[np.int64]
 Found: TypeAlias = tuple[Counts, NDArray[Any], Counts]
 
-SEARCH_FROM = 8  # n-grams in a range for each candidate, from which on a search is faster than reading the range
+SEARCH_FROM = 8  # n-grams per candidate in a range, above which searching is faster than reading the range
 BLOCK_NGRAMS = 1 << 15
 NOTHING: Found = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
@@ -48,7 +48,7 @@ class TrieOrder:
         """`range_of` of many.
 
         Raises:
-            ValueError: one is no range. Only those in use are looked at: the file may be larger than memory.
+            ValueError: one is no range. Only those in use are checked, since the file may be larger than memory.
         """
         starts_F, ends_F = self.starts[nodes_F].astype(np.int64), self.starts[nodes_F + 1].astype(np.int64)
         wrong = len(nodes_F) and (starts_F.min() < 0 or (ends_F < starts_F).any() or ends_F.max() > len(self.tokens_N))
