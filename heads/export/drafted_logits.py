@@ -1,4 +1,4 @@
-"""Logits that two sets of heads draft after the same random texts: what every export is compared in."""
+"""Compare the logits that two sets of heads draft after the same random texts, as every export is checked."""
 # B row, T position, V scored token, D model width
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ ROWS, TOKENS = 2, 12
 
 @torch.no_grad()
 def largest_difference(one: TokenHeads, other: TokenHeads) -> float:
-    """The largest difference of two heads' logits along random texts, drafted as decoding drafts; inf if they cannot
-    be compared."""
+    """The largest difference of the logits that two sets of heads draft as in decoding; inf if they do not compare."""
     if one.num_heads != other.num_heads:
         return float("inf")
     pairs = zip(drafted_logits(one), drafted_logits(other), strict=True)

@@ -1,7 +1,7 @@
-"""What the folders of EAGLE drafts have in common as they are written: a Llama layer, and a draft vocabulary.
+"""Write what all folders of EAGLE drafts share: a Llama layer and a draft vocabulary.
 
 Our names are EAGLE-3's own (`midlayer.…`); released folders also say `layers.0.…`. A draft vocabulary is written as
-`d2t`, the target's id less the draft's, and `t2d`, which marks the target's ids.
+`d2t`, the target's id minus the draft's, and `t2d`, which marks the target's ids.
 
 Source: SafeAILab/EAGLE eagle/model/cnets.py.
 """
@@ -67,7 +67,7 @@ def check_eagle(token_heads: TokenHeads, format: str, version: int) -> None:
 
 
 def draft_tensors(token_heads: TokenHeads, format: str, layer: str) -> dict[str, Tensor]:
-    """Tensors by their foreign names; a version 3 has its unembedding among them, also where it is the backbone's."""
+    """Tensors by their foreign names. Drafts of version 3 include the unembedding, even where it is the backbone's."""
     tensors = dict(token_heads.state_dict())
     tokens_S = tensors.pop("draft_tokens_S", None)
     found = names(layer).to_foreign(tensors, format)

@@ -1,4 +1,4 @@
-"""EAGLE drafts read from a folder: a Llama layer, its unembedding and a draft vocabulary; all else is refused.
+"""Read EAGLE drafts from a folder: a Llama layer, its unembedding and a draft vocabulary; anything else is refused.
 
 Source: SafeAILab/EAGLE eagle/model/cnets.py; the table of names is heads/export/eagle_draft.py's.
 """
@@ -32,9 +32,9 @@ def read_draft(
     """Eagle heads from a folder.
 
     Args:
-        config: of the layer, as a Llama config.
+        config: the layer's, as a Llama config.
         vocab: how many tokens the draft scores, where the folder says so.
-        fields: what the format says of the heads' Config.
+        fields: further fields of the heads' Config that the format gives.
 
     Raises:
         ValueError: another layer than one of Llama's of the backbone's width, tensors without a place, misshapen or
@@ -57,12 +57,16 @@ def read_draft(
     fields["rope_theta"] = read_rope_theta(config, backbone, folder)
     try:
         return create_with("eagle", backbone, native, folder, draft_tokens=tokens_S, **shape, **fields)
-    except StrictDataclassError as error:  # of transformers' configs, no ValueError
+    except StrictDataclassError as error:  # transformers' configs raise it, and it is no ValueError
         raise ValueError(f"{folder} has a layer that cannot be: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_shape(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> dict[str, Any]:
-    """Fields of the heads' Config; what they cannot be is refused."""
+    """Fields of the heads' Config.
+
+    Raises:
+        ValueError: a layer that eagle heads on this backbone cannot have.
+    """
     wanted = {"hidden_size": backbone.hidden_size, "vocab_size": backbone.vocab_size, "num_hidden_layers": 1}
     wanted |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, value in wanted.items():
@@ -108,10 +112,10 @@ def read_rope_theta(config: Mapping[str, Any], backbone: Backbone, folder: Path)
 
 
 def drop_embedding(tensors: dict[str, Tensor], backbone: Backbone, folder: Path) -> None:
-    """A copy of the backbone's embedding is left out.
+    """Remove a copy of the backbone's embedding from the tensors.
 
     Raises:
-        ValueError: it is no copy.
+        ValueError: the draft's embedding is no copy.
     """
     found_VD = tensors.pop("embed_tokens.weight", None)
     if found_VD is None:
@@ -124,9 +128,10 @@ def drop_embedding(tensors: dict[str, Tensor], backbone: Backbone, folder: Path)
 
 
 def drop_zero_bias(tensors: dict[str, Tensor], folder: Path) -> None:
-    """
+    """Remove fc's bias from the tensors.
+
     Raises:
-        ValueError: a bias of fc that is not zero.
+        ValueError: it is not zero.
     """
     bias_D = tensors.pop("fc.bias", None)
     if bias_D is not None and bool(bias_D.any()):
@@ -134,10 +139,11 @@ def drop_zero_bias(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: Backbone, folder: Path) -> Tensor | None:
-    """(S,) the scored tokens, ascending, with the rows of the unembedding in their order; None: every token.
+    """(S,) the scored tokens, ascending, after sorting the unembedding's rows like them; None if all are scored.
 
     Raises:
-        ValueError: ids that are none, or a map that is missing, of another size or contradicts the other.
+        ValueError: ids that repeat or that the backbone lacks, or a map that is missing, of another size or contradicts
+            the other.
     """
     d2t_S, t2d_V = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t_S is not None and (d2t_S.ndim != 1 or not len(d2t_S)):
@@ -193,5 +199,5 @@ def read_switches(config: Mapping[str, Any], names: Sequence[str], folder: Path)
 
 
 def read_steps(config: Mapping[str, Any], folder: Path) -> int:
-    """K."""
+    """K, the number of heads."""
     return number_of({STEPS: DEFAULT_STEPS, **config}, STEPS, folder, most=MAX_HEADS)

@@ -1,4 +1,4 @@
-"""Heads to a foreign folder and back: nothing is called written before it was read back and gave the same logits."""
+"""Export heads to a foreign folder and import them; an export appears only once it was read back and compared."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def export_heads(
     Args:
         format: one of `heads.export.formats.formats()`.
         folder: a new folder.
-        overwrite: an earlier export of that name is replaced once the new one is whole; of the format mtp, the model's
-            own modules where `folder` is the model.
+        overwrite: replace an earlier export of that name once the new one is whole. With the format mtp and the model
+            itself as `folder`, the model's own modules are replaced.
         options: fields of the format's Config.
 
     Returns:
@@ -77,7 +77,7 @@ def check_written(module: Any, token_heads: TokenHeads, folder: Path, config: An
 
 
 def import_heads(folder: str | Path, model: Any, format: str | None = None) -> TokenHeads:
-    """Heads from a foreign folder, on a causal LM, in eval mode; `heads.save` writes them as a native folder.
+    """Read heads from a foreign folder, on a causal LM, in eval mode; `heads.save` writes them as a native folder.
 
     Args:
         model: the backbone that they were trained on, or a `Backbone` that wraps it.

@@ -1,7 +1,7 @@
-"""Open a foreign folder, its config.json and its tensors, none of them trusted; and put tensors into heads.
+"""Open a foreign folder, whose config.json and tensors are not trusted, and put the tensors into heads.
 
 Files of tensors are safetensors, or `.pt` and `.bin` read with `weights_only=True`, which refuses pickles that hold
-code. Names in an index stay inside the folder (heads/inside.py).
+code. Names in an index must not lead out of the folder (heads/inside.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from heads.interface.token_heads import TokenHeads
 
 CONFIG = "config.json"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-"""What transformers calls its files of tensors."""
+"""transformers' names for files of tensors."""
 SHOWN = 6  # problems in one sentence
 MOST_DIGITS = 4000
 
@@ -55,7 +55,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def short_integer(digits: str) -> int:
     """
     Raises:
-        ValueError: more digits than any number of a model has; Python itself says something else of thousands.
+        ValueError: more digits than any number of a model has; Python's own limit is near and has another message.
     """
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
@@ -63,7 +63,7 @@ def short_integer(digits: str) -> int:
 
 
 def try_config(folder: str | Path) -> dict[str, Any]:
-    """The same for detection: empty where there is none."""
+    """`read_config` for recognising a folder: empty where it raises."""
     try:
         return read_config(folder)
     except ValueError:
@@ -155,7 +155,7 @@ def create_with(
 ) -> TokenHeads:
     """New heads that hold these tensors, by their native names.
 
-    They are made on the meta device first: numbers of a config that the tensors do not have cost no memory.
+    They are created on the meta device first, so that a config with larger sizes than the tensors costs no memory.
 
     Raises:
         ValueError: tensors misshapen, missing or extra, by name, or entries that are no finite floats.
@@ -212,14 +212,15 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[st
     folder.mkdir(parents=True, exist_ok=True)
     whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
     if name.endswith(".safetensors"):
-        (folder / name).write_bytes(to_bytes(whole, metadata={"format": "pt"}))  # save_file's is its owner's alone
+        # save_file would write a file that only its owner may read.
+        (folder / name).write_bytes(to_bytes(whole, metadata={"format": "pt"}))
     else:
         torch.save(whole, folder / name)
     (folder / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def refuse_kind(folder: str | Path, format: str, reason: str) -> ValueError:
-    """What is raised for a folder of another kind."""
+    """The error for a folder of another kind."""
     return ValueError(
         f"{folder} is no folder of the format {format}: {reason}. headway import --list shows the formats."
     )

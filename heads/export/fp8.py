@@ -1,4 +1,4 @@
-"""Weights in 8-bit floats with a scale for each block, as DeepSeek-V3 stores its own: read, and written again.
+"""Read and write weights in 8-bit floats with a scale for each block, as DeepSeek-V3 stores its own.
 
     w = code · scale of its block      code: float8_e4m3fn, ±448 at most      scale: amax of the block / 448
 
@@ -29,7 +29,7 @@ def block_of(config: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     """Rows and columns of a block.
 
     Raises:
-        ValueError: the files are quantised in another way, or the block is no two numbers.
+        ValueError: the files are quantised in another way, or the block is not two positive integers.
     """
     settings = config.get("quantization_config") or {}
     method = settings.get("quant_method", "fp8") if isinstance(settings, dict) else settings
@@ -45,7 +45,7 @@ def block_of(config: Mapping[str, Any], folder: Path) -> tuple[int, int]:
 
 
 def dequantised(name: str, codes_RC: Tensor, scales_SU: Tensor | None, block: tuple[int, int]) -> Tensor:
-    """(…, R, C) in float32: what the codes stand for; weights that are no codes as they are.
+    """(…, R, C): the numbers that codes stand for, in float32; weights that are no codes are returned as they are.
 
     >>> codes = torch.tensor([[2.0, 4.0, 8.0]]).to(torch.float8_e4m3fn)
     >>> dequantised("w", codes, torch.tensor([[0.5, 2.0]]), (2, 2))
@@ -77,8 +77,10 @@ def dequantised(name: str, codes_RC: Tensor, scales_SU: Tensor | None, block: tu
 
 
 def quantised(weight_RC: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes (…, R, C) and scales (…, S, U): each block's largest number is the largest code, or up to half of it where
-    scales are powers of two."""
+    """Codes (…, R, C) and scales (…, S, U).
+
+    Each block's largest number becomes the largest code, or a code down to half of it where scales are powers of two.
+    """
     weight_RC = weight_RC.detach().cpu().float()
     rows, columns = weight_RC.shape[-2:]
     more = (0, -columns % block[1], 0, -rows % block[0])

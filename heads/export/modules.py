@@ -1,7 +1,7 @@
-"""Where multi-token-prediction modules lie in a model's files, and which part of our heads each tensor fills.
+"""Find multi-token-prediction modules in a model's files, and the part of our heads that each tensor fills.
 
-One function answers for both directions: `place_of` gives the part of the heads' tensors that a foreign tensor is read
-into, and that it is written from. Experts lie one by one in released files, and fused in transformers.
+`place_of` serves both directions: it gives the part of the heads' tensors that a foreign tensor is read into, and from
+which it is written. Experts are stored one by one in released files, and fused in transformers.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Modules:
     Attributes:
         files: the file of each of the modules' tensors, by its foreign name.
         native: our name of each, as if no expert were fused; scales have none.
-        copied: what each copy of the backbone's repeats.
+        copied: which of the backbone's tensors each copy repeats.
         scales: the name of each weight's scales, where it is stored in FP8.
-        block: rows and columns that share one of them.
+        block: rows and columns that share one scale.
     """
 
     layout: Layout
@@ -94,7 +94,7 @@ def find_modules(folder: Path, layouts: Iterable[Layout]) -> Modules | None:
 
 
 def native_name(layout: Layout, name: str, num_layers: int) -> str | None:
-    """Our name of a foreign tensor, `copy:` and what of where it repeats one of the backbone's; None: of no module.
+    """Our name of a foreign tensor; `copy:KIND` where it repeats one of the backbone's; None outside modules.
 
     >>> layout = Layout(module="mtp.", block="mtp.layers.{n}.", names={"eh_proj.weight": "fc.weight"})
     >>> native_name(layout, "mtp.fc.weight", 48), native_name(layout, "mtp.layers.0.mlp.gate.weight", 48)

@@ -2,8 +2,8 @@
 
     NAMES = Names({"bodies.{k}.{l}.linear.weight": "{k}.{l}.linear.weight"})
 
-Words in braces stand for numbers, the same ones on both sides. A tensor that finds no place, in either direction, is an
-error with its name: a dropped tensor is a head that drafts badly without a word.
+Words in braces stand for numbers, the same ones on both sides. A tensor without a place, in either direction, is an
+error that names it, since a head without one of its tensors would draft badly without a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Foreign drafts read stored embeddings and score by one product: models that do more with either are refused."""
+"""Refuse models that scale embeddings or change logits: foreign drafts read stored rows and score by one product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from heads.backbone.model import Backbone
 
 ROUNDING, SMALLEST = 2**-7, 1e-6
-"""Of a copy in bfloat16, which keeps 8 bits of a number, or in float16, whose smallest numbers are some 1e-7 apart."""
+"""Tolerances for a copy in bfloat16, which has 8 bits, or float16, whose smallest numbers are some 1e-7 apart."""
 
 
 def is_copy(found_VD: Tensor, own_VD: Tensor) -> bool:

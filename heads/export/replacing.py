@@ -1,4 +1,4 @@
-"""Where an export may be written: a new folder, or in place of an earlier export and of nothing else."""
+"""Check that an export is written to a new folder, or replaces an earlier export and nothing else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def check_place(out: Path, sources: Iterable[str | Path | None], *, overwrite: b
     """
     Args:
         out: the folder that is to be written.
-        sources: what the export is made from; names that are no folder here are passed over.
-        overwrite: an earlier export there is given up.
+        sources: what the export is made from; names that are no folder here are ignored.
+        overwrite: an earlier export there may be replaced.
 
     Raises:
-        ValueError: `out` is, holds or lies in a source, exists, or is something else than an earlier export.
+        ValueError: `out` is, holds or lies in a source, exists without `overwrite`, or is no earlier export.
     """
     place = out.resolve()
     for source in (Path(source).resolve() for source in sources if source is not None and Path(source).is_dir()):

@@ -1,4 +1,4 @@
-"""The safetensors of a model's folder, one file or shards with an index, without loading what is not asked for."""
+"""Read the safetensors of a model's folder (one file, or shards with an index), loading only what is asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Trained modules in the place of those in a model's files: each tensor as the file stores it, all others as they were.
+"""Replace the modules in a model's files by trained ones; every other tensor stays as it was.
 
-A module's tensor keeps its file's dtype. One in FP8 gets codes and scales anew, unless the heads still hold what was
-read: then its bytes stay (heads/export/fp8.py). Files without a trained tensor are not written at all.
+A module's tensor keeps its file's dtype. One in FP8 gets new codes and scales, unless the heads still hold what was
+read; then its bytes stay (heads/export/fp8.py). Files without a trained tensor are not written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Target = tuple[Path, Modules, dict[str, Tensor]]
 
 
 def write_files(token_heads: TokenHeads, target: Target, folder: Path) -> None:
-    """The files that hold tensors of the heads, as the model has them but for those."""
+    """Write the files that hold tensors of the heads; their other tensors are the model's."""
     source, modules, places = target
     own = trained_names(token_heads, modules)
     scales = modules.read_scales()
@@ -47,7 +47,7 @@ def write_files(token_heads: TokenHeads, target: Target, folder: Path) -> None:
 
 
 def trained_names(token_heads: TokenHeads, modules: Modules) -> set[str]:
-    """The foreign tensors that the heads' own take the place of. Buffers are never trained, and some are float32."""
+    """The foreign tensors that the heads' replace; buffers are left out, since they are never trained."""
     buffers = {name for name, _ in token_heads.named_buffers()}
     return {name for name, native in modules.native.items() if native not in buffers}
 
@@ -55,7 +55,7 @@ def trained_names(token_heads: TokenHeads, modules: Modules) -> set[str]:
 def stored_as(
     name: str, before: Tensor, place: Tensor, scales: Tensor | None, block: tuple[int, int]
 ) -> tuple[Tensor, Any]:
-    """A trained tensor as the file stores it, and its scales if it has them; where nothing changed, what was there."""
+    """A trained tensor as the file stores it, and its scales if any; both as they were where nothing changed."""
     if scales is None:
         return place.detach().to(before.dtype).cpu().contiguous().clone(), None
     if unchanged(dequantised(name, before, scales, block), place):
@@ -66,7 +66,7 @@ def stored_as(
 def compare_files(token_heads: TokenHeads, target: Target, folder: Path) -> str:
     """
     Raises:
-        ValueError: a file in `folder` holds something else than `write_files` is to write; says which tensors.
+        ValueError: tensors in `folder` are not what `write_files` should have written; the sentence names them.
     """
     source, modules, places = target
     before, after = find_shards(source), {name: folder / path.name for name, path in find_shards(source).items()}
@@ -104,7 +104,7 @@ def compare_logits(token_heads: TokenHeads, again: TokenHeads, target: Target) -
         again: heads that were read from what was written.
 
     Raises:
-        ValueError: they draft other logits than the heads do with numbers rounded as the files hold them.
+        ValueError: they draft other logits than the heads, even if the heads are rounded as the files store them.
     """
     moved = largest_difference(token_heads, again)
     if moved and largest_difference_as_stored(token_heads, again, target) != 0:
@@ -118,7 +118,7 @@ def compare_logits(token_heads: TokenHeads, again: TokenHeads, target: Target) -
 
 @torch.no_grad()
 def largest_difference_as_stored(token_heads: TokenHeads, again: TokenHeads, target: Target) -> float:
-    """The difference of logits while the heads have the numbers that they have in the dtypes of the model's files."""
+    """The largest difference of logits while the heads' numbers are rounded as the model's files store them."""
     _, modules, places = target
     kept, scales = {name: place.clone() for name, place in places.items()}, modules.read_scales()
     try:
@@ -132,7 +132,7 @@ def largest_difference_as_stored(token_heads: TokenHeads, again: TokenHeads, tar
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit; NaN is NaN."""
+    """Whether two tensors are equal bit for bit, so that NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))

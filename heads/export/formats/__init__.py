@@ -9,15 +9,15 @@ A format's file holds
     convert(heads, out, config, backbone=…, overwrite=…)
                                   instead of `write`, where a format is made of the folder of the heads
     write_in_place(token_heads, folder, config)
-                                  with --overwrite: into a folder that the format can change, and a sentence that says
-                                  what was compared; None where the folder is no such one
+                                  with --overwrite: change a folder that the format can change, and return a sentence on
+                                  what was compared; None for any other folder
     read(folder, backbone)        token heads on the backbone; absent where a format cannot be read back as heads
     recognises(folder)            whether a folder is of this format, for `headway import` without --from
-    ROUNDINGS                     how many units of rounding of the largest logit heads that are read back may differ
-                                  by; absent: by no bit
+    ROUNDINGS                     the largest difference of logits after reading back, in roundings of the largest
+                                  logit; absent where they must be equal
     compare(token_heads, folder, config)
-                                  instead of `read`, where what was written is checked in another way; the sentence that
-                                  it returns says how
+                                  instead of `read`, where what was written is checked in another way; returns a
+                                  sentence on how
 
 and a visible table of names (heads/export/names.py). A value that a format cannot say is an error.
 
@@ -57,7 +57,7 @@ def recognise(folder: str | Path) -> str:
     """The one format that a folder has.
 
     Raises:
-        ValueError: no format or several know it.
+        ValueError: there is no folder, it holds heads of our own, or no format or several recognise it.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder; give one that holds another program's heads.")

@@ -1,9 +1,9 @@
 """EAGLE-3: one folder that vLLM, SGLang and llama.cpp's converter read alike, and what was released for them.
 
-    hidden states     [2, n // 2, n - 3] of n layers, left out of config.json: given, vLLM counts k as hidden_states[k]
-                      and SGLang as hidden_states[k + 1]
+    hidden states     [2, n // 2, n - 3] of n layers, left out of config.json: if they were given, vLLM would read k as
+                      hidden_states[k] and SGLang as hidden_states[k + 1]
     draft_vocab_size  always present: SGLang reads it, llama.cpp knows the kind of folder by it
-    lm_head           always present, also where the heads share the backbone's
+    lm_head           always present, even where the heads share the backbone's
 
 A released folder that does give hidden states is read as vLLM reads it. EAGLE-3.1's switches are written by
 `speculators` alone, since not all three servers have them.

@@ -42,7 +42,7 @@ FILES = ("backbone.gguf", "draft.gguf")
 Contents = tuple[str, dict[str, Any], dict[str, Tensor]]
 """Architecture, metadata, tensors."""
 ROUNDINGS = 8
-"""Of float32, in which the file has the epsilon and the base of the rotation: in parts of the largest logit."""
+"""float32 roundings of the largest logit: the file stores the norms' epsilon and the rotary base in float32."""
 
 
 @validated
@@ -69,10 +69,10 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
 
 
 def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
-    """Read both files back: every value and every number as it was given, and the draft's logits are the heads'.
+    """Read both files back, and compare every value with what was given and the draft's logits with the heads'.
 
     Raises:
-        ValueError: they are not.
+        ValueError: something differs.
     """
     for name, (architecture, metadata, tensors) in contents(token_heads, config).items():
         said, found = read_gguf(folder / name)
@@ -96,7 +96,7 @@ def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
 
 
 def as_stored(token_heads: Any, dtype: torch.dtype) -> TokenHeads:
-    """The heads with an unembedding of their own and with the numbers that matrices of this dtype can hold."""
+    """The heads with an unembedding of their own, and with matrices rounded to this dtype."""
     tensors = dict(token_heads.state_dict())
     tensors["lm_head.weight"] = unpacked(token_heads.projection(1).weight)
     stored = {name: tensor.to(dtype).to(tensor) if tensor.ndim > 1 else tensor for name, tensor in tensors.items()}
@@ -109,7 +109,7 @@ def as_stored(token_heads: Any, dtype: torch.dtype) -> TokenHeads:
 
 
 def read_draft_back(token_heads: TokenHeads, path: Path) -> TokenHeads:
-    """Eagle heads as the names and numbers of a draft's file alone make them."""
+    """Eagle heads from a draft's file, in which only their number K is missing."""
     said, found = read_gguf(path)
     number = {key.removeprefix("eagle3."): value for key, value in said.items()}
     attended = number["attention.head_count"], number["attention.head_count_kv"]

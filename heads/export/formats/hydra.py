@@ -7,9 +7,9 @@
     mlp           g is the final hidden state, or transformers' hidden_states[-(o + 1)] for hidden_state_offset o
     prefix-mlp    g is a Llama layer over it and a final norm of its own (Hydra++); Dropout layers take indices too
 
-These are `grounded` heads with `biases`, `normalize_embeddings: false` and, for prefix-mlp, `prefix_norm`. The repeated
-block lies in the file under each of its names: read as n - 1 blocks with equal weights; different ones are not written,
-since the code would load them into one. Copies of the backbone's embedding in the file are compared with it, and left.
+These are `grounded` heads with `biases`, `normalize_embeddings: false` and, for prefix-mlp, `prefix_norm`. The file has
+the repeated block under each of its names, which is read as n - 1 blocks with equal weights. Different blocks are not
+written, since the code would load them into one. The heads' copy of the backbone's embedding is compared with it.
 
 Source: zankner/Hydra hydra/model/hydra_model.py, hydra_heads/mlp_head.py and prefix_mlp_head.py.
 """
@@ -43,7 +43,7 @@ from heads.validation import validated
 SUMMARY = "zankner/Hydra, grounded mlp and prefix-mlp (read and written); no server loads it"
 FILE = "hydra_lm_head.pt"
 ROUNDINGS = 64
-"""Heads without biases are written with biases of zero; a product that adds one may round otherwise."""
+"""Heads without biases are written with biases of zero, and a product that adds one may round differently."""
 PREFIX = "prefix_embeding_layer"  # spelt so in its code
 LAYER = (
     *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
@@ -52,7 +52,7 @@ LAYER = (
     "post_attention_layernorm.weight",
 )
 COPIES = ("input_embed_fn.weight", f"{PREFIX}.embed_tokens.weight")
-"""Of the backbone's embedding; the second is never used, and random where the prefix layer was."""
+"""Copies of the backbone's embedding. The second is never used, and may be random, so only the first is compared."""
 
 
 @validated
@@ -62,7 +62,7 @@ class Config:
 
 
 def names(num_layers: int, prefix: bool) -> Names:
-    """The table. Behind a prefix layer every block and unembedding stands after a Dropout that has an index too."""
+    """The table. With a prefix layer, every block and unembedding follows a Dropout, which takes an index too."""
     first, last = ("1", ".1") if prefix else ("0", "")
     pairs = {
         "bodies.{k}.skip": "hydra_mlp.{k}." + f"{first}.res_connection",
@@ -184,7 +184,7 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
 def check_embedding(tensors: Mapping[str, Tensor], backbone: Backbone, folder: Path) -> None:
     """
     Raises:
-        ValueError: the heads were trained on tokens that are embedded otherwise; bfloat16's rounding apart.
+        ValueError: the file's copy of the embedding is not the backbone's, up to bfloat16's rounding.
     """
     copy_VD = tensors.get(COPIES[0])
     if copy_VD is None:

@@ -1,12 +1,12 @@
 """Medusa's own folders: `medusa_lm_head.safetensors` or `.pt` with a config.json that counts heads and layers.
 
-Version 1 (the axolotl trainer, and what was released for Vicuna) has an unembedding a head; version 2 (the legacy
-trainer) shares the backbone's. A head is n residual blocks x + SiLU(W x + b). The original code repeats one block n
-times (`[ResBlock(d)] * n`), so its files hold the same block n times: read here as n blocks with equal weights, which
-is the same function. It would load different blocks into that one, so heads that have such are not written.
+Version 1 (the axolotl trainer, and what was released for Vicuna) has an unembedding for each head; version 2 (the
+legacy trainer) shares the backbone's. A head is n residual blocks x + SiLU(W x + b). The original code repeats one
+block n times (`[ResBlock(d)] * n`), so its files hold the same block n times, which is read as n blocks with equal
+weights. It would load different blocks into that one, so heads with different blocks are not written.
 
 The released config.json of Vicuna counts 2 heads beside a file of 5, so heads are counted in the file. Medusa-2 saves
-heads inside a whole model, as `medusa_head.…`: its other tensors are the backbone's.
+heads inside a whole model, as `medusa_head.…`; the other tensors there are the backbone's.
 
 Source: FasterDecoding/Medusa medusa/model/medusa_model.py and medusa_model_legacy.py.
 """
@@ -47,7 +47,7 @@ FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 WHOLE = (*SAFETENSORS, "pytorch_model.bin", "pytorch_model.bin.index.json")
 FIRST_BLOCK = re.compile(r"^(\d+)\.0\.linear\.")
 PREFIX = "medusa_head."
-"""Before each name where heads were saved with their model (Medusa-2)."""
+"""Precedes each name where heads were saved with their model (Medusa-2)."""
 
 
 @validated
@@ -151,9 +151,9 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
 
 
 def with_repeated_blocks(found: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor]:
-    """With every name of a block that is repeated: safetensors' own savers write one object under its first name alone.
+    """Add the missing names of a repeated block, since safetensors' savers write an object under its first name alone.
 
-    Files that hold any further block are taken as they are.
+    Tensors that include any further block are returned as they are.
     """
     first = {name: tensor for name, tensor in found.items() if FIRST_BLOCK.match(name)}
     further = {f"{name.split('.')[0]}.{b}" for name in first for b in range(1, num_blocks)}

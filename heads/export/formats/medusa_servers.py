@@ -4,12 +4,12 @@ The tensors have Medusa's original names, which all three read; config.json has 
 
     TGI, LoRAX     medusa_num_heads, medusa_num_layers, base_model_name_or_path; no `architectures` (TGI then takes the
                    folder for a model), `version` a number in a string (LoRAX)
-    vLLM           model_type "medusa", hidden_size, vocab_size; medusa_fc_bias true, since blocks else lose their
-                   biases without a word. It rewrites every key with "num" and "heads" to num_heads, and with "num" and
-                   "layers" to num_hidden_layers, so no other key may have such a name
+    vLLM           model_type "medusa", hidden_size, vocab_size; medusa_fc_bias true, since blocks otherwise lose their
+                   biases without a warning. It renames every key with "num" and "heads" to num_heads, and with "num"
+                   and "layers" to num_hidden_layers, so no other key may have such a name
 
 Heads that share the backbone's unembedding: TGI and LoRAX take the backbone's own where `{k}.1.weight` is missing, with
-one block only; vLLM reads it from `lm_heads.0.weight` (original_lm_head true), which the others leave alone. Blocks may
+one block only; vLLM reads it from `lm_heads.0.weight` (original_lm_head true), which the others ignore. Blocks may
 differ, since these programs build each one. vLLM's own names are read too.
 
 Source: text_generation_server/layers/medusa.py, lorax_server/adapters/medusa.py, vllm/model_executor/models/medusa.py

@@ -1,8 +1,8 @@
 """IBM's MLPSpeculator folders: `speculator.…` tensors and a config.json of model_type mlp_speculator.
 
-They are `mlp_speculator` heads, whose file has the mathematics. With tie_weights all heads share one embedding, norm
-and unembedding, and all but the first one transition; some folders repeat the shared tensors under each name, which are
-then compared and read once.
+They are `mlp_speculator` heads (heads/families/mlp_speculator.py has the mathematics). With tie_weights all heads share
+one embedding, norm and unembedding, and all but the first share one transition. Some folders repeat shared tensors
+under each name; the copies are compared and read once.
 
 TGI loads folders with tie_weights alone (its class for others multiplies a list of embeddings and fails), with and
 without scale_input; so for TGI give heads with `tie_weights: true`. IBM's own code (fms-extras) loads all.
@@ -49,7 +49,7 @@ NAMES = Names(
     }
 )
 CANDIDATES = 5
-"""Of each pass, and of the first head, for IBM's own trees; later heads give one less each."""
+"""Candidates of each pass, and of the first head, in IBM's own trees; each later head has one less."""
 
 
 @validated
@@ -127,7 +127,7 @@ def untied(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Each shared tensor once, under the first of its names.
 
     Raises:
-        ValueError: two of one shared tensor differ.
+        ValueError: two copies of a shared tensor differ.
     """
     kept: dict[str, Tensor] = {}
     for name in sorted(tensors):

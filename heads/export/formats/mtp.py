@@ -1,9 +1,9 @@
 """The multi-token-prediction modules in the files of released models: read as `mtp` heads, and written back.
 
-transformers drops these tensors where it loads a model, or looks for literal layer numbers; here they are read from the
+transformers drops these tensors when it loads a model, or looks for literal layer numbers, so they are read from the
 safetensors themselves. Below is the table of names. The rest of a module is a decoder layer with the names that the
-model's other layers have; experts may lie one by one, as released, or fused, as transformers holds them. Weights may
-be in FP8 with a scale for each block (heads/export/fp8.py).
+model's other layers have; experts may be stored one by one, as released, or fused, as in transformers. Weights may be
+in FP8 with a scale for each block (heads/export/fp8.py).
 
     headway import MODEL --backbone MODEL --out HEADS                       decode, fine-tune
     headway export HEADS --to mtp --model MODEL --out NEW_MODEL             a copy of MODEL with the heads' modules
@@ -42,7 +42,7 @@ from heads.validation import validated
 
 SUMMARY = "modules of GLM-4.5, DeepSeek-V3, MiMo, Qwen3-Next, Qwen3.5, Mellum, in the model's own folder"
 STEPS = 3
-"""Heads of a model with one module: how often it is run again; trees may be deeper."""
+"""Number of heads for a model with one module, which runs once for each; trees may be deeper."""
 
 
 @validated
@@ -98,8 +98,8 @@ def recognises(folder: Path) -> bool:
 def read(folder: Path, backbone: Backbone) -> TokenHeads:
     """
     Raises:
-        ValueError: a folder without modules, tensors without a place, missing or of other sizes, or a copy of the
-            embedding or unembedding that is none.
+        ValueError: a folder without modules, tensors without a place, missing or of other sizes, or an embedding or
+            unembedding that is not the backbone's.
     """
     modules = find_modules(folder, LAYOUTS)
     if modules is None:
@@ -201,10 +201,10 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
 
 
 def write_in_place(token_heads: TokenHeads, folder: Path, config: Config) -> str | None:
-    """Replace the files of the model that hold its modules, each at once, if `folder` is the model itself; else None.
+    """If `folder` is the model itself, replace its files that hold modules, each in one step; otherwise return None.
 
-    All are written beside the model and compared first. Where it is interrupted between two files, the same command
-    ends it: no file is ever partly written.
+    All are written beside the model and compared first. After an interruption between two files, the same command
+    completes the work; no file is ever partly written.
 
     Raises:
         ValueError: as `write`, or files that are links, which others read too.
@@ -249,11 +249,12 @@ def open_target(token_heads: TokenHeads, config: Config) -> Target:
 
 @torch.no_grad()
 def compare(token_heads: TokenHeads, folder: Path, config: Config) -> str:
-    """What was written holds the heads' numbers, in the dtypes of the model's files, and every other tensor as it was;
-    read as mtp heads, it drafts their logits.
+    """Check that what was written holds the heads' numbers in the files' dtypes, and every other tensor as it was.
+
+    It is also read back as mtp heads, and their logits are compared.
 
     Raises:
-        ValueError: it does not.
+        ValueError: a tensor or a logit differs.
     """
     source, modules, _ = target = open_target(token_heads, config)
     said = compare_files(token_heads, target, folder)

@@ -24,7 +24,7 @@ TAGS = ["headway", "multi-token-prediction", "speculative-decoding"]
 LICENCE = ("license", "license_name", "license_link")
 PLAIN, ALONE = "plain", "heads alone"
 BESIDE = "measured.json"
-"""Measurements of this name beside the heads, where no file is given."""
+"""Measurements beside the heads, which are read where no file is given."""
 
 SERVED = """\
 Weights, tokenizer and heads in one folder. Headway's decoder drafts several tokens with the heads and verifies them in
@@ -73,7 +73,7 @@ def write_card(
 
     Args:
         heads: folder of the heads that are described.
-        name: what those who open it call it: its name on the hub.
+        name: the folder's name on the hub.
         served: `out` is a model folder with heads inside, and not a folder of heads.
         base: folder of the backbone, whose own card names its licence.
         measured: files of `headway benchmark --json` and `headway evaluate`; none: measured.json beside the heads.
@@ -99,7 +99,7 @@ def named_card(folder: Path, name: str) -> str | None:
 
 
 def metadata(found: dict[str, Any], base: Path | None, license: str | None) -> ModelCardData:
-    """What the hub shows and finds a repository by."""
+    """The fields that the hub shows and searches."""
     backbone = found["backbone"]["name"]
     terms: dict[str, Any] = {"license": license} if license else read_licence(base)
     return ModelCardData(
@@ -117,7 +117,7 @@ def read_licence(base: Path | None) -> dict[str, str]:
         return {}
     try:
         data = ModelCard.load(base / CARD).data.to_dict()
-    except (ValueError, OSError):  # a text without metadata, or with damaged ones
+    except (ValueError, OSError):  # a text without metadata, or with damaged metadata
         return {}
     return {field: str(data[field]) for field in LICENCE if data.get(field)}
 

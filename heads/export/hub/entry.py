@@ -28,7 +28,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 logger = logging.get_logger("transformers.headway")  # below transformers' own, so that `--log-level info` shows it
 
 KEPT_AS = "_headway_decoding"
-"""The attribute of a model that keeps its decoding, with the dtype and device that it was made for: all go with it."""
+"""The model's attribute that holds its decoding, and the dtype and device for which that was created."""
 REFUSED = {
     "assistant_model": "drafts come from the heads in this folder",
     "assistant_tokenizer": "drafts come from the heads in this folder",
@@ -36,7 +36,7 @@ REFUSED = {
     "negative_prompt_ids": "guidance runs the backbone a second time for every token",
     "negative_prompt_attention_mask": "guidance runs the backbone a second time for every token",
 }
-"""Arguments that `generate` drops without a word for a decoding method that does not know them."""
+"""Arguments that `generate` drops without a warning for a decoding method that does not know them."""
 
 
 class CountedDecoding(TreeDecoding):
@@ -59,8 +59,8 @@ def generate_with_heads(model: Any, *positional: Any, **named: Any) -> Any:
     """`model.generate(…)`, decoded with the heads in the folder or repository that the model was loaded from.
 
     Args:
-        positional, named: what `generate` takes. A `custom_generate` of the caller's comes first: then the heads of the
-            folder are not used.
+        positional, named: what `generate` takes. With a `custom_generate` of the caller's, the folder's heads are not
+            used.
 
     Raises:
         ValueError: an argument that decoding with heads does not follow, or heads that do not fit the model.
@@ -92,7 +92,7 @@ def read_arguments(positional: tuple[Any, ...], named: dict[str, Any]) -> dict[s
 def refuse(asked: dict[str, Any]) -> None:
     """
     Raises:
-        ValueError: an argument of REFUSED, or a cache for which `generate` leaves the decoding method aside.
+        ValueError: an argument of REFUSED, or a cache with which `generate` ignores the decoding method.
     """
     for name in REFUSED:
         if asked.get(name, False) is not False:  # some are tensors
@@ -123,7 +123,7 @@ def decoding_of(model: Any) -> CountedDecoding:
 
 
 def to_answer(error: ValueError) -> ValueError:
-    """The error as `transformers serve` hands it to the client: status 400, and not 500 without a reason."""
+    """The error in the form that `transformers serve` answers with status 400 and the reason, and not with 500."""
     if "transformers.cli.serving.server" not in sys.modules:
         return error
     (base,) = (sys.modules["starlette.exceptions"].HTTPException,)

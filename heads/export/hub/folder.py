@@ -99,11 +99,12 @@ def export_to_hub_folder(
         copy_backbone(source, config, begun)
         copy_heads(heads, begun)
         write_custom_generate(begun)
-        licensed = source if (source / CARD).is_file() else Path(config.name_or_path)  # trained from that one
+        # A backbone that was trained with the heads may have no card; the one it was trained from names the licence.
+        licensed = source if (source / CARD).is_file() else Path(config.name_or_path)
         write_card(begun, heads=heads, served=True, base=licensed, measured=measured, license=license)
         try:
             check(begun, source, heads)
-        except ValueError as error:  # it names a place that is gone by then
+        except ValueError as error:  # its message names a folder that is removed by then
             said = str(error).replace(str(begun / NESTED), str(heads)).replace(str(begun), config.name_or_path)
             raise ValueError(said) from None
         sync(begun)
@@ -112,7 +113,7 @@ def export_to_hub_folder(
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to write to, which takes its place at the end, or is removed on an error."""
+    """Yield a folder beside `out` to write to, which replaces `out` at the end, or is removed on an error."""
     begun = out.absolute().parent / f".{out.name}.tmp"
     remove(begun)
     try:
@@ -174,7 +175,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def copy_backbone(source: Path, config: BackboneConfig, out: Path) -> None:
-    """Weights and configs byte for byte; the tokenizer too, or the one that the heads were trained with."""
+    """Copy weights, configs and tokenizer byte for byte; save the tokenizer if heads were trained with another one."""
     found = sorted({path for pattern in COPIED for path in source.glob(pattern) if path.is_file()})
     wanted = [path for path in found if not any(path.match(pattern) for pattern in NOT_COPIED)]
     bar = tqdm(wanted, desc="copying the backbone", unit="file", disable=None)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Files of measurements as rows of a model card: what `headway benchmark --json` and `headway evaluate` wrote.
+"""Read what `headway benchmark --json` and `headway evaluate` wrote as rows of a model card.
 
 benchmark --json                    each method's tokens per pass and ratio to plain generation
 evaluate --json                     perplexities on held-out text, and how often each head is right
@@ -20,7 +20,7 @@ ALLOWED = "`headway benchmark --json FILE`, `headway evaluate --json FILE` or `h
 
 @dataclass(kw_only=True)
 class Measured:
-    """One file.
+    """The rows of one file.
 
     Attributes:
         speeds: method, tokens per pass, ratio, its interval, same text, settings.
@@ -67,7 +67,7 @@ def benchmark_rows(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def suite_rows(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Over all questions."""
+    """Each method's row over all questions."""
     results = found["results"]
     settings = f"{results['questions']} questions, {results['new_tokens']} new tokens; {machine_of(found)}"
     for method, row in results["categories"]["overall"].items():

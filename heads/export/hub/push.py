@@ -1,7 +1,7 @@
 """Upload heads, or a model folder that was exported with them, to a repository on the hub, with a model card.
 
-One commit has all files: of heads those that `heads.save` writes, of an exported folder all. A card in the folder is
-uploaded as it is; else one is written.
+One commit has all files: those that `heads.save` writes, or every file of an exported folder. A card in the folder is
+uploaded with the repository's name put in; otherwise one is written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def push_to_hub(
         name: "organisation/name"; the repository is made if there is none.
         revision: branch, which is made if there is none; None is the main one.
         private: whether a repository that is made is private; None is the organisation's default.
-        message: of the commit.
+        message: the commit's message.
         measured: files of `headway benchmark --json` or `headway evaluate`, whose figures the model card shows.
         license: identifier on the hub, for the model card.
 
@@ -124,7 +124,7 @@ def commit(files: dict[str, Path], name: str, *, revision: str | None, private: 
         if revision is not None:
             hub.create_branch(name, branch=revision, exist_ok=True)
         done = hub.create_commit(name, operations, commit_message=message, revision=revision)
-    except (*HUB_ERRORS, RuntimeError) as error:  # the latter: a large file, for the reason in its cause
+    except (*HUB_ERRORS, RuntimeError) as error:  # RuntimeError: a large file failed, for the reason in its cause
         refusal = error.__cause__ if isinstance(error.__cause__, Exception) else error
         reason = " ".join(f"{error}{'' if refusal is error else f' {refusal}'}".split())[:300].rstrip(".")
         raise ValueError(
