@@ -78,7 +78,7 @@ def run_command(arguments: list[str]) -> None:
     values, command = found[found.command], COMMANDS[found.command]
     flags = command.flags(**{field.name: values[field.name] for field in dataclasses.fields(command.flags)})
     if command.flags is RegenerateFlags and not isinstance(values["heads"], dict):
-        values["heads"] = {}  # here a folder, which the command reads; in a run's config the family's fields
+        values["heads"] = {}  # --heads of this command is a folder; in a run's config `heads` has the family's fields
     command.action(build_config_of(values), flags)
 
 

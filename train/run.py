@@ -149,7 +149,7 @@ def train(trainer: HeadsTrainer) -> None:
     if resumed_from is None:
         log_heads_overhead(trainer)
     else:
-        trainer.args.eval_on_start = False  # the start was evaluated
+        trainer.args.eval_on_start = False  # the run that is resumed did that
     wanted = compile_choice(trainer.config, resumed_from)
     trainer.compiled = compile_where_it_wins(trainer, wanted, resumed=resumed_from is not None)
     with document_attention(trainer.model, trainer.compiled) as chosen:

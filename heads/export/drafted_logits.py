@@ -15,7 +15,7 @@ ROWS, TOKENS = 2, 12
 
 @torch.no_grad()
 def largest_difference(one: TokenHeads, other: TokenHeads) -> float:
-    """The largest difference of the logits that two sets of heads draft as in decoding; inf if they do not compare."""
+    """The largest difference of the logits that two sets of heads draft as in decoding; inf if their shapes differ."""
     if one.num_heads != other.num_heads:
         return float("inf")
     pairs = zip(drafted_logits(one), drafted_logits(other), strict=True)

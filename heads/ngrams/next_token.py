@@ -5,7 +5,7 @@ tokens), for n = 2 to the table's order (superposed decoding, equation 5). It is
 
 One call answers for all texts, orders and tokens of a step. Where the extensions of a beginning lie is cached between
 calls: a beginning of one step is one of the step before with one more token, so each takes one search. A beginning that
-was never seen ends a text's search, since the longer ones around it were not seen either.
+was never seen ends a text's search, since longer ones that end with it were not seen either.
 """
 # N text, C context token, O order from 2 on, M next token asked for, F beginning found
 

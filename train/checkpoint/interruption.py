@@ -107,7 +107,7 @@ def shield_workers(loader: Any) -> None:
 
 @functools.cache  # once a process
 def kill_workers_at_exit() -> None:
-    """Kill workers that ignore SIGTERM at exit, where multiprocessing would send it and wait for them without end.
+    """At exit, kill the workers, since multiprocessing would send SIGTERM, which they ignore, and wait without end.
 
     A DataLoader stops its workers before that, except one that had just started when the run failed.
     """

@@ -63,7 +63,7 @@ def load_schedule(schedule: Any, optimizer: Any, state: dict[str, Any]) -> list[
     """Resume a schedule at its saved step, with the present config's peak rates.
 
     Returns:
-        The peak rates then and now of each group where they differ.
+        The peak rates in the checkpoint and now, of each group where they differ.
     """
     groups = base_optimizer(optimizer).param_groups
     if not hasattr(schedule, "lr_lambdas"):  # a schedule that looks at the loss stores its rates in its state

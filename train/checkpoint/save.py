@@ -45,7 +45,7 @@ def save_whole(run: RunState, write: Callable[[], None], *, writers: Sequence[st
 def attempt(run: RunState, folder: Path, write: Callable[[], None], writers: Sequence[str]) -> list[str]:
     """Write on all processes. Returns what went wrong on any of them, without repetitions."""
     if run.args.should_save and folder.exists():
-        remove(folder)  # of a run that was killed here
+        remove(folder)  # left by a run that was killed while it wrote this checkpoint
     PartialState().wait_for_everyone()
     with collected_problems(run, writers) as mine:
         mine += problems_of(write)

@@ -15,7 +15,7 @@ from heads.validation import nearest
 from train.config.settings import TrainConfig
 
 FREE_NAMES = ("heads.", "trainer.", "backbone.quantization.", "data.train.roles.", "data.eval.roles.")
-MAX_VALUES = 100_000  # of a YAML file, aliases written out
+MAX_VALUES = 100_000  # in a YAML file, after its aliases are expanded
 
 
 def check_config_files(arguments: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ def check_yaml_keys(path: Path) -> None:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         check_aliases(node, {})
         content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a date that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or no real date
         raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold keys and values at its top, such as `family: grounded`.")

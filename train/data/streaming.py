@@ -29,7 +29,7 @@ from train.data.whole_documents import PACKINGS
 
 STREAM_FEATURES = datasets.Features({name: DOCUMENT_FEATURES[name] for name in ("input_ids", "loss_mask")})
 SHUFFLE_BUFFER = 1000  # documents
-CHECKED_BLOCKS = 256  # of a stream; one of them has a label, or training would learn nothing
+CHECKED_BLOCKS = 256  # at the beginning of a stream, one of which must have a label
 
 
 def pack_streamed(

@@ -37,7 +37,7 @@ def settled_bf16(trainer_fields: Mapping[str, Any], device_type: str, *, trains_
 
 
 def pays_on(device_type: str) -> bool:
-    """Whether a CPU has the instructions, or a GPU the generation; a GPU that is not here is assumed to have it."""
+    """Whether this CPU has the instructions, or this GPU's generation has them; a GPU elsewhere is assumed to."""
     if device_type == "cpu":
         return multiplies_bfloat16()
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)

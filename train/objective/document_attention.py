@@ -110,7 +110,7 @@ def understood() -> Iterator[None]:
 
 
 def what_stops(backbone: Backbone) -> str:
-    """Why a backbone cannot attend by documents; empty where its layers give what they give with a dense mask."""
+    """Why a backbone cannot attend by documents; empty where its layers' output is the same as with a dense mask."""
     if backbone.mask_style.additive:
         return "attn_implementation is eager"
     try:
@@ -124,7 +124,7 @@ def what_stops(backbone: Backbone) -> str:
 
 
 class _EnoughError(Exception):
-    """The layers that are looked at have run."""
+    """Raised in a hook once the compared layers have run."""
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The output file of `regenerate-data`: complete lines in the rows' order, and the settings that produced them.
 
-    out.jsonl             one JSON object a line, with its number, from 0, as `line`
+    out.jsonl             one JSON object per line, with its number, from 0, as `line`
     out.jsonl.settings    every setting that the lines depend on, which a resumed run must share; whether it is finished
     out.jsonl.lock        empty; locked by the process that writes
 

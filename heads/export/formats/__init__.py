@@ -1,4 +1,4 @@
-"""One file, one foreign format; the file's name is the format's. Found by name: no table.
+"""Each file here is one foreign format, which is found by the file's name.
 
 A format's file holds
 

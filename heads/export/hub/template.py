@@ -1,7 +1,7 @@
 """custom_generate/generate.py of an exported folder, as it is copied there: decodes with the heads in heads/.
 
 transformers puts `generate` in place of `model.generate` where the folder is opened with trust_remote_code=True. Plain
-generation stays at hand as `type(model).generate(model, …)`.
+generation remains available as `type(model).generate(model, …)`.
 """
 
 from typing import Any
