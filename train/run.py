@@ -55,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry of train.py."""
     explain_errors(lambda: run_to_the_end(read_config(arguments)))
 
 

@@ -171,7 +171,7 @@ class ChatEncoder:
         return start, end
 
     def fit_to_end_of_turn(self, text: str, start: int, end: int) -> tuple[int, int]:
-        """The span, with its end moved to just after its end-of-turn token, forwards or back over white space.
+        """The span, with its end moved to just after its end-of-turn token: on over spaces, or back over white space.
 
         "<a>Hello.<|im_end|>\\n"  ->  the span ends after <|im_end|>, whether or not it held that token or the break
         """

@@ -47,6 +47,10 @@ def read_conversation(
         roles: meanings of the data's own role names, beside those in ROLES.
         changes: counts what `normalise` changes.
 
+    Raises:
+        BadRowError: the turns do not have that form.
+        EmptyRowError: as `normalise`.
+
     >>> read_conversation([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}])
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}]
     """
@@ -60,7 +64,7 @@ def read_conversation(
 
 
 def read_turn(turn: Any, number: int, roles: Mapping[str, str] = ROLES) -> Message:
-    """One turn as a message; keys beyond role and content (tool_calls, reasoning_content ...) go to the template."""
+    """One turn as a message, with those of its other keys that templates know, such as tool_calls."""
     if not isinstance(turn, dict):
         raise BadRowError(f"turn {number} is {kind_of(turn)}, not a role with a text")
     turn = {key: value for key, value in turn.items() if value is not None}

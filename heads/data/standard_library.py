@@ -41,7 +41,8 @@ def stdlib_root() -> Path:
 def stdlib_files(split: str, heldout_files: Sequence[str]) -> list[str]:
     """Names of one split's files, POSIX and relative to the library's root, sorted.
 
-    Split `heldout` has the files in the list, `train` all others.
+    Split `heldout` has the files in the list, and `train` all others. Files of MAX_BYTES and more, and those in the
+    folders SKIPPED, are in neither.
     """
     if split not in ("train", "heldout"):
         raise ValueError(f"{STDLIB} has the splits 'train' and 'heldout', not {split!r}; set split to one of the two.")

@@ -63,8 +63,8 @@ def count_ngrams(
         workers: threads that sort and merge, for which NumPy releases the interpreter's lock.
 
     Raises:
-        ValueError: settings out of range, no token, an id outside the vocabulary, a folder with something in it, or an
-            interrupted count with other settings or documents.
+        ValueError: settings out of range, no token, an id outside the vocabulary, a folder with something in it, an
+            interrupted count with other settings or documents, or another process that counts there.
     """
     check_settings(order, vocab_size, min_count, workers)
     folder = Path(folder)

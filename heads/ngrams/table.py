@@ -216,7 +216,7 @@ class NgramTable:
         return torch.from_numpy(found_NOM).to(tokens_NM.device)
 
     def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:
-        """`next_counts` of the longest suffix of a context that was seen with a next token, and its length."""
+        """`next_counts` of a context's longest suffix (perhaps empty) seen with a next token, and its length."""
         for length in range(min(len(context), self.order - 1), 0, -1):
             tokens, counts = self.next_counts(context[len(context) - length :])
             if len(tokens):

@@ -31,7 +31,7 @@ def step_of(folder: Path) -> int:
 
 
 def checkpoints(run_folder: str | Path) -> list[Path]:
-    """All folders checkpoint-N, whole or not, by their step."""
+    """All folders checkpoint-N, whole or not, in the order of their steps."""
     found = [path for path in Path(run_folder).glob("checkpoint-*") if path.name[len("checkpoint-") :].isdigit()]
     return sorted(found, key=step_of)
 

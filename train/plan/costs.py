@@ -55,7 +55,6 @@ class Machine:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes of one GPU's memory."""
         return None if self.memory is None else parse_bytes(self.memory)
 
 

@@ -126,5 +126,4 @@ class LiveTensors(TorchDispatchMode):
 
 
 def activations_and_gradients(moment: Moment | Counter[str]) -> tuple[int, int]:
-    """Bytes of each."""
     return sum(moment.get(name, 0) for name in TRANSIENT), moment.get(GRADIENTS, 0)
