@@ -1,11 +1,16 @@
-"""The command `headway verify-lossless`: is speculation really lossless, here or on a server?"""
+"""The command `headway verify-lossless`: is speculation really lossless, here or on a server?
+
+Finished prompts are kept in the folder --out until the comparison is done, so that an interrupted one goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -16,14 +21,17 @@ from heads.cli.hub import BY_NAME
 from heads.cli.option_groups import with_groups
 from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.lossless.answers import Answer, Asked, LocalSource, Source
+from heads.evaluation.lossless.answers import Asked, LocalSource, Source
 from heads.evaluation.lossless.compare import GREEDY_ONLY, Comparison, as_dict, compare_sources
 from heads.evaluation.lossless.endpoint import Endpoint
+from heads.evaluation.lossless.kept import as_folder, describe_files, describe_prompts
 from heads.evaluation.lossless.prompts import asked_of, choose_prompts
 from heads.evaluation.lossless.verdicts import Scorer
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.prompts import check_length
-from heads.evaluation.tables import progress_bar, write_content
+from heads.evaluation.runs.folder import RESULTS, ROWS
+from heads.evaluation.runs.rows import Rows
+from heads.evaluation.tables import describe_machine, progress_bar, versions, write_content
 
 BUG, UNKNOWN = 1, 3  # exit codes
 HELD_OUT_TOKENS = 64
@@ -59,6 +67,17 @@ def verify_lossless_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write texts, verdicts and margins as JSON.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help=f"Folder for {RESULTS} and, until it is written, finished prompts: after an interruption the same "
+            "command goes on with the missing ones; by default evaluations/NAME/verify-lossless.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ask anew what an interrupted call of the same settings has finished.")
+    ] = False,
     drafting: TreeOptions,
     loading: LoadingOptions,
 ) -> None:
@@ -76,11 +95,19 @@ def verify_lossless_command(
     else:
         opened = None if loading.backbone is None else open_backbone(loading.backbone, loading.dtype)
         sides = server_sides((endpoint, reference_endpoint or "", model or ""), opened, *limits)
-    comparisons = sides.compare(Console())
-    if json_file is not None:
-        device = torch.device("cpu") if sides.opened is None else sides.opened.model.device
-        write_content(json_file, as_dict(comparisons, device, max_new_tokens=max_new_tokens, temperature=0))
-        print_aside(f"verdicts: {json_file}")
+    folder = out or Path("evaluations") / as_folder(model or "+".join(sides.sources)) / "verify-lossless"
+    files = [*(heads or []), loading.backbone, drafting.tree, None if sides.opened is None else sides.opened.source]
+    rows = Rows(folder / ROWS, {**sides.describe(), **dataclasses.asdict(drafting), "files": describe_files(files)})
+    if fresh:
+        rows.forget()
+    with kept(rows):
+        comparisons = sides.compare(Console(), rows)
+    content = as_dict(comparisons, sides.device, max_new_tokens=max_new_tokens, temperature=0)
+    for file in (folder / RESULTS, json_file):
+        if file is not None:
+            write_content(file, content)
+            print_aside(f"verdicts: {file}")
+    rows.forget()
     raise typer.Exit(exit_code(comparisons))
 
 
@@ -94,11 +121,28 @@ class Sides:
     reference: Source
     sources: Mapping[str, Source]
     settings: GreedySettings
+    model_name: str | None = None
 
-    def compare(self, console: Console) -> list[Comparison]:
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if self.opened is None else self.opened.model.device
+
+    def describe(self) -> dict[str, Any]:
+        """All that answers and verdicts depend on, but for files: a call goes on with prompts of the same settings."""
+        return {
+            "sources": list(self.sources),
+            "reference": self.reference_name,
+            "model": self.model_name,
+            "prompts": describe_prompts(self.asked),
+            "new_tokens": self.settings.new_tokens,
+            "dtype": None if self.opened is None else str(self.opened.model.dtype),
+            "machine": describe_machine(self.device),
+            "versions": versions(),
+        }
+
+    def compare(self, console: Console, rows: Rows) -> list[Comparison]:
         """Compare under a progress bar, and print tables."""
         scorer = None if self.opened is None else Scorer(model=self.opened.model, settings=self.settings)
-        kept: dict[int, Answer] = {}
         with progress_bar(console, "comparing", len(self.asked) * len(self.sources)) as advance:
             comparisons = [
                 compare_sources(
@@ -109,7 +153,7 @@ class Sides:
                     self.asked,
                     scorer=scorer,
                     tokenizer=None if self.opened is None else self.opened.tokenizer,
-                    cache=kept,
+                    rows=rows,
                     advance=advance,
                 )
                 for name, source in self.sources.items()
@@ -120,6 +164,19 @@ class Sides:
             console.print(comparison.summary(), highlight=False, soft_wrap=True)
         console.print(GREEDY_ONLY, highlight=False, soft_wrap=True)
         return comparisons
+
+
+@contextmanager
+def kept(rows: Rows) -> Iterator[None]:
+    """Say which prompts an earlier call has finished, and what to do if this one is interrupted too."""
+    if rows.resumed:
+        print_aside(f"{rows.resumed} answers and verdicts of an interrupted call are kept; --fresh asks anew")
+    try:
+        yield
+    except (KeyboardInterrupt, Exception):
+        if len(rows):
+            print_aside(f"finished prompts are kept in {rows.path}; the same command goes on")
+        raise
 
 
 def local_sides(
@@ -168,6 +225,7 @@ def server_sides(
         reference=Endpoint(url=reference_url, model=model, new_tokens=new_tokens),
         sources={url: Endpoint(url=url, model=model, new_tokens=new_tokens)},
         settings=GreedySettings(new_tokens=new_tokens),
+        model_name=model,
     )
 
 

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,8 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from heads.evaluation.lossless.answers import END, Answer, Asked, Source, mark_end, with_tokens
+from heads.evaluation.lossless.kept import keep_answer, keep_finding
 from heads.evaluation.lossless.verdicts import Finding, Kind, Scorer, examine
 from heads.evaluation.methods import end_tokens
+from heads.evaluation.runs.rows import Rows
 from heads.evaluation.tables import describe_machine, versions
 
 SHOWN_TEXT = 28
@@ -86,33 +89,35 @@ def compare_sources(
     *,
     scorer: Scorer | None = None,
     tokenizer: Any = None,
-    cache: dict[int, Answer] | None = None,
+    rows: Rows | None = None,
     advance: Callable[[], Any] = lambda: None,
 ) -> Comparison:
     """The verdict on each prompt.
 
     Args:
         scorer: the local backbone that rules on differences; None leaves them unknown.
-        cache: the reference's answers by prompt, kept between calls that share a reference.
+        rows: finished prompts, which nobody is asked again; calls that share a reference share its answers there.
         advance: called after each prompt.
     """
-    cache = {} if cache is None else cache
+    rows = Rows() if rows is None else rows
     ends = [] if scorer is None else end_tokens(scorer.model)
-    findings = []
-    for number, asked in enumerate(prompts, start=1):
-        if number not in cache:
-            cache[number] = normalised(reference.answer(asked), asked, tokenizer, ends)
+
+    def find(number: int, asked: Asked) -> Finding:
+        first = keep_answer(rows, number, lambda: normalised(reference.answer(asked), asked, tokenizer, ends))
         answer = normalised(source.answer(asked), asked, tokenizer, ends)
-        first = cache[number]
         read = as_read(asked, first)
 
-        def resume(new: list[int], asked: Asked = read) -> Answer | None:
-            found = reference.resume(asked, new)
-            return None if found is None else normalised(found, asked, tokenizer, ends)
+        def resume(new: list[int]) -> Answer | None:
+            found = reference.resume(read, new)
+            return None if found is None else normalised(found, read, tokenizer, ends)
 
-        findings.append(
-            examine(number, first, answer, prompt_1T=read.prompt_1T, scorer=scorer, tokenizer=tokenizer, resume=resume)
+        return examine(
+            number, first, answer, prompt_1T=read.prompt_1T, scorer=scorer, tokenizer=tokenizer, resume=resume
         )
+
+    findings = []
+    for number, asked in enumerate(prompts, start=1):
+        findings.append(keep_finding(rows, name, number, partial(find, number, asked)))
         advance()
     return Comparison(name=name, reference=reference_name, findings=findings)
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from heads.checkpoint.save_load import write_whole
+
 Row = Mapping[str, Any]
 
 
@@ -44,6 +46,9 @@ class Rows:
         """The row of this name and of these settings; None where it is not finished."""
         return self._rows.get(name)
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def put(self, name: str, row: Row) -> None:
         """Add a finished row; it is on disk when this returns."""
         self._rows[name] = row
@@ -54,6 +59,25 @@ class Rows:
             file.write(json.dumps({"key": self.key, "name": name, "row": row}) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def forget(self) -> None:
+        """Remove the rows of these settings, from the file too; those of other settings stay.
+
+        >>> rows = Rows(None, {})
+        >>> rows.put("question 1", {"tokens": 8})
+        >>> rows.forget()
+        >>> rows.get("question 1") is None
+        True
+        """
+        self._rows.clear()
+        self.resumed = 0
+        if self.path is None or not self.path.is_file():
+            return
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        if others := [line for line in lines if json.loads(line)["key"] != self.key]:
+            write_whole(self.path.parent, {self.path.name: b"".join(others)})
+        else:
+            self.path.unlink()
 
     def _read(self, path: Path) -> None:
         content = path.read_bytes()

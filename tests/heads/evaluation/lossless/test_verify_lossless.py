@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.lossless.answers import END, Answer
+from heads.evaluation.lossless.answers import END, Answer, LocalSource
 from heads.evaluation.lossless.verdicts import Margins, Scorer, examine
 from heads.evaluation.methods import GreedySettings
 from heads.families import create
@@ -39,6 +39,12 @@ def twin_model() -> Any:
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = EOS
     model.config.eos_token_id = model.config.pad_token_id = EOS
     return model
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no --out is given, the command writes below the working folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +233,102 @@ def test_heads_are_compared_with_plain_generate(folder, monkeypatch):
     assert result.exit_code == 1
     (compared,) = json.loads((folder / "h.json").read_text())["comparisons"]
     assert compared["counts"]["bug"] == NUM_PROMPTS
+
+
+class Mortal:
+    """A server that answers so many requests, and then none until it is started again."""
+
+    def __init__(self, answer: Any, lives: int) -> None:
+        self.answer, self.lives = answer, lives
+        self.answered: list[str] = []
+
+    def __call__(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if len(self.answered) == self.lives:
+            raise RefusedError(503, "out of memory")
+        self.answered.append(asked["prompt"])
+        found: dict[str, Any] = self.answer(asked)
+        return found
+
+
+def test_a_server_that_died_is_asked_only_what_is_missing(model, folder, tmp_path):
+    on = Mortal(server_of(model, twin_at(NEW - 1)), lives=2)
+    off = Mortal(server_of(model), lives=100)
+    out = tmp_path / "out"
+    with served(on) as url, served(off) as reference:
+        asked = ["--endpoint", url, "--reference-endpoint", reference, "--model", "m", "--max-new-tokens", NEW]
+        asked += ["--prompts", folder / "prompts.txt", "--backbone", folder / "base", "--out", out]
+        died = run(*asked)
+        assert died.exit_code == 1
+        assert "status 503" in died.stderr
+        assert f"kept in {out / 'rows.jsonl'}; the same command goes on" in died.stderr
+        assert not (out / "results.json").exists()
+        assert (on.answered, off.answered) == (["once", "upon a"], ["once", "upon a", "time there"])
+
+        on.lives = 100
+        longer = run(*asked, "--max-new-tokens", NEW + 1)  # other settings: nothing of the above is theirs
+        assert "are kept" not in longer.stderr
+        assert len(on.answered) == 2 + NUM_PROMPTS
+
+        on.answered, off.answered = [], []
+        resumed = run(*asked)
+        assert resumed.exit_code == 0, resumed.output
+        assert "5 answers and verdicts of an interrupted call are kept" in resumed.stderr
+        assert (on.answered, off.answered) == (["time there"], [])
+        assert not (out / "rows.jsonl").exists()
+        found = json.loads((out / "results.json").read_text())["comparisons"]
+
+        again = run(*asked)  # a finished call is not resumed: the server may have changed
+        assert "are kept" not in again.stderr
+        assert (on.answered, off.answered[-1]) == (["time there", "once", "upon a", "time there"], "time there")
+        assert again.stdout == resumed.stdout
+        assert json.loads((out / "results.json").read_text())["comparisons"] == found
+
+
+def test_an_interrupted_comparison_of_heads_goes_on(model, folder, tmp_path, monkeypatch):
+    save_load.save(create("grounded", model, num_heads=2), folder / "grounded")
+    asked = [folder / "medusa", folder / "grounded", "--prompts", folder / "prompts.txt", "--max-new-tokens", NEW]
+    whole = run(*asked, "--json", tmp_path / "whole.json")
+    assert whole.exit_code == 0, whole.output
+    answer, drafted = LocalSource.answer, []
+    interrupted_at = [NUM_PROMPTS + 1]
+
+    def counted(self: Any, asked: Any) -> Answer:
+        drafted.append(self.decoding is not None)
+        if sum(drafted) == interrupted_at[0]:
+            raise KeyboardInterrupt
+        return answer(self, asked)
+
+    monkeypatch.setattr(LocalSource, "answer", counted)
+    kept_in = Path("evaluations/medusa+grounded/verify-lossless")
+    result = run(*asked)
+    assert result.exit_code == 130
+    assert f"finished prompts are kept in {kept_in / 'rows.jsonl'}; the same command goes on" in result.stderr
+    assert drafted == [False, True] * NUM_PROMPTS + [True]
+
+    interrupted_at[0] = 100
+    drafted.clear()
+    resumed = run(*asked)
+    assert drafted == [True] * NUM_PROMPTS  # those of the second heads; the reference's answers are kept
+    assert resumed.stdout == whole.stdout
+    both = [json.loads(path.read_text())["comparisons"] for path in (tmp_path / "whole.json", kept_in / "results.json")]
+    assert both[0] == both[1]
+
+
+def test_fresh_asks_anew(folder, monkeypatch):
+    asked = [folder / "medusa", "--prompts", folder / "prompts.txt", "--max-new-tokens", NEW, "--out", "out"]
+    answer, times = LocalSource.answer, [0]
+
+    def dying(self: Any, asked: Any) -> Answer:
+        times[0] += 1
+        if times[0] == 4:
+            raise KeyboardInterrupt
+        return answer(self, asked)
+
+    monkeypatch.setattr(LocalSource, "answer", dying)
+    assert run(*asked).exit_code == 130
+    result = run(*asked, "--fresh")
+    assert (result.exit_code, times[0]) == (0, 4 + 2 * NUM_PROMPTS)
+    assert "are kept" not in result.stderr
 
 
 @pytest.mark.parametrize(
