@@ -80,11 +80,11 @@ def describe_rulings(results: Sequence[MethodResult], tokenizer: Any) -> str:
 
 @contextmanager
 def progress_bar(console: Console, what: str, total: int) -> Iterator[Any]:
-    """Show a bar on a terminal and nothing elsewhere; yields the function that advances it by one."""
+    """Show a bar on a terminal and nothing elsewhere; yields the function that advances it, by one if not told."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
+        yield lambda by=1: progress.advance(task, by)
 
 
 def measure(

@@ -98,7 +98,7 @@ def draw_lines(
     for i, (name, points) in enumerate(lines.items()):
         style = "-" if i % 2 == 0 else "--"
         axes.plot(*zip(*points, strict=True), color=colors[name], marker="o", markersize=4, linestyle=style, label=name)
-    axes.set_ylim(0, 1.08 * max(y for points in lines.values() for _, y in points))
+    axes.set_ylim(0, 1.08 * max(y for points in lines.values() for _, y in points) or 1)  # all may be 0
     if percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if whole_steps:

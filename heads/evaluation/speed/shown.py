@@ -168,6 +168,8 @@ def position_section(results: Row) -> Section:
         f"{texts} of up to {found['tokens']} tokens by {found['method']}; the "
         f"backbone has {found['longest'] or 'no limit of'} positions. An end-of-text token does not end these texts."
     )
+    if found["cut"]:
+        text += " The texts end before the last position; --position-tokens 0 writes on to it."
     if left_out := len(curve) - len(kept):
         text += f" {left_out} of {len(curve)} points rest on few passes (the texts' ends) and are left out."
     shows = "Tokens per pass against the position in the output where the pass begins."

@@ -24,6 +24,7 @@ from heads.evaluation.speed.comparing import compare as compare
 from heads.evaluation.speed.conversation import Prompter, choose_form
 from heads.evaluation.speed.flops import count_flops
 from heads.evaluation.speed.measuring import Measurer
+from heads.evaluation.speed.positions import measure_positions
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
 from heads.evaluation.speed.shown import speed_sections
 from heads.evaluation.speed.speakers import ALONE, PLAIN, WITH_LOOKUP, HeadsSpeaker, PlainSpeaker, Speaker, as_prompt
@@ -48,7 +49,8 @@ class Config:
         lookup: length of the looked-up chain; 0 measures heads alone only; by default as in tree.json.
         flops: whether one answer of each category is counted in FLOPs.
         position_texts: texts on which acceptance is measured against the position; 0: none.
-        position_tokens: their length, at most what the backbone has positions for; 0: all of these.
+        position_tokens: their length, at most what the backbone has positions for; by default all of these, but no
+            more than 32,768; 0: all of these.
     """
 
     questions: str = "shipped"
@@ -61,7 +63,7 @@ class Config:
     lookup: int | None = within(0, default=None)
     flops: bool = True
     position_texts: int = within(0, default=2)
-    position_tokens: int = within(0, default=2048)
+    position_tokens: int | None = within(0, default=None)
 
 
 def run(task: SuiteTask, config: Config) -> dict[str, Any]:
@@ -94,7 +96,9 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         "left_out": left_out,
         "categories": figures.by_category(rows, methods, counted),
         "depth": {method: depth_of(rows, method, deepest) for method in ours},
-        "position": measure_positions(task, measurer, fitting, config),
+        "position": measure_positions(
+            task, measurer, fitting, texts=config.position_texts, tokens=config.position_tokens
+        ),
         "phases": {method: figures.by_phase(rows, method) for method in methods},
         "tree": figures.by_node(rows, ALONE),
         "requests": figures.requests_of(rows, methods),
@@ -175,39 +179,3 @@ def depth_of(rows: Sequence[Any], method: str, deepest: int) -> dict[str, Any]:
     """Heads alone to the tree's depth, beyond which nothing is drafted; a looked-up chain as far as any reached."""
     accepted = figures.accepted_of(rows, method)
     return figures.by_depth(accepted, deepest if method == ALONE else max([deepest, *accepted]))
-
-
-def measure_positions(
-    task: SuiteTask, measurer: Measurer, questions: Sequence[Question], config: Config
-) -> dict[str, Any]:
-    """Long texts by heads alone, one question of each category in turn."""
-    firsts = list({question.category: question for question in reversed(questions)}.values())[::-1]
-    chosen = firsts[: config.position_texts]
-    longest = max_positions(task.model)
-    (speaker,) = [one for one in measurer.speakers if one.name == ALONE]
-    texts: list[list[int]] = []
-    with progress_bar(task.console, "long texts", len(chosen)) as advance:
-        for question in chosen:
-            name = f"position {question.name}"
-            row = task.rows.get(name)
-            if row is None:
-                prompt_1T = as_prompt(measurer.prompter.prompt(question, []))
-                room = config.position_tokens or 2**20
-                room = room if longest is None else min(room, longest - prompt_1T.shape[1])
-                speaker.begin()
-                answer = speaker.answer(prompt_1T, Endless(new_tokens=room), measurer.clock)
-                speaker.begin()
-                row = {"accepted": [] if answer.counted is None else answer.counted.accepted}
-                task.rows.put(name, row)
-            texts.append(row["accepted"])
-            advance()
-    tokens = max((1 + sum(accepted) + len(accepted) for accepted in texts), default=0)
-    curve = figures.by_position(texts)
-    return {"method": ALONE, "texts": len(texts), "tokens": tokens, "longest": longest, "curve": curve}
-
-
-class Endless(GreedySettings):
-    """Greedy settings under which an end-of-text token does not end a text."""
-
-    def generate(self, model: Any, prompt_1T: Any, **more: Any) -> Any:
-        return super().generate(model, prompt_1T, min_new_tokens=self.new_tokens, **more)

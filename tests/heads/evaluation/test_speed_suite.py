@@ -20,6 +20,7 @@ from heads.evaluation.report.page import render_page
 from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.bootstrap import ratio_of_ratios, ratio_of_sums
 from heads.evaluation.runs.rows import Rows
+from heads.evaluation.speed import positions
 from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.figures import by_depth
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
@@ -28,6 +29,7 @@ from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_promp
 from heads.families import create
 
 NEW_TOKENS = 12
+POSITIONS = 768  # of a tiny model
 SYSTEM, HI = {"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}
 ROWS = [
     {"question_id": 1, "category": "code", "turns": ["def main", "\n\ndef other"]},
@@ -109,6 +111,43 @@ def test_a_finished_run_is_not_measured_again(results, folder: Path):
     assert again.exit_code == 0, again.output
     assert (folder / "run-medusa/rows.jsonl").read_bytes() == before
     assert json.loads((folder / "run-medusa/results.json").read_text())["results"] == results
+
+
+def test_long_texts_reach_the_backbones_last_position(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Unless told otherwise; a text that ends before is said to."""
+    small = ["--categories", "prose", "--position-texts", 1, "--max-new-tokens", 2, "--repeats", 1, "--lookup", 0]
+    suite = ["--suite", "speed", "--questions", folder / "questions.jsonl", "--form", "text", "--flops", "no", *small]
+
+    def position(out: str, *words: Any) -> tuple[dict[str, Any], str]:
+        result = run("evaluate", folder / "medusa", *suite, "--out", tmp_path / out, *words)
+        assert result.exit_code == 0, result.output
+        found = json.loads((tmp_path / out / "results.json").read_text(encoding="utf-8"))["results"]["position"]
+        return found, " ".join(result.output.split())
+
+    prompt = len(Prompter(tokenizer=byte_tokenizer(), form="text").prompt(prose(folder), []))
+    found, said = position("all")
+    assert (found["longest"], found["tokens"], found["cut"]) == (POSITIONS, POSITIONS - prompt, False)
+    assert "end before the last position" not in said
+    monkeypatch.setattr(positions, "MOST_TOKENS", 40)
+    found, said = position("most")
+    assert (found["tokens"], found["cut"]) == (40, True)
+    assert "The texts end before the last position; --position-tokens 0 writes on to it." in said
+    assert position("zero", "--position-tokens", 0)[0]["tokens"] == POSITIONS - prompt
+    assert position("given", "--position-tokens", 50)[0]["tokens"] == 50
+
+
+def prose(folder: Path) -> Question:
+    (question,) = read_questions(folder / "questions.jsonl", ["prose"])
+    return question
+
+
+def test_long_texts_show_progress_by_token(folder: Path):
+    model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
+    speaker = HeadsSpeaker("heads alone", model, create("medusa", model, num_heads=2), None, 0, None)
+    advanced: list[int] = []
+    answer = speaker.answer(as_prompt([3, 4, 5]), positions.Endless(new_tokens=30, advance=advanced.append), float)
+    assert sum(advanced) == len(answer.tokens) == 30
+    assert len(advanced) == answer.passes
 
 
 class Links(HTMLParser):
