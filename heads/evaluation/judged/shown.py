@@ -13,7 +13,7 @@ from heads.evaluation.report.sections import Picture, Section, Table
 from heads.evaluation.report.svg import as_picture
 
 WON = {"A": "heads", "B": "baseline", "tie": "tie", None: "unreadable"}
-WIDE = (6.4, 3.6)
+SIZE = (4.4, 3.2)  # inches; text of 9 points has 10 px on a phone of 360 px
 
 
 def judged_sections(results: dict[str, Any]) -> list[Section]:
@@ -90,7 +90,7 @@ def compare_judged(runs: Mapping[str, dict[str, Any]]) -> list[Section]:
 
 
 def draw_rates(runs: Mapping[str, dict[str, Any]]) -> Picture:
-    figure = new_figure(*WIDE)
+    figure = new_figure(*SIZE)
     axes = figure.subplots()
     for (name, run), color in zip(runs.items(), PALETTE * len(runs), strict=False):
         found = run["overall"]
@@ -102,12 +102,12 @@ def draw_rates(runs: Mapping[str, dict[str, Any]]) -> Picture:
     axes.axhline(1, color="#000000", linestyle="--", linewidth=0.8)
     tidy(axes, "", "tokens per pass")
     axes.set_ylabel("wins / losses")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=9)
     return as_picture(figure, "Win rate against speed: one point for each ε_b, a line with its 95 % band.")
 
 
 def draw_counts(results: dict[str, Any]) -> Picture:
-    figure = new_figure(*WIDE)
+    figure = new_figure(*SIZE)
     axes = figure.subplots()
     below = np.zeros(len(results["thresholds"]))
     width = 0.8 / max(len(below) - 1, 1)
@@ -116,22 +116,22 @@ def draw_counts(results: dict[str, Any]) -> Picture:
         axes.bar(results["thresholds"], found, width, below, color=color, label=name)
         below += found
     tidy(axes, "", "ε_b")
-    axes.legend(frameon=False, ncols=3)
+    axes.legend(frameon=False, fontsize=9, ncols=3)
     return as_picture(figure, "Wins, ties and losses against the baseline by ε_b.")
 
 
 def draw_histograms(results: dict[str, Any]) -> Picture:
-    figure = new_figure(*WIDE)
+    figure = new_figure(*SIZE)
     axes = figure.subplots()
     both = [results["base_scores"], results["scores"][-1]]
     axes.hist(both, bins=10, color=list(PALETTE[:2]), label=["baseline", f"heads, ε_b = {results['thresholds'][-1]:g}"])
     tidy(axes, "", "score")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=9)
     return as_picture(figure, "Texts by score: the baseline's, and those of heads at the highest ε_b.")
 
 
 def draw_scores(results: dict[str, Any]) -> Picture:
-    figure = new_figure(*WIDE)
+    figure = new_figure(*SIZE)
     axes = figure.subplots()
     means = [np.mean(scores) if scores else np.nan for scores in results["scores"]]
     axes.plot(results["overall"]["speeds"], means, "o", color=PALETTE[0])
@@ -143,13 +143,16 @@ def draw_scores(results: dict[str, Any]) -> Picture:
 
 
 def draw_kinds(results: dict[str, Any]) -> Picture:
-    figure = new_figure(7.2, 3.6)
-    panels = figure.subplots(1, 2, subplot_kw={"projection": "polar"})
+    figure = new_figure(SIZE[0], 2 * SIZE[1])
+    panels = figure.subplots(2, 1, subplot_kw={"projection": "polar"})
     kinds = list(results["kinds"])
     angles = np.linspace(0, 2 * np.pi, len(kinds), endpoint=False)
     for axes, name, title in zip(panels, ("rate", "speed"), ("wins / losses", "tokens per pass"), strict=True):
         values = [np.nan if results["kinds"][kind][name] is None else results["kinds"][kind][name] for kind in kinds]
         axes.plot([*angles, angles[0]], [*values, values[0]], color=PALETTE[0], marker="o", markersize=3)
-        axes.set_xticks(angles, kinds, fontsize=6)
+        axes.set_xticks(angles, kinds)
+        axes.tick_params(labelsize=9)
+        axes.tick_params(axis="x", pad=8)
+        axes.set_yticks([tick for tick in axes.get_yticks() if tick > 0][1::2])  # all would cover each other
         axes.set_title(title, fontsize=9)
     return as_picture(figure, "Win rate and speed of each type, over all ε_b.")

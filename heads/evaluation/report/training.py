@@ -36,7 +36,7 @@ def evaluations(metrics: Path) -> list[dict[str, Any]]:
 
 
 def draw_curves(lines: list[dict[str, Any]]) -> Picture:
-    figure = new_figure(5.2, 5.6)
+    figure = new_figure(4.4, 5.6)
     upper, lower = figure.subplots(2, 1)
     draw_accuracy(upper, lines, "top1", "top-1 accuracy")
     draw_accuracy(lower, lines, "top5", "top-5 accuracy")

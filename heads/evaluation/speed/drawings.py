@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = dict[str, Any]
-WIDTH = 5.2  # inches; text of 9 points stays readable on a phone of 360 px
+WIDTH = 4.4  # inches; text of 9 points has 10 px on a phone of 360 px
 PHASE_COLORS = {
     "prefill": PALETTE[4], "draft": PALETTE[1], "verify": PALETTE[0], "accept": PALETTE[3], "commit": PALETTE[2],
     "whole": PALETTE[5], "other": GREY,
@@ -131,6 +131,7 @@ def draw_tree(tree: Row, shows: str) -> Picture:
     parents, shares = tree["parents"], [count / max(1, tree["verified"]) for count in tree["accepted"]]
     depths, heights = lay_out(parents)
     leaves = 1 + max(heights)
+    over_edges = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 0.5}
     figure = new_figure(WIDTH, max(1.8, 0.6 + 0.24 * leaves))
     axes = figure.subplots()
     for node, parent in enumerate(parents):
@@ -140,13 +141,14 @@ def draw_tree(tree: Row, shows: str) -> Picture:
         axes.plot(x, y, color=PALETTE[0], linewidth=0.6 + 7 * max(LEAST_SHARE, shares[node]), solid_capstyle="round")
         text = f"{shares[node]:.0%}" if shares[node] >= 0.095 else f"{shares[node]:.1%}"
         axes.annotate(
-            text, (x[1], y[1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=DARK
-        )
+            text, (x[1], y[1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=DARK,
+            bbox=over_edges,
+        )  # fmt: skip
     axes.plot(depths, heights, linestyle="", marker="o", markersize=4, color=DARK)
     axes.set_xlim(-0.15, max(depths) + 0.5)
     axes.set_xticks(range(max(depths) + 1), ["root", *map(str, range(1, max(depths) + 1))])
     axes.set_yticks([])
-    axes.invert_yaxis()
+    axes.set_ylim(max(heights) + 0.6, -0.6)
     tidy(axes, "", "depth")
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.evaluation.methods import GreedySettings
-from heads.evaluation.report.page import render_page
+from heads.evaluation.report.page import column_classes, render_page
 from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.bootstrap import ratio_of_ratios, ratio_of_sums
 from heads.evaluation.runs.rows import Rows
@@ -176,6 +177,36 @@ def test_the_report_loads_nothing_and_compare_calls_nothing_a_win_inside_its_int
     assert verdict({"value": 1.3, "low": 0.9, "high": 1.6, "questions": 9}) == "no difference"
     assert verdict({"value": 1.3, "low": 1.1, "high": 1.6, "questions": 9}) == "faster"
     assert ratio_of_sums([3.0], [1.0]).verdict == ""  # one question says nothing
+
+
+def test_text_of_pictures_is_readable_on_a_phone_and_in_the_dark(results, folder: Path):
+    """At 340 px, the width of a phone less its margins, and in the page's ink: black is drawn as no colour at all."""
+    page = (folder / "run-medusa/report.html").read_text(encoding="utf-8")
+    pictures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(pictures) >= 4
+    for picture in pictures:
+        (width,) = re.findall(r'viewBox="0 0 ([0-9.]+) ', picture)
+        sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([0-9.]+)px", picture)]
+        assert sizes
+        assert min(sizes) * 340 / float(width) >= 9
+        texts = "".join(re.findall(r"<text[^>]*>", picture))
+        assert not re.search(r"fill:(?! currentColor)", texts)
+        assert "#333333" not in picture
+        assert "#ffffff" not in picture
+    assert re.search(r"svg \{[^}]*fill: currentColor", page)
+
+
+def test_a_table_keeps_names_in_view_intervals_whole_and_long_texts_in_lines():
+    texts = ["a text of a model " * 9, ""]
+    table = Table(
+        columns=["run", "method", "speed", "text"], rows=[["a", "b", f"1.50 (1.20–1.70){t}", t] for t in texts]
+    )
+    assert column_classes(table) == ["words name1", "words name2", "long", "long"]
+    table = Table(columns=["run", "speed", "faster?"], rows=[["1", "1.50 (1.20–1.70)", "no difference"], ["2", "", ""]])
+    assert column_classes(table) == ["words name1", "", "words"]
+    page = render_page("t", {}, [Section(title="s", tables=[table])])
+    assert '<td>1.50 <span class="keep">(1.20–1.70)</span></td><td class="words">no difference</td>' in page
+    assert '<th scope="col" class="words name1">run</th>' in page
 
 
 def test_compare_states_plain_of_every_run_once_and_whose_plain_a_ratio_is_over(results, folder: Path):
