@@ -81,8 +81,8 @@ CHECKS = {
     "real_costs": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --groups 20 --repeats 3",
         quick="--quick",
-        shows="the demo's text and acceptance at the price of a model of 0.16 billion weights in bfloat16, for processors "
-        "that multiply it: passes of 1 to 64 nodes; heads alone, lookup without heads, both, and "
+        shows="the demo's text and acceptance at the price of a model of 0.16 billion weights in bfloat16, for "
+        "processors that multiply it: passes of 1 to 64 nodes; heads alone, lookup without heads, both, and "
         "assistant_model beside plain generate; the share of tokens per pass that becomes speed; rows that an earlier "
         "call finished are kept",
     ),
@@ -95,8 +95,8 @@ CHECKS = {
     "real_costs_large": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.83B --dtypes bfloat16 --groups 12",
         quick="--quick",
-        shows="the same at the price of a model of 0.83 billion weights; 7B, or any other shape, by name where memory and "
-        "time allow",
+        shows="the same at the price of a model of 0.83 billion weights; 7B, or any other shape, by name where "
+        "memory and time allow",
     ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
