@@ -102,6 +102,30 @@ def slow_script(folder, *, step=0.0, save=0.0):
     return path
 
 
+SIGNALLED = """
+import os, signal
+from train.loop.trainer import HeadsTrainer
+from train.run import main
+
+get_batch_samples = HeadsTrainer.get_batch_samples
+
+def signalled(self, *args, **kwargs):
+    if os.environ["RANK"] == "{rank}" and self.state.global_step == {step} - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return get_batch_samples(self, *args, **kwargs)
+
+HeadsTrainer.get_batch_samples = signalled
+main()
+"""
+
+
+def signalled_script(folder, *, rank, step):
+    """train.py in which one process gets SIGTERM before a step begins, so that this step is the last."""
+    path = folder / "signalled.py"
+    path.write_text(SIGNALLED.format(rank=rank, step=step))
+    return path
+
+
 def start(config, *flags, script, **environment):
     """The script in a process, group and session of its own."""
     return Forked(script, ["--config", config, *flags], {**os.environ, **environment})

@@ -10,6 +10,7 @@ from tiny_run import (
     assert_same_run,
     logged,
     prepare,
+    signalled_script,
     slow_script,
     start,
     tensors,
@@ -130,14 +131,13 @@ def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
     add_bad_token(folder)
     batch = {"per_device_train_batch_size": 2}
     config = write_config(folder, "two", trainer=batch, save_every_steps=0)
-    # Slow enough to stop in step 5: step 6 ends an epoch, whose last blocks two processes fill up differently than one.
-    port, script = free_port(), slow_script(folder, step=0.5)
+    # Step 6 would end an epoch, whose last blocks two processes fill up differently than one.
+    port, script = free_port(), signalled_script(folder, rank=1, step=5)
     processes = [start_rank(config, rank, port, script) for rank in (0, 1)]
-    wait_until((folder / "two/metrics.jsonl").is_file, processes[0])
-    processes[1].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [EXIT_CODE, EXIT_CODE], said[0][-3000:]
     found, _ = newest_whole(folder / "two")
+    assert found.name == "checkpoint-5"
     assert {path.name for path in found.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert f"ended by a signal to another process; {found} is whole" in said[0]
     assert read_progress(found).skipped == 1
