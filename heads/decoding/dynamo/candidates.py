@@ -1,11 +1,11 @@
-"""The candidates of each place of an n-gram, and how `generate`'s settings apply to dynamic decoding.
+"""The candidates of each place in an n-gram, and how `generate`'s settings apply to dynamic decoding.
 
 A pass that emits one token (line 19 of DynaMo's Algorithm 1) uses all logits processors as plain generation does. For a
-joint distribution, each place's logits are processed by all of them but the repetition penalty. That is applied to the
-joint distribution, as line 11 divides probabilities, and as the logits of a place do not depend on the tokens before
-it. The processors of a place get the text and the likeliest tokens of the places before it, so that lengths are right
-(minimum length, forced end token) and processors that ban n-grams see the likeliest one. Copies are
-asked of those that may keep a state, and they themselves before a token is emitted (`keep_allowed` in decoding.py).
+joint distribution, all processors but the repetition penalty act on the logits of each place. They get the text and the
+likeliest tokens of the places before, so that lengths are right (minimum length, forced end token) and processors that
+ban n-grams see the likeliest one. The penalty acts on the joint distribution: line 11 divides probabilities, and only
+there are the tokens before known. Processors that may keep a state are copied here, and are called themselves before a
+token is emitted (`keep_allowed` in decoding.py).
 """
 # B batch, R row that is still running, V vocabulary, k candidates of one place
 
@@ -24,7 +24,7 @@ from heads.decoding.request.request import Row, fork
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The candidates of one place, best first; where a row has fewer than others, its last probabilities are 0."""
+    """The candidates of one place, best first; a row with fewer than other rows has probabilities of 0 at its end."""
 
     tokens_Bk: Tensor
     probs_Bk: Tensor
@@ -35,11 +35,11 @@ class Candidates:
         return (self.probs_Bk > 0).sum(dim=1)
 
     def select(self, rows_R: Tensor) -> Candidates:
-        """The same for some rows."""
+        """The candidates of some rows."""
         return Candidates(tokens_Bk=self.tokens_Bk[rows_R], probs_Bk=self.probs_Bk[rows_R])
 
     def first(self, count: int) -> Candidates:
-        """The `count` likeliest at most, made to sum to 1."""
+        """At most `count` likeliest candidates, made to sum to 1."""
         if count >= self.probs_Bk.shape[1]:
             return self
         probs_Bk = self.probs_Bk[:, :count]
@@ -50,8 +50,7 @@ def find_candidates(running: list[Row], logits: Sequence[Tensor], top_k: int) ->
     """Line 6: each place's candidates, after all processors but the repetition penalty.
 
     Args:
-        running: the rows that still run.
-        logits: for each place their logits (R, V); the first are the backbone's.
+        logits: (R, V) for each place; the first are the backbone's, the others the heads'.
     """
     prefixes = [row.prefix() for row in running]
     processors = [fork(without_penalty(row.processors)) for row in running]
@@ -91,7 +90,7 @@ def without_penalty(processors: LogitsProcessorList) -> LogitsProcessorList:
 
 
 def read_penalty(rows: list[Row], vocab_size: int) -> tuple[float, Tensor | None]:
-    """The request's repetition penalty, and the tokens that it counts as repeated (R, V); without one 1 and None."""
+    """The request's repetition penalty, and True for tokens that it counts as repeated (R, V); else 1 and None."""
     found = [[p for p in row.processors if isinstance(p, RepetitionPenaltyLogitsProcessor)] for row in rows]
     if not found[0]:
         return 1.0, None

@@ -1,4 +1,4 @@
-"""Counted n-grams for DynaMo's co-occurrence masks (section 3.2.1): what a table answers, how one is opened."""
+"""Counted n-grams for DynaMo's co-occurrence masks (section 3.2.1): a table's interface, and how one is opened."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from heads.ngrams.table import NgramTable
 
 
 class Cooccurrence(Protocol):
-    """Counted n-grams (heads/ngrams/table.py and device.py), or anything that answers like them."""
+    """A table of counted n-grams (heads/ngrams/table.py and device.py), or any object with the same methods."""
 
     @property
     def order(self) -> int:
-        """The longest n-gram counted."""
+        """The length of the longest n-grams that were counted."""
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise ValueError if the table was counted with a tokenizer of another vocabulary."""
 
     def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
-        """p̂(x_1 … x_n) / Π p̂(x_i) for all combinations (B, k, …, k) of each place's candidates (B, k)."""
+        """(B, k, …, k): p̂(x_1 … x_n) / Π p̂(x_i) for all combinations of the places' candidates (B, k)."""
 
 
 def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab_size: int) -> Cooccurrence | None:
-    """A table, or the table in a folder, that knows n-grams of `order` tokens of this vocabulary.
+    """A table, or the table in a folder, checked for n-grams of `order` tokens of this vocabulary.
 
     Raises:
-        ValueError: no table, shorter n-grams, or another vocabulary.
+        ValueError: something else than a table, shorter n-grams, or another vocabulary.
     """
     if table is None:
         return None
@@ -51,5 +51,5 @@ def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab
 
 
 def on_device(table: Cooccurrence | None, order: int, device: torch.device) -> Cooccurrence | None:
-    """A counted table as the device where candidates are looks it up; any other as it is."""
+    """The table, copied to the device of the candidates if it is an `NgramTable` and the device is no CPU."""
     return DeviceTable(table, order, device) if isinstance(table, NgramTable) and device.type != "cpu" else table

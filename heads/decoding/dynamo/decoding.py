@@ -1,7 +1,7 @@
-"""Dynamic decoding: one to K + 1 tokens a pass, sampled from the heads' joint distribution, unverified (DynaMo).
+"""Dynamic decoding: each pass emits 1 to K + 1 tokens, sampled from the heads' joint distribution, unverified (DynaMo).
 
-Lossy, by name and by design: the text does not follow the backbone's distribution (heads/decoding/dynamo/joint.py says
-why). With a threshold of 1 every pass emits one token, chosen exactly as plain `generate` chooses it.
+It is lossy: the text does not follow the backbone's distribution (heads/decoding/dynamo/joint.py says why). With a
+threshold of 1 every pass emits one token, chosen exactly as plain `generate` chooses it.
 heads/decoding/dynamo/candidates.py says how `generate`'s settings apply.
 """
 # B batch, T prompt position, N token of a pass, V vocabulary, R row that still runs, D model width
@@ -29,23 +29,22 @@ from heads.interface.token_heads import TokenHeads
 class DynamicDecoding(Decoding):
     """Lossy decoding: hand it to `generate`, as `custom_generate=heads.DynamicDecoding(token_heads, threshold=0.5)`.
 
-    The paper's settings are a co-occurrence table and `do_sample=True, top_k=50, temperature=0.7,
-    repetition_penalty=1.1` in the call of `generate`; `adaptive="static_first", blur=3` is its own order of thresholds,
-    which changed nothing on the demo heads (docs/decisions.md). With `do_sample=False` a pass emits the likeliest
-    n-gram.
+    The paper's settings are a co-occurrence table, `adaptive="static_first", blur=3`, and `do_sample=True, top_k=50,
+    temperature=0.7, repetition_penalty=1.1` in the call of `generate`; its order of thresholds changed nothing on the
+    demo heads (docs/decisions.md). With `do_sample=False` a pass emits the likeliest n-gram.
 
-    `stats.accepted_per_depth[d - 1]` counts the passes of which at least d tokens came from heads: n > d.
+    `stats.accepted_per_depth[d - 1]` counts the passes that emitted at least d tokens of the heads.
 
     Args:
         token_heads: heads of a family that reads no drafted tokens, on the very model that `generate` is called on.
-        threshold: ε_b, 0 to 1. Lower emits more tokens a pass and worse text: 0 always K + 1, 1 always one.
+        threshold: ε_b, 0 to 1. A lower one emits more tokens per pass and worse text: 0 always K + 1, 1 always one.
         cooccurrence: a table of n-grams up to K + 1 tokens or its folder; None does not mask.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         transparency: α_c of equation 6: the power of the co-occurrence ratio; 0 does not mask.
-        adaptive: how Otsu's threshold acts beside the static one (heads/decoding/dynamo/threshold.py has the four
-            readings of the paper; "static_first" is Algorithm 1's own order); None leaves it out.
+        adaptive: how Otsu's threshold is combined with the static one (heads/decoding/dynamo/threshold.py lists the
+            four ways; "static_first" is Algorithm 1's order); None leaves it out.
         blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
-        top_k: candidates of each place at most, where `generate`'s own processors leave more.
+        top_k: the most candidates of each place in an n-gram; `generate`'s processors may leave fewer.
 
     Raises:
         ValueError: a setting outside its range, grounded heads, more heads than a joint distribution can hold, or a
@@ -129,7 +128,7 @@ class DynamicRun:
                 state, heads_state, logits_RV = self.commit(state, heads_state, output, plan)
 
     def prefill(self) -> tuple[BackboneState, Any, Tensor]:
-        """The prompt's pass: the states after it and the backbone's next-token logits."""
+        """Read the prompts; the states after them and the backbone's next-token logits (B, V)."""
         heads_state = None
 
         def commit(output: Pass, plan: CommitPlan) -> None:
@@ -142,11 +141,11 @@ class DynamicRun:
         return state, heads_state, self.backbone.logits(output.final_BND[:, -1])
 
     def predict(self, heads_state: Any, batch: int) -> list[Tensor]:
-        """Lines 1 to 3: the logits (R, V) of heads 1 … K at the last committed position; none where ε_b is 1."""
+        """Lines 1 to 3: the logits (R, V) of heads 1 … K after the last committed token; none if ε_b is 1."""
         if self.decoding.config.threshold == 1:
             return []
         rows_R = torch.arange(batch, device=self.backbone.heads_device)
-        unread_R = torch.zeros_like(rows_R)  # heads that are not grounded read no drafted token
+        unread_R = torch.zeros_like(rows_R)  # any tokens will do: heads that are not grounded read none
         level = self.token_heads.first_level(heads_state)
         logits = []
         for k in self.heads:
@@ -155,7 +154,7 @@ class DynamicRun:
         return logits
 
     def decide(self, running: list[Row], logits: list[Tensor]) -> Decision | None:
-        """Lines 5 to 18; None where ε_b is 1, so that there is nothing to decide."""
+        """Lines 5 to 18; None if ε_b is 1, since one token is then emitted anyway."""
         config = self.decoding.config
         if config.threshold == 1:
             return None
@@ -169,7 +168,7 @@ class DynamicRun:
         )
 
     def emit(self, running: list[Row], decision: Decision | None, logits: list[Tensor]) -> list[list[int]]:
-        """Sample and emit each row's n-gram; the tokens that the backbone has to read."""
+        """Choose and emit each row's n-gram, and return the tokens, which the backbone has to read next."""
         chosen: dict[int, list[int]] = {}
         for here in decision.ngrams if decision else ():
             ngrams = here.best() if self.call.request.greedy else here.sample(self.decoding.generator)
@@ -184,7 +183,7 @@ class DynamicRun:
     def drop_ended(
         self, state: BackboneState, heads_state: Any, rows: list[Row], new: list[list[int]]
     ) -> tuple[BackboneState, Any, list[Row], list[list[int]]]:
-        """Take rows that ended out of the batch; they cost nothing from then on."""
+        """Take rows that ended out of the batch, so that later passes are smaller."""
         running = [r for r, row in enumerate(rows) if not row.done]
         if 0 < len(running) < len(rows):
             running_R = torch.tensor(running, device=state.valid_BS.device)
@@ -192,7 +191,7 @@ class DynamicRun:
         return state, heads_state, [rows[r] for r in running], [new[r] for r in running]
 
     def emit_row(self, row: Row, ngram: list[int]) -> None:
-        """Append tokens until the row ends, count and stream them; all but the first are the heads'."""
+        """Append tokens until the row ends, count and stream them; all but the first were drafted by heads."""
         before = len(row.tokens)
         for token in ngram:
             row.emit(token)
@@ -202,7 +201,7 @@ class DynamicRun:
         record(row, drafted, self.stats, self.call.streamer)
 
     def read(self, state: BackboneState, new: list[list[int]]) -> Pass:
-        """The backbone's pass over the new tokens, a chain in each row; shorter rows are filled up."""
+        """The backbone's pass over the new tokens, a chain in each row; shorter rows repeat their last token."""
         longest = max(len(tokens) for tokens in new)
         filled = [tokens + tokens[-1:] * (longest - len(tokens)) for tokens in new]
         device = state.valid_BS.device
@@ -223,13 +222,13 @@ class DynamicRun:
 
 
 def keep_allowed(row: Row, ngram: list[int], logits: list[Tensor]) -> list[int]:
-    """An n-gram up to the first token that a processor with a state forbids, once it has read those before it.
+    """The n-gram, cut before the first token that a processor with a state forbids after the tokens before it.
 
-    Such processors, as grammars are, are called once for each token that is emitted, with that token's own prefix. The
-    candidates were found by copies, which read the likeliest tokens in place of those that were then sampled.
+    Such processors, grammars for instance, are called once for each emitted token, with that token's own prefix. The
+    candidates were found by copies of them, which had read the likeliest tokens instead of the sampled ones.
 
     Args:
-        logits: for each place its logits (V,).
+        logits: for each place in the n-gram its logits (V,).
     """
     if not any(map(may_keep_state, row.processors)):
         return ngram

@@ -1,12 +1,12 @@
-"""How many tokens a pass emits, and from which joint distribution: Algorithm 1 of DynaMo as pure functions.
+"""How many tokens a pass emits, and from which joint distribution J over n-grams: Algorithm 1 of DynaMo.
 
-`decide` is the algorithm, and each of its lines is a function. Where the paper is silent or contradicts itself:
+`decide` is the algorithm, and the functions below it are its lines. Where the paper is silent or contradicts itself:
 
 - J is made to sum to 1 after co-occurrence masking, since its entries are compared with fixed thresholds. After
   thresholds and the repetition penalty J is not normalised again.
-- Where no n-gram of the candidates was ever seen, the mask makes J 0 and the row backs off. ε_b = 0 always emits all
-  tokens, so there such a J stays unmasked.
-- The static and the adaptive threshold can be read in four ways (heads/decoding/dynamo/threshold.py).
+- If no n-gram of a row's candidates was ever seen, the mask makes J 0 and the row backs off. With ε_b = 0, which always
+  emits all tokens, such a J stays unmasked.
+- The static and the adaptive threshold can be combined in four ways (heads/decoding/dynamo/threshold.py).
 - The repetition penalty divides an entry once for each of its tokens that stands in the text or earlier in the n-gram.
 - ε_b = 0 never backs off and ε_b = 1 always does, whatever the penalty.
 
@@ -31,12 +31,12 @@ from heads.decoding.dynamo.threshold import along, apply_thresholds, static_boun
 from heads.interface.token_heads import TokenHeads
 
 MAX_JOINT_ENTRIES = 2**18
-"""Entries of one row's J at most: each axis keeps its likeliest candidates so that it fits (64 for n = 3, 22 for 4)."""
+"""The most entries of one row's J: each axis is cut to as many candidates as fit (64 for n = 3, 22 for n = 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointRows:
-    """Some rows' J over n-grams.
+    """The joint distributions of some rows.
 
     Attributes:
         rows_R: the rows' indices in the batch.
@@ -50,7 +50,7 @@ class JointRows:
 
     @property
     def counts(self) -> list[Tensor]:
-        """For each place how many candidates each row has (R,)."""
+        """For each place, how many candidates each row has (R,)."""
         return [place.counts for place in self.places]
 
     def select(self, kept_R: Tensor) -> JointRows:
@@ -64,12 +64,12 @@ class JointRows:
         """One sampled n-gram for each row, in proportion to its entry of J."""
         cells = []
         for joint_M in self.joint.flatten(1):
-            left = joint_M.nonzero()[:, 0]  # often few: sampling from them costs less than from all cells
+            left = joint_M.nonzero()[:, 0]  # sampling from these, which are often few, is faster than from all cells
             cells.append(left[torch.multinomial(joint_M[left], 1, generator=generator)])
         return self.tokens_of(torch.cat(cells))
 
     def best(self) -> list[list[int]]:
-        """Each row's likeliest n-gram; of equals the first."""
+        """Each row's likeliest n-gram, the first of equals."""
         return self.tokens_of(self.joint.flatten(1).argmax(dim=1))
 
     def tokens_of(self, cell_R: Tensor) -> list[list[int]]:
@@ -95,9 +95,9 @@ def decide(
     seen_BV: Tensor | None = None,
     penalty: float = 1.0,
 ) -> Decision:
-    """Algorithm 1 but for the sampling: from all places, back off order by order until J has a peak, at most to n = 1.
+    """Algorithm 1 without the sampling: starting from all places, back off by one token until J has a peak or n = 1.
 
-    Takes memory for some ten times B · min(kⁿ, MAX_JOINT_ENTRIES) numbers; many positions go in chunks.
+    This takes memory for about ten times B · min(kⁿ, MAX_JOINT_ENTRIES) numbers, so split large batches.
 
     >>> from heads.decoding.dynamo.candidates import take_candidates
     >>> def place(*probs): return take_candidates(torch.tensor([probs]), top_k=50)
@@ -111,8 +111,8 @@ def decide(
 
     Args:
         places: candidates of x_{t+1}, x_{t+2}, …; the first are the backbone's, the others those of heads 1, 2, ….
-        seen_BV: True for tokens that the penalty counts as repeated; needed with a penalty.
-        penalty: divides entries with repeated tokens; 1 changes nothing.
+        seen_BV: True for tokens that the penalty counts as repeated; None: no penalty is applied.
+        penalty: divides entries with repeated tokens.
 
     Raises:
         ValueError: a co-occurrence table whose ratios are not finite.
@@ -123,7 +123,7 @@ def decide(
     n = len(places) if config.threshold < 1 else 1
     while n > 1 and len(rows_R):
         here = form_joint(places[:n], rows_R, config, cooccurrence)
-        if len(here.rows_R):  # most rows that back off have nothing left by now
+        if len(here.rows_R):  # most rows that back off were dropped by `form_joint`
             joint = apply_thresholds(here.joint, here.counts, config.threshold, config.adaptive, config.blur)
             here = replace(here, joint=joint)
             if seen_BV is not None:
@@ -140,7 +140,7 @@ def decide(
 def form_joint(
     places: Sequence[Candidates], rows_R: Tensor, config: JointConfig, cooccurrence: Cooccurrence | None
 ) -> JointRows:
-    """Lines 6 to 8: J of the rows that the static threshold leaves an entry above 0."""
+    """Lines 6 to 8: J of those rows in which an entry above 0 reaches the static threshold."""
     most = largest_side(len(places))
     cut = tuple(place.select(rows_R).first(most) for place in places)
     independent = outer(cut)
@@ -153,7 +153,7 @@ def form_joint(
 
 
 def largest_side(n: int) -> int:
-    """Candidates of each of n places at most, so that J has no more than MAX_JOINT_ENTRIES.
+    """The most candidates of each of n places with which J has no more than MAX_JOINT_ENTRIES.
 
     >>> [largest_side(n) for n in (2, 3, 4, 5, 18, 19)]
     [512, 64, 22, 12, 2, 1]
@@ -173,7 +173,10 @@ def outer(places: Sequence[Candidates]) -> Tensor:
 def mask(joint: Tensor, places: Sequence[Candidates], cooccurrence: Cooccurrence | None, transparency: float) -> Tensor:
     """Equation 6 for any n: J times the co-occurrence ratio to the power of α_c, made to sum to 1 (B, k, …, k).
 
-    A row of whose n-grams none was ever seen is 0.
+    A row becomes 0 if none of its n-grams was ever seen.
+
+    Raises:
+        ValueError: the table gives a ratio that is not finite.
     """
     if cooccurrence is not None and transparency > 0:
         ratio = cooccurrence.cooccurrence([place.tokens_Bk for place in places]).to(joint.dtype)
@@ -203,19 +206,19 @@ def penalize_repetition(joint: Tensor, places: Sequence[Candidates], seen_BV: Te
 
 
 def has_peak(joint: Tensor, threshold: float) -> Tensor:
-    """Line 12: rows (B,) that need not back off, as an entry is above ε_b^(n-1)."""
+    """Line 12: rows (B,) that need not back off, since an entry is above ε_b^(n-1)."""
     peak_B = joint.flatten(1).amax(dim=1)
-    if threshold in (0, 1):  # as the paper says, whatever a penalty or rounding does to the entries
+    if threshold in (0, 1):  # never and always back off, whatever a penalty or rounding does to the entries
         return torch.full_like(peak_B, threshold == 0, dtype=torch.bool)
     order = joint.ndim - 1
     return peak_B > threshold ** (order - 1)
 
 
 def check_independent(token_heads: TokenHeads) -> None:
-    """Check that the product of the heads is a joint distribution, and one that is small enough.
+    """Check that the heads can be multiplied to a joint distribution that is small enough.
 
     Raises:
-        ValueError: heads that read drafted tokens, or too many of them.
+        ValueError: heads that read drafted tokens, or too many heads.
     """
     if token_heads.grounded:
         raise ValueError(

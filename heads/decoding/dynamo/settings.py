@@ -17,12 +17,12 @@ class JointConfig:
     Attributes:
         threshold: ε_b, 0 to 1: 0 always emits all tokens, 1 always one.
         transparency: α_c of equation 6, at least 0: 0 does not mask, 1 masks with the whole ratio.
-        adaptive: how Otsu's threshold acts beside the static one; None leaves it out.
+        adaptive: how Otsu's threshold is combined with the static one; None leaves it out.
         blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
-        top_k: candidates of each place at most.
+        top_k: the most candidates of each place in an n-gram.
 
     Raises:
-        ValueError: a value outside these.
+        ValueError: a value outside these ranges.
     """
 
     threshold: float = 0.5
@@ -60,7 +60,7 @@ class JointConfig:
 def check_number(value: Any, name: str) -> None:
     """
     Raises:
-        ValueError: no number; true and false are none.
+        ValueError: `value` is no number; a bool is none.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r} was given; allowed are numbers.")

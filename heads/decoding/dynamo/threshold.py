@@ -1,23 +1,23 @@
-"""The static and the adaptive threshold of a joint distribution seen as a picture (DynaMo, section 3.2.2).
+"""The static and the adaptive threshold of a joint distribution J, which is treated as a picture (DynaMo, 3.2.2).
 
-The adaptive one is Otsu's, with or without Gaussian blur before it. The paper can be read in several ways (`Adaptive`):
+The adaptive one is Otsu's, with or without a Gaussian blur before it. The paper allows four ways to combine them:
 
     static_first    zero below ε_b^(n-1), then Otsu on what is left: Algorithm 1 with the bound of its line 12
     otsu_first      Otsu on the whole J, then zero below ε_b^(n-1)
     at_epsilon      zero below ε_b itself, as the text says, then Otsu: line 12 no longer decides for n > 2
     blurred         as static_first, but J becomes the blurred picture, as in OpenCV's example of Otsu after a blur
 
-In the first three the blurred picture only gives Otsu's threshold, which zeroes what is below it in J itself. A blur
-averages, so J's largest entry stays there, and Otsu never changes how many tokens are emitted, only which. The default
-is the reading with the likeliest text at equal tokens per pass (docs/decisions.md): `otsu_first` without a blur.
+In the first three, Otsu's threshold is found on the blurred picture and zeroes what is below it in J itself. A blur
+averages, so J's largest entry stays in these three, and Otsu changes which tokens are emitted, not how many. The
+default, `otsu_first` without a blur, gave the likeliest text at equal tokens per pass (docs/decisions.md).
 
 Histogram: 256 levels of equal width from 0 to the picture's largest value, as in an 8-bit picture whose white is the
-peak. Threshold: the edge between two levels that separates the cells best (largest variance between the two classes);
-of equally good edges the lowest, as in OpenCV and scikit-image.
+peak. Threshold: the edge between two levels that separates the cells best (largest variance between the two classes),
+the lowest of equally good edges, as in OpenCV and scikit-image.
 
 Blur: along each axis a Gaussian of `size` cells with OpenCV's sigma for that size, 0.3 · ((size - 1) / 2 - 1) + 0.8,
-which is 0.8 for the paper's 3. The axes are sorted by probability, so neighbours are candidates of like rank. Beyond
-the border its value is repeated, so that the peak, which often lies in the first corner, is not darkened.
+which is 0.8 for the paper's 3. The axes are sorted by probability, so neighbours are candidates of like rank. The
+border's value is repeated beyond it, so that the peak, which is often in the first corner, is not darkened.
 """
 # B batch, k candidates of one place, M cells of a picture (all its axes flattened), L grey level
 
@@ -35,7 +35,7 @@ LEVELS = 256
 
 
 def static_bound(threshold: float, places: int, adaptive: Adaptive | None) -> float:
-    """Below what an entry of a joint distribution over n places becomes 0.
+    """The static threshold: entries of a joint distribution over n places become 0 below it.
 
     >>> static_bound(0.5, 3, "static_first"), static_bound(0.5, 3, "at_epsilon")
     (0.25, 0.5)
@@ -46,7 +46,7 @@ def static_bound(threshold: float, places: int, adaptive: Adaptive | None) -> fl
 def apply_thresholds(
     joint: Tensor, counts: Sequence[Tensor], threshold: float, adaptive: Adaptive | None, blur_size: int
 ) -> Tensor:
-    """The static threshold and Otsu's in one reading of the paper, on a joint distribution (B, k, …, k).
+    """A joint distribution (B, k, …, k) after the static threshold and Otsu's.
 
     >>> joint = torch.tensor([[[0.5, 0.2], [0.2, 0.1]]])
     >>> counts = [torch.tensor([2])] * 2
@@ -58,9 +58,9 @@ def apply_thresholds(
              [0.0000, 0.0000]]])
 
     Args:
-        counts: for each axis, how many candidates each row has (B,); a row's picture holds these only.
+        counts: for each axis, how many candidates each row has (B,); a row's picture consists of these only.
         threshold: ε_b.
-        adaptive: the reading; None leaves Otsu out.
+        adaptive: how the two are combined; None leaves Otsu out.
         blur_size: cells of the kernel, an odd number; 1 does not blur.
     """
     bound = static_bound(threshold, joint.ndim - 1, adaptive)
@@ -89,7 +89,7 @@ def adaptive_threshold(joint: Tensor, counts: Sequence[Tensor], blur_size: int) 
 
 
 def inside(joint: Tensor, counts: Sequence[Tensor]) -> Tensor | None:
-    """True for the cells whose candidates a row has; None if all rows have them all."""
+    """True for the cells whose candidates a row has; None if every row has all candidates."""
     sizes = joint.shape[1:]
     has = [torch.arange(size, device=joint.device) < n_B[:, None] for size, n_B in zip(sizes, counts, strict=True)]
     if all(bool(has_Bk.all()) for has_Bk in has):
@@ -107,7 +107,7 @@ def along(x_Bk: Tensor, axis: int, axes: int) -> Tensor:
 
 
 def otsu_threshold(picture_BM: Tensor, inside_BM: Tensor | None = None) -> Tensor:
-    """The value (B,) at and above which cells are foreground, as the largest value always is.
+    """(B,): the value from which on cells are foreground; the largest value always is.
 
     >>> otsu_threshold(torch.tensor([[0.00, 0.01, 0.02, 0.60, 0.64]]))    # the first edge above 0.02 = level 8 of 256
     tensor([0.0225])
@@ -157,7 +157,7 @@ def gaussian_kernel(size: int) -> list[float]:
 
 
 def blur(picture: Tensor, counts: Sequence[Tensor], size: int) -> Tensor:
-    """A picture (B, k, …, k) of at least two axes, blurred; each row's own border is repeated beyond it.
+    """A blurred picture (B, k, …, k) of at least two axes; each row's own border is repeated beyond it.
 
     Args:
         counts: for each axis, how many of its cells each row has (B,).
@@ -169,7 +169,7 @@ def blur(picture: Tensor, counts: Sequence[Tensor], size: int) -> Tensor:
         weights_B1kk = blur_weights(counts_B, shape[axis], kernel).to(picture.dtype)[:, None]
         if axis == len(counts):
             blurred = picture.flatten(1, -2)[:, None] @ weights_B1kk.mT
-        else:  # axes before it as a batch, those after it as columns: no axis has to move
+        else:  # the axes before become a batch and those after become columns, so that no data has to move
             before, after = math.prod(shape[1:axis]), math.prod(shape[axis + 1 :])
             blurred = weights_B1kk @ picture.view(shape[0], before, shape[axis], after)
         picture = blurred.view(shape)
@@ -177,7 +177,7 @@ def blur(picture: Tensor, counts: Sequence[Tensor], size: int) -> Tensor:
 
 
 def blur_weights(counts_B: Tensor, width: int, kernel: Sequence[float]) -> Tensor:
-    """(B, k, k): what each cell of an axis takes from each cell."""
+    """(B, k, k): the weight with which each cell of an axis takes from each cell."""
     at_k = torch.arange(width, device=counts_B.device)
     weights_Bkk = torch.zeros(len(counts_B), width, width, dtype=torch.float64, device=counts_B.device)
     for offset, weight in enumerate(kernel, start=-(len(kernel) // 2)):
