@@ -1,4 +1,4 @@
-"""What superposed decoding cannot do, in a sentence: weights, settings of `generate`, and backbones."""
+"""Checks of superposed decoding's weights, of the settings of `generate`, and of the backbone."""
 # 14D one text of four embeddings
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from heads.decoding.superposed.step import PAPER_WEIGHTS, NgramModel
 
 
 def fit_weights(weights: Sequence[float] | None, ngrams: NgramModel | None) -> tuple[float, ...]:
-    """λ for the orders from 2 on; the paper's where none were given.
+    """λ for the orders from 2 on: the given ones, or the paper's.
 
     Raises:
-        ValueError: weights without n-grams, n-grams of single tokens, more weights than orders, or weights that are no
-            shares of a probability.
+        ValueError: weights without n-grams, something that is no n-gram table, a number of weights that does not fit
+            the table, or weights that are negative or sum to 0 or to more than 1.
 
     >>> fit_weights([0.1, 0.4], None)
     Traceback (most recent call last):
@@ -54,7 +54,7 @@ def fit_weights(weights: Sequence[float] | None, ngrams: NgramModel | None) -> t
 def refuse_other_choices(config: GenerationConfig, streamer: Any) -> None:
     """
     Raises:
-        ValueError: settings of `generate` that cannot be obeyed where k drafts are kept, which change places.
+        ValueError: settings of `generate` that cannot be followed with k drafts whose order changes.
     """
     given = {
         "do_sample=True": (config.do_sample, "the likeliest drafts are kept; give do_sample=False"),
@@ -94,7 +94,7 @@ def refuse_settings_without_effect(ngrams: Any, token_heads: Any, **given: float
 def refuse_heads_with_kept_caches(token_heads: Any) -> None:
     """
     Raises:
-        ValueError: heads were given, whose state over the prompt is not kept.
+        ValueError: heads were given; their state over the prompt is not kept.
     """
     if token_heads is not None:
         raise ValueError(
@@ -104,13 +104,13 @@ def refuse_heads_with_kept_caches(token_heads: Any) -> None:
 
 
 def embedding_factor(backbone: Backbone) -> float:
-    """The factor from a token's embedding to what the backbone reads in its place: 1.0 but for models that multiply
-    only the embeddings which they look up themselves (Falcon-H1).
+    """The factor on a token's embedding with which the backbone reads it as the token: 1.0, except for models that
+    multiply only embeddings which they look up themselves (Falcon-H1).
 
-    Compares what the backbone makes of embeddings with what it makes of the same tokens, and tries a mean of two.
+    The backbone's outputs for embeddings and for the same tokens are compared, and a mean of two embeddings is tried.
 
     Raises:
-        ValueError: it takes none, looks tokens up by them, or reads them as something else.
+        ValueError: the backbone takes no embeddings, or none that are not a token's, or reads them differently.
     """
     name = type(backbone.model).__name__
     backbone.refresh()
@@ -123,7 +123,7 @@ def embedding_factor(backbone: Backbone) -> float:
             embeddings_14D = backbone.embed(tokens_14)
             means_14D = embeddings_14D.add(embeddings_14D.flip(1)) / 2
             expected, seen = backbone.forward(tokens_14, taps=[first], use_cache=False)
-            read_14D = embeddings_14D.clone()  # CTRL multiplies what it is given in place
+            read_14D = embeddings_14D.clone()  # CTRL multiplies its input in place
             found, given = backbone.forward(tokens_14, taps=[first], use_cache=False, inputs_embeds=read_14D)
             factor = 1.0
             if not same_numbers(found, expected):

@@ -1,10 +1,11 @@
-"""Superposed decoding: k drafts of a text for one backbone pass a token (Shen et al. 2024).
+"""Superposed decoding: k drafts of a text for one backbone pass per token (Shen et al., 2024).
 
-Every pass reads one embedding a prompt, the mean of the k drafts' newest tokens weighted by the drafts' probabilities.
-Its k likeliest next tokens extend every draft; counted n-grams tell the drafts' own continuations apart; the k best of
-the k² candidates stay. heads/decoding/superposed/step.py has the equations, reference.py the same in plain Python.
+Every pass reads one embedding for each prompt: the mean of the k drafts' newest tokens, weighted by the drafts'
+probabilities. The k likeliest next tokens extend every draft, counted n-grams score them by each draft's own text, and
+the k best of the k² candidates stay. heads/decoding/superposed/step.py has the equations, reference.py the same in
+plain Python.
 
-Drafts are approximations by design: only the first token of each is the backbone's own.
+Drafts are approximations: only the first token of each is scored by the backbone on its own text.
 """
 # B prompt, K draft, L length
 
@@ -46,32 +47,33 @@ class SuperposedDecoding(Decoding):
 
     The output has k rows for each prompt, likeliest first: `sequences` (B · k, L), and with
     `return_dict_in_generate=True` also `sequences_scores` (B · k), log p_i since the prompt or the last reset, and
-    `stats`, whose phase "draft" is the time of the n-grams. Drafts
-    that end are padded on the right. Logits processors and stopping criteria act on every draft by its own text.
+    `stats`, whose phase "draft" is the time of the n-grams. Drafts that end are padded on the right. Logits processors
+    and stopping criteria act on every draft by its own text.
 
     Without n-grams p_i is the draft's probability at the temperature; with them it is equation 2's product, which ranks
     drafts and is no probability.
 
     Args:
-        k: drafts of each prompt, at most the vocabulary.
-        ngrams: counted n-grams of the backbone's tokenizer (`heads.NgramTable`) or their folder, or None: drafts are
-            then scored by the backbone alone, as in the paper's fact-based setting.
-        alpha, temperature: α, 0.54, and τ as the paper tuned them for Llama-2-7B. Another backbone wants its own
-            (docs/superposed.md); without n-grams 1 is the model's own distribution.
-        weights: λ of equation 5 for n = 2, 3, …; None: the paper's for the orders that the table has.
-        penalty: δ of equation 7, 1e-30. The paper leaves its value open; this one was tuned (docs/decisions.md).
-        token_heads: grounded heads on the model, whose head 1 tells the drafts' continuations apart, in the place of
-            n-grams or beside them (heads/decoding/superposed/draft_head.py); None: none.
-        head_weight: β, the head's share of the backbone's distribution, 0.3.
+        k: drafts of each prompt, no more than the vocabulary has tokens.
+        ngrams: counted n-grams of the backbone's tokenizer (`heads.NgramTable`) or their folder. None: the backbone
+            alone scores drafts, as in the paper's fact-based setting.
+        alpha, temperature: α (None: 0.54) and τ, as the paper tuned them for Llama-2-7B. Tune them for another backbone
+            (docs/superposed.md); without n-grams a temperature of 1 gives the model's own distribution.
+        weights: λ of equation 5 for n = 2, 3, …; None: the paper's, for the orders that the table has.
+        penalty: δ of equation 7 (None: 1e-30). The paper leaves it open; this value was tuned (docs/decisions.md).
+        token_heads: grounded heads on the model. Head 1 scores candidates by each draft's newest token, instead of
+            n-grams or beside them (heads/decoding/superposed/draft_head.py).
+        head_weight: β, the weight of the head against the backbone (None: 0.3).
         reset_every: tokens between resets; None: never.
         keep_caches: for editors: the prompt's cache stays when a call ends, and the next call reads only what its
-            prompt does not share with it. One prompt without padding, no `token_heads`; `forget()` frees it.
+            prompt does not share with it. Calls have one prompt without padding, and no `token_heads`; `forget()` frees
+            the cache.
         generator: source of randomness for the resets; None is torch's global one.
 
     Raises:
-        ValueError: a setting outside its range, weights that do not fit the table; at `generate`: a vocabulary smaller
-            than k, another tokenizer's table, a backbone that reads no embeddings, and settings of `generate` that
-            choose tokens in another way.
+        ValueError: a setting outside its range, or without what it acts on; weights that do not fit the table. When
+            `generate` is called: a vocabulary smaller than k, another tokenizer's table, a backbone that reads no
+            embeddings, or settings of `generate` that choose tokens in another way.
     """
 
     def __init__(
@@ -145,8 +147,8 @@ class SuperposedDecoding(Decoding):
             self.token_heads,
             self.reusable,
         )
-        # A kept cache of inference mode could not be written to where hooks ask for the other mode later.
+        # A cache that was made in inference mode could not be written to if a later call ran under `no_grad`.
         mode = torch.no_grad if self.reusable is not None else fastest_mode(self._backbone.model)
         with mode():
             run.decode()
-        return run.result()  # no tensor of inference mode, which could never be written into
+        return run.result()  # made outside of inference mode, whose tensors can never be edited

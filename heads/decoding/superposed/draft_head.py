@@ -1,12 +1,12 @@
-"""A grounded head beside the superposed distribution: what follows each draft's own newest token.
+"""A grounded head that scores what follows each draft's own newest token, beside the superposed distribution.
 
-The backbone reads one superposed embedding a prompt, so p_θ does not know which draft it extends; the paper's n-grams
-know it by counts. Head 1 of grounded heads reads the last state before the superposed slot together with one token, so
-it says the same with a network and without a store, for all drafts at once:
+The backbone reads one superposed embedding for each prompt, so p_θ does not depend on the draft that is extended. The
+paper's n-grams do, by counts. So does head 1 of grounded heads, without stored counts: it reads the last state f before
+the superposed slot together with the draft's newest token.
 
-    p_θ(x | M, x̃)^(1 − β) · p_head(x | f, x_{t−1}^i)^β       in the place of p_θ in equation 6, both at temperature τ
+    p_θ(x | M, x̃)^(1 − β) · p_head(x | f, x_{t−1}^i)^β       replaces p_θ in equation 6, both at temperature τ
 
-Beyond the paper; docs/decisions.md has what it gains.
+This goes beyond the paper; docs/decisions.md says what it gains.
 """
 # R prompt that still runs, K draft, M candidate token, V vocabulary
 
@@ -26,7 +26,7 @@ from heads.interface.token_heads import TokenHeads
 
 
 class DraftHead:
-    """Head 1 and its state in one `generate` call. Its state is of the last slot that was committed."""
+    """Head 1 in one `generate` call, with its state after the last committed slot."""
 
     def __init__(self, token_heads: TokenHeads, weight: float, temperature: float) -> None:
         self.token_heads, self.weight, self.temperature = token_heads, weight, temperature
@@ -41,7 +41,7 @@ class DraftHead:
         self.state = self.token_heads.keep_rows(self.state, rows_R)
 
     def log_p(self, newest_RK: Tensor) -> Tensor:
-        """(R, K, V): log p_head after each draft's newest token, which the state's backbone has not read yet."""
+        """(R, K, V): log p_head after each draft's newest token, which must not be committed yet."""
         rows, drafts = newest_RK.shape
         parents_N = torch.arange(rows, device=newest_RK.device).repeat_interleave(drafts)
         hidden_ND, _ = self.token_heads.step(
@@ -50,14 +50,15 @@ class DraftHead:
         return log_probabilities(self.projection(hidden_ND), self.temperature).view(rows, drafts, -1)
 
     def mix(self, log_p_RKM: Tensor, tokens_RKM: Tensor, head_RKV: Tensor) -> Tensor:
-        """(R, K, M): the candidates' log p_θ and log p_head, weighted by 1 − β and β."""
+        """(R, K, M): the candidates' log p_θ and log p_head, weighted by 1 − β and β and added."""
         return (1 - self.weight) * log_p_RKM + self.weight * head_RKV.gather(2, tokens_RKM)
 
 
 def check_grounded(token_heads: Any) -> None:
     """
     Raises:
-        ValueError: no heads, or heads whose first does not tell drafts apart or does not score every token.
+        ValueError: no heads, heads of a family that does not read the newest token beside a state of the backbone, or
+            heads with prefix layers or a draft vocabulary.
     """
     check_token_heads(token_heads)
     if not (token_heads.grounded and isinstance(token_heads, PositionWiseHeads)):

@@ -1,9 +1,8 @@
 """Logits processors and stopping criteria of a `generate` call, on the drafts of superposed decoding.
 
-All drafts of a prompt share one distribution, but what a repetition penalty or a stop string does to it depends on the
-draft's own text. So each is called with one draft at a time, as plain generation calls it for a batch of one: the
-draft's k likeliest tokens are then those of its own processed scores, and k² candidates remain. Where a call has
-neither, nothing here runs.
+All drafts of a prompt share one distribution, but the effect of a repetition penalty or a stop string depends on the
+draft's own text. So each of them is called with one draft at a time, as plain generation calls it for a batch of one,
+and the draft's k likeliest tokens are those of its own processed scores.
 """
 # R prompt that still runs, K draft, T token after the prompt, L length, V vocabulary
 
@@ -19,9 +18,10 @@ from heads.decoding.request.request import STATEFUL
 
 
 class OwnText:
-    """
+    """The processors and stopping criteria of one call, for each prompt.
+
     Raises:
-        ValueError: a processor with a state, which could not follow drafts that change places.
+        ValueError: a processor with a state, which could not follow drafts whose order changes.
     """
 
     def __init__(self, call: Call, device: torch.device) -> None:
@@ -37,11 +37,11 @@ class OwnText:
         self.criteria = [request.criteria_of(prompt) for prompt in prompts] if request.criteria else []
 
     def process(self, logits_RV: Tensor, running: Sequence[int], tokens_RKT: Tensor) -> Tensor:
-        """(R, K, V): each draft's scores after all processors; (R, 1, V), the logits, where there are none.
+        """(R, K, V): each draft's scores after all processors; or the logits (R, 1, V) if the call has no processors.
 
         Args:
-            running: the prompts of the rows, by their places in the batch.
-            tokens_RKT: what follows the prompts so far.
+            running: the rows' prompts, by index in the batch that the call began with.
+            tokens_RKT: the drafts so far.
         """
         if not self.processors:
             return logits_RV[:, None]
@@ -55,7 +55,7 @@ class OwnText:
         return torch.cat(rows).view(*tokens_RKT.shape[:2], -1)
 
     def ends(self, running: Sequence[int], tokens_RKT: Tensor) -> Tensor:
-        """(R, K): which drafts a stopping criterion ends; a prompt's own end of text and length are not asked here."""
+        """(R, K): which drafts a stopping criterion ends; end tokens and the maximal length are handled elsewhere."""
         if not self.criteria:
             return torch.zeros(tokens_RKT.shape[:2], dtype=torch.bool, device=tokens_RKT.device)
         ends = [
@@ -64,7 +64,7 @@ class OwnText:
         return torch.tensor(ends, device=tokens_RKT.device).view(tokens_RKT.shape[:2])
 
     def texts(self, running: Sequence[int], tokens_RKT: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Each draft's row, its prompt, and its whole text (1, L), padding of the prompt included."""
+        """Each draft's row, prompt, and whole text (1, L), the prompt's padding included."""
         for row, prompt in enumerate(running):
             for tokens_T in tokens_RKT[row]:
                 yield row, prompt, torch.cat([self.prompts_BT[prompt], tokens_T])[None]

@@ -1,8 +1,8 @@
-"""The plain reference of superposed decoding: one prompt, dictionaries and loops, no cache, from the equations.
+"""The plain reference of superposed decoding, written from the equations: one prompt, dictionaries, loops, no cache.
 
-Equations 1 to 7 and section 5.3 of Shen et al. (2024); Algorithm 1 where it agrees with them (as printed it makes one
-token too few, and never drops a draft from which others were grown). Every pass reads the whole text anew: the tokens
-that are certain, then one superposed embedding a token.
+It follows equations 1 to 7 and section 5.3 of Shen et al. (2024), and Algorithm 1 where it agrees with them (as printed
+it makes one token too few, and never drops a draft from which others were grown). Every pass reads the whole text: the
+tokens that are certain (the prompt and drafts sampled at resets), then one superposed embedding for each token.
 """
 # T position, D model width, V vocabulary
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 Counts = Mapping[tuple[int, ...], Mapping[int, int]]
-"""For each beginning of n − 1 tokens how often each token followed, for all n together."""
+"""For each sequence of n − 1 tokens, of any n, how often each token followed it."""
 
 
 def count_plainly(documents: Sequence[Sequence[int]], order: int) -> dict[tuple[int, ...], dict[int, int]]:
-    """The n-grams of 2 to `order` tokens.
+    """Counts of the n-grams of 2 to `order` tokens.
 
     >>> count_plainly([[4, 5, 5]], 2)
     {(4,): {5: 1}, (5,): {5: 1}}
@@ -56,9 +56,10 @@ def superposed_drafts(
     """The k drafts of `length` tokens that follow a prompt, shorter where they end, each with log p_i.
 
     Args:
-        process: the logits that follow a text, as logits processors change them.
+        process: applies logits processors to the logits that follow a text.
         stops: whether a stopping criterion ends a text.
-        token_heads: grounded heads that read the last layer's normed states, as `head_weight` of p_θ.
+        token_heads: grounded heads that read the states after the final norm; head 1 has the weight `head_weight`
+            beside p_θ.
     """
     certain, superposed = list(prompt), list[Tensor]()
     before: list[int] = []  # tokens of the drafts sampled at resets
@@ -103,7 +104,7 @@ def superposed_drafts(
 
 
 def next_logits(model: Any, certain: Sequence[int], superposed: Sequence[Tensor]) -> Tensor:
-    """(V): what follows M and x̃."""
+    """(V,): the logits after M and x̃."""
     with torch.no_grad():
         known_TD = model.get_input_embeddings()(torch.tensor(list(certain)))
         read_1TD = torch.cat([known_TD, *[x[None] for x in superposed]])[None]
@@ -112,7 +113,7 @@ def next_logits(model: Any, certain: Sequence[int], superposed: Sequence[Tensor]
 
 
 def last_state(model: Any, certain: Sequence[int], superposed: Sequence[Tensor]) -> Tensor:
-    """(D): what the unembedding reads after M and x̃."""
+    """(D,): the state after M and x̃ that the unembedding reads."""
     with torch.no_grad():
         known_TD = model.get_input_embeddings()(torch.tensor(list(certain)))
         read_1TD = torch.cat([known_TD, *[x[None] for x in superposed]])[None]
@@ -129,14 +130,14 @@ def head_log_p(token_heads: Any, before_D: Any, token: int, temperature: float) 
 
 
 def weights_of(scores: Sequence[float]) -> list[float]:
-    """Equation 4."""
+    """Equation 4: the drafts' normalised probabilities."""
     highest = max(scores)
     shares = [math.exp(score - highest) for score in scores]
     return [share / sum(shares) for share in shares]
 
 
 def superposed_embedding(model: Any, going_on: Sequence[tuple[list[int], float]]) -> Tensor:
-    """Equation 3, over the drafts that go on."""
+    """Equation 3, over the drafts that have not ended."""
     embed = model.get_input_embeddings()
     with torch.no_grad():
         terms = [

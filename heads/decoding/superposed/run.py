@@ -1,4 +1,4 @@
-"""One `generate` call of superposed decoding: read, superpose, score, keep the k best, and begin anew at resets."""
+"""One `generate` call of superposed decoding: superpose, read, score, keep the k best, and begin again at resets."""
 # B prompt, R prompt that still runs, K draft, M candidate token, T token of a draft, C context, N draft of a prompt,
 # D model width, V vocabulary, L length, E end of text
 
@@ -35,7 +35,7 @@ from heads.validation import validated, within
 
 NO_TOKEN = -1
 DEFAULT_PENALTY = 1e-30
-"""δ: on the demo backbone drafts got better the smaller it was, and no better from here on (docs/decisions.md)."""
+"""δ: on the demo backbone, smaller values gave better drafts down to this one (docs/decisions.md)."""
 
 
 @validated
@@ -47,9 +47,9 @@ class SuperposedConfig:
         k: drafts of each prompt.
         alpha: α of equation 6, the n-grams' share of p_f; 0 leaves them out.
         temperature: τ of the backbone's distribution.
-        penalty: δ of equation 7, the factor on drafts whose n-grams know none of the candidates.
-        head_weight: β, the share of a grounded head where one is given (heads/decoding/superposed/draft_head.py).
-        reset_every: tokens after which one draft is sampled and drafting begins anew behind it (section 5.3).
+        penalty: δ of equation 7, the factor on drafts for which the n-grams contain none of the candidates.
+        head_weight: β, the weight of a grounded head where one is given (heads/decoding/superposed/draft_head.py).
+        reset_every: tokens after which one draft is sampled and drafting begins again after it (section 5.3).
     """
 
     k: int = within(1, default=3)
@@ -61,7 +61,7 @@ class SuperposedConfig:
 
 
 class SuperposedOutput(GenerateBeamDecoderOnlyOutput):
-    """`generate`'s output of several sequences a prompt, with `stats`."""
+    """`generate`'s output of several sequences for each prompt, with `stats`."""
 
     def __init__(self, *, stats: DecodingStats, **given: Any) -> None:
         super().__init__(**given)
@@ -69,7 +69,7 @@ class SuperposedOutput(GenerateBeamDecoderOnlyOutput):
 
 
 class NothingKept:
-    """Drafts keep no state between calls: what `ReusableCaches` rolls back is the backbone's cache alone."""
+    """Stands for a drafter in `ReusableCaches`, which here only keeps the backbone's cache."""
 
     def keep_slots(self, num_slots: int) -> None: ...
 
@@ -90,7 +90,7 @@ class SuperposedRun:
         reusable: ReusableCaches[NothingKept] | None = None,
     ) -> None:
         self.config, self.backbone, self.call = config, backbone, call
-        self.embedding_factor = embedding_factor  # from a token's embedding to what the backbone reads in its place
+        self.embedding_factor = embedding_factor
         self.ngrams, self.weights, self.generator, self.reusable = ngrams, weights, generator, reusable
         self.head = DraftHead(token_heads, config.head_weight, config.temperature) if token_heads else None
         self.taps = self.head.taps if self.head else ()
@@ -104,8 +104,8 @@ class SuperposedRun:
         valid_BT = call.valid_BT.to(self.device)
         self.prompts_BT = call.tokens_BT.to(self.device).masked_fill(~valid_BT, NO_TOKEN)
         self.running = list(range(prompts))
-        self.superposed = 0  # slots behind the last certain one, the prompt's last or the last reset's
-        self.certain: list[State] = []  # recurrent layers' states behind that one
+        self.superposed = 0  # slots after the last certain token, which is the prompt's or a reset's
+        self.certain: list[State] = []  # recurrent layers' states after that token
         self.finished: dict[int, Drafts] = {}
 
     def decode(self) -> None:
@@ -127,7 +127,7 @@ class SuperposedRun:
             state, drafts = (self.reset if resets else self.extend)(state, drafts)
 
     def take_kept(self) -> tuple[BackboneState | None, int]:
-        """The last call's cache up to the prefix that both prompts share, and how many tokens that is.
+        """The last call's cache, rolled back to the prefix that both prompts share, and the prefix's number of tokens.
 
         Raises:
             ValueError: several prompts, or padding: kept caches have one slot for each token.
@@ -148,10 +148,10 @@ class SuperposedRun:
         return (None, 0) if kept is None else (kept.state, len(kept.tokens))
 
     def keep(self, state: BackboneState, of_prompt: list[State]) -> None:
-        """Keep the prompt's slots; those behind hold superposed embeddings or drafts.
+        """Keep the prompt's slots; later ones hold superposed embeddings or drafts.
 
         Args:
-            of_prompt: recurrent layers' states behind the prompt.
+            of_prompt: recurrent layers' states after the prompt.
         """
         if self.reusable is not None:
             tokens = self.call.tokens_BT[0].tolist()
@@ -159,24 +159,28 @@ class SuperposedRun:
             self.reusable.put(CachedText(tokens=tokens, state=state, drafter=NothingKept()))
 
     def begin(self, state: BackboneState, output: Pass, before_RT: Tensor) -> Drafts:
-        """Equation 1, on the pass over a text that is certain: the prompt, and the tokens sampled at resets."""
+        """Equation 1: the first tokens of the drafts, from the pass over the prompt or over a draft that was sampled.
+
+        Args:
+            before_RT: tokens of the drafts that were sampled at resets.
+        """
         self.superposed, self.certain = 0, state.cache.states()
         log_p_RV = self.log_p(output, before_RT[:, None])[:, 0]
         return self.stopped(first_drafts(log_p_RV, self.config.k, self.eos_E).after(before_RT))
 
     def log_p(self, output: Pass, tokens_RKT: Tensor) -> Tensor:
-        """(R, K, V): log p_θ after a pass's last slot; (R, 1, V) where it is the same for all drafts."""
+        """(R, K, V): log p_θ after a pass's last slot; (R, 1, V) if it is the same for all drafts."""
         self.stats.count_pass(len(self.running))
         logits_RV = self.backbone.logits(output.final_BND[:, -1])
         return log_probabilities(self.own_text.process(logits_RV, self.running, tokens_RKT), self.config.temperature)
 
     def stopped(self, drafts: Drafts) -> Drafts:
-        """The drafts, those ended that a stopping criterion ends."""
+        """The drafts, after marking those as ended that a stopping criterion ends."""
         ends_BK = self.own_text.ends(self.running, drafts.tokens_BKT)
         return replace(drafts, ended_BK=drafts.ended_BK | ends_BK)
 
     def extend(self, state: BackboneState, drafts: Drafts) -> tuple[BackboneState, Drafts]:
-        """One token more in each draft: superpose, read, interpolate, keep the k best."""
+        """Extend the drafts by one token: superpose, read, interpolate, keep the k best."""
         with self.stats.time("verify"):
             embeddings_BKD = self.backbone.embed(drafts.tokens_BKT[:, :, -1])
             read_BD = superpose(embeddings_BKD, drafts) * self.embedding_factor
@@ -195,7 +199,7 @@ class SuperposedRun:
             return state, self.stopped(grown)
 
     def candidates(self, output: Pass, drafts: Drafts) -> tuple[Tensor, Tensor]:
-        """(B, K, M) twice: the k most probable next tokens of each draft, their log p_θ first."""
+        """(B, K, M) twice: log p_θ of each draft's k most probable next tokens, mixed with a head's; these tokens."""
         log_p_BKM, tokens_BKM = self.log_p(output, drafts.tokens_BKT).topk(self.config.k, dim=-1)
         log_p_BKM, tokens_BKM = (x.expand(-1, self.config.k, -1) for x in (log_p_BKM, tokens_BKM))
         if self.head:  # its state is still the one before this pass
@@ -214,9 +218,9 @@ class SuperposedRun:
         return interpolate(log_p_BKM, ngram_BKM, self.config.alpha, math.log(self.config.penalty))
 
     def reset(self, state: BackboneState, drafts: Drafts) -> tuple[BackboneState, Drafts]:
-        """Section 5.3: sample one draft by its probability, read its tokens, and draft anew behind them.
+        """Section 5.3: sample one draft by its probability, read its tokens, and start new drafts after them.
 
-        A prompt whose sampled draft has ended is done, with the drafts as they are.
+        A prompt whose sampled draft has ended is done, and its drafts stay as they are.
         """
         with self.stats.time("prefill"):
             unread = self.superposed + 1
@@ -254,10 +258,10 @@ class SuperposedRun:
         return state.keep_rows(going_on_R), drafts.rows(going_on_R)
 
     def result(self) -> Tensor | SuperposedOutput:
-        """(B · k, L): the prompts, each with its drafts, filled up on the right.
+        """(B · k, L): each prompt with its k drafts, padded on the right.
 
         Raises:
-            ValueError: logits processors forbid all but fewer than k drafts.
+            ValueError: logits processors leave fewer than k drafts.
         """
         found = [self.finished[prompt] for prompt in range(len(self.finished))]
         scores_N = torch.cat([drafts.scores_BK[0] for drafts in found])

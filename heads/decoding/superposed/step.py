@@ -1,8 +1,8 @@
 """One step of superposed decoding as arithmetic on k drafts of each prompt (Shen et al., equations 1 to 7).
 
 Scores are logarithms of the drafts' joint probabilities p_i, in float64: products of ten probabilities at a temperature
-of 0.06 leave the range of float32. A draft that has ended keeps its score and takes part as the one candidate that it
-is; the superposed embedding is of the drafts that go on.
+of 0.06 leave the range of float32. A draft that has ended keeps its score and counts as a single candidate; the
+superposed embedding is that of the other drafts.
 """
 # B prompt, K draft, M candidate token, T token of a draft, C context, O order from 2 on, D model width, V vocabulary
 
@@ -20,13 +20,13 @@ PAPER_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)
 
 
 class NgramModel(Protocol):
-    """Counted n-grams: `heads.NgramTable`, or anything that answers as it does."""
+    """Counted n-grams: `heads.NgramTable`, or any object with these methods."""
 
     @property
     def max_order(self) -> int: ...
 
     def next_token_probabilities(self, contexts_NC: Tensor, tokens_NM: Tensor) -> Tensor:
-        """(N, max_order - 1, M): p_n of each token after each context, whose missing tokens are -1."""
+        """(N, max_order - 1, M): p_n of each token after each context; -1 stands for missing tokens of a context."""
         ...
 
 
@@ -35,10 +35,10 @@ class Drafts:
     """The k drafts of each prompt, likeliest first (equation 2).
 
     Attributes:
-        tokens_BKT: what follows the prompts.
+        tokens_BKT: the tokens that follow the prompts.
         scores_BK: log p_i since the prompt, or since the last reset.
-        ended_BK: whether a draft has reached an end of text, or cannot exist: processors forbid a token of it.
-        lengths_BK: tokens of each draft, its end of text included and its padding not.
+        ended_BK: whether a draft has ended, or is impossible because processors forbid a token of it.
+        lengths_BK: number of tokens of each draft, its end token included, its padding not.
     """
 
     tokens_BKT: Tensor
@@ -56,7 +56,7 @@ class Drafts:
         )
 
     def after(self, before_BT: Tensor) -> Drafts:
-        """The same drafts, `before_BT` before the tokens of all."""
+        """The drafts with `before_BT` put before their tokens."""
         before_BKT = before_BT[:, None].expand(-1, self.tokens_BKT.shape[1], -1)
         return replace(
             self,
@@ -98,7 +98,7 @@ def superpose(embeddings_BKD: Tensor, drafts: Drafts) -> Tensor:
 
 
 def draft_weights(scores_BK: Tensor) -> Tensor:
-    """γ of equation 4: p_i over the sum of all."""
+    """γ of equation 4: p_i divided by their sum."""
     return torch.softmax(scores_BK, dim=-1)
 
 
@@ -109,7 +109,7 @@ def ngram_mixture(ngrams: NgramModel, weights: Sequence[float], contexts_NC: Ten
 
 
 def interpolate(log_p_BKM: Tensor, ngram_BKM: Tensor, alpha: float, log_penalty: float) -> Tensor:
-    """(B, K, M): log p_f by equation 6, and by equation 7 for drafts whose n-grams know none of the tokens.
+    """(B, K, M): log p_f by equation 6, or by equation 7 for drafts for which the n-grams contain none of the tokens.
 
     >>> log_p_BKM = torch.tensor([[[0.5, 0.2], [0.5, 0.2]]]).log()
     >>> ngram_BKM = torch.tensor([[[0.08, 0.0], [0.0, 0.0]]])
@@ -126,9 +126,9 @@ def interpolate(log_p_BKM: Tensor, ngram_BKM: Tensor, alpha: float, log_penalty:
 
 
 def grow(drafts: Drafts, log_p_f_BKM: Tensor, tokens_BKM: Tensor, eos_E: Tensor, pad: int) -> Drafts:
-    """The k best of all drafts extended by all tokens, and of those that have ended, by p_i · p_f (equation 2).
+    """The k drafts with the greatest p_i · p_f (equation 2), of all drafts extended by all tokens and of ended drafts.
 
-    Of equal scores the candidate of the better draft comes first, and of one draft the likelier token's.
+    Of equal scores the candidate of the better draft comes first, and in one draft that of the likelier token.
     """
     k, many = log_p_f_BKM.shape[1:]
     extended_BKM = drafts.scores_BK[..., None] + log_p_f_BKM
