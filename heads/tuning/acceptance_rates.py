@@ -1,19 +1,19 @@
 """Estimate how likely each node of a tree is to be accepted, find the best trees, and count tokens per pass by replay.
 
-A node is a path of ranks. P(rank r | path) is the share of places at which the text continued with rank r, among the
-places at which it had followed that path. A product of marginals would take the ranks of a path for independent, which
-they are not: text that is hard to predict at one place is hard at the next. Long paths are rare, so counts back off to
-a shorter condition, with the weight of `BACK_OFF` places:
+A node is a path of ranks. P(rank r | path) is the share of positions at which the text continued with rank r, among
+those at which it had followed that path. A product of marginals would take the ranks of a path for independent, which
+they are not: text that is hard to predict at one position is hard at the next. Long paths are rare, so counts back off
+to a shorter condition, with the weight m = `BACK_OFF` of so many positions:
 
     P(r | path)         = (n(path, r)     + m · P(r | depth, last rank)) / (n(path)        + m)
     P(r | depth, last)  = (n(d, last, r)  + m · P(r | depth))            / (n(d, last)     + m)
     P(r | depth)        =  n(d, r) / n(d)          given that the path was among the first RANKS at every depth before
 
-A tree's expected number of accepted tokens is the sum of its nodes' probabilities, which only fall along a path. So the
-n most likely nodes form a tree, and the best one of that size (Sequoia, Chen et al., 2024, where acceptance depends on
-the rank alone); with a limit on depth, the n most likely nodes within that depth.
+A tree's expected number of accepted tokens is the sum of its nodes' probabilities, which never rise along a path. So
+the n most likely nodes form a tree, which is the best one of that size (Sequoia, Chen et al., 2024, where acceptance
+depends on the rank alone); the same holds within a limit on depth.
 """
-# P place, K depth
+# P position, K depth
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Path = tuple[int, ...]
 
 
 class RankCounts:
-    """Counts of rank paths over the places (P, K) of one or several texts.
+    """Counts of the paths of ranks at the positions of one or several texts, each given as (P, K).
 
     >>> counts = RankCounts([np.array([[0, 1], [0, 0], [0, 1], [1, 0]])], back_off=0)
     >>> counts.conditional((), 0), counts.conditional((0,), 1), counts.conditional((1,), 1)
@@ -41,11 +41,11 @@ class RankCounts:
         self.back_off = back_off
         self.by_path: Counter[Path] = Counter()
         for ranks_PK in ranks:
-            for place in ranks_PK.tolist():
-                for depth in range(len(place) + 1):
-                    if depth and place[depth - 1] >= RANKS:
+            for ranks_K in ranks_PK.tolist():
+                for depth in range(len(ranks_K) + 1):
+                    if depth and ranks_K[depth - 1] >= RANKS:
                         break
-                    self.by_path[tuple(place[:depth])] += 1
+                    self.by_path[tuple(ranks_K[:depth])] += 1
         self.by_last: Counter[tuple[int, int, int]] = Counter()
         self.by_depth: Counter[tuple[int, int]] = Counter()
         self.at_last: Counter[tuple[int, int]] = Counter()
@@ -59,7 +59,7 @@ class RankCounts:
                 self.by_last[len(path) - 1, path[-2], path[-1]] += count
 
     def conditional(self, path: Path, rank: int) -> float:
-        """P(rank | path), backed off as above."""
+        """P(rank | path), backed off as the file's head says."""
         depth = len(path)
         marginal = self.by_depth[depth, rank] / max(1, self.at_depth[depth])
         if not path:
@@ -73,12 +73,12 @@ class RankCounts:
 
 
 def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None = None) -> list[tuple[float, Path]]:
-    """(probability, path) of the most likely nodes below the root, best first; the first n are a best tree.
+    """(probability, path) of the most likely nodes below the root, best first; the first n form a best tree.
 
     Args:
-        nodes: how many to return; fewer if no others were ever right.
+        nodes: how many to return; fewer are returned if no others were ever right.
         depth: length of the longest path.
-        width: number of nodes of a level, the likeliest ones, that may have children; None: any number.
+        width: how many nodes of a level, the likeliest ones, may have children; None: any number.
     """
     level: list[tuple[float, Path]] = [(1.0, ())]
     found: list[tuple[float, Path]] = []
@@ -95,15 +95,15 @@ def best_nodes(counts: RankCounts, *, nodes: int, depth: int, width: int | None 
 
 
 def order(node: tuple[float, Path]) -> tuple[float, int, Path]:
-    """Sort key: most likely nodes first; of equals the one nearer to the root, so that a parent precedes its child."""
+    """Sort key: likelier nodes first; equally likely ones by depth, so that a parent precedes its child."""
     probability, path = node
     return (-probability, len(path), path)
 
 
 def places_of(nodes: Sequence[tuple[float, Path]], ranks_PK: np.ndarray) -> np.ndarray:
-    """(P, K): the index of the text's own node of each depth among the root and `nodes`; NEVER if it is not among them.
+    """(P, K): the place of the text's own node of each depth among the root and `nodes`, NEVER if it is not there.
 
-    A tree of the root and the first n - 1 nodes holds that node if the entry is below n, as in `Replay.dynamic`.
+    A tree of the root and the first n - 1 nodes holds that node if its place is below n.
 
     >>> places_of([(0.5, (0,)), (0.3, (0, 1))], np.array([[0, 1], [0, 0], [1, 1]])).tolist() == [
     ...     [1, 2], [1, NEVER], [NEVER, NEVER]]
@@ -111,26 +111,26 @@ def places_of(nodes: Sequence[tuple[float, Path]], ranks_PK: np.ndarray) -> np.n
     """
     places: Mapping[Path, int] = {path: i for i, (_, path) in enumerate(nodes, start=1)}
     depths = range(1, ranks_PK.shape[1] + 1)
-    found = [[places.get(tuple(place[:d]), NEVER) for d in depths] for place in ranks_PK.tolist()]
+    found = [[places.get(tuple(ranks_K[:d]), NEVER) for d in depths] for ranks_K in ranks_PK.tolist()]
     return np.array(found, dtype=np.int64).reshape(ranks_PK.shape)
 
 
 def accepted(places_PK: np.ndarray, nodes: int) -> np.ndarray:
-    """(P,): the number of tokens accepted at each place with a tree of `nodes` nodes."""
+    """(P,): the number of tokens accepted at each position with a tree of `nodes` nodes."""
     lengths_P: np.ndarray = (places_PK < nodes).sum(axis=1)
     return lengths_P
 
 
 def count_passes(accepted_P: np.ndarray) -> int:
-    """Number of passes to decode a text, given the tokens accepted at each place; a pass emits one token more.
+    """The number of passes that decode a text, given the tokens accepted at each position; a pass emits one more.
 
     >>> count_passes(np.array([2, 0, 0, 1, 0]))         # 3 tokens, then 2
     2
     """
     lengths = accepted_P.tolist()
-    place = passes = 0
-    while place < len(lengths):
-        place += 1 + lengths[place]
+    position = passes = 0
+    while position < len(lengths):
+        position += 1 + lengths[position]
         passes += 1
     return passes
 

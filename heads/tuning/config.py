@@ -14,12 +14,12 @@ class TuneConfig:
         new_tokens: tokens to generate after each prompt.
         batch: rows decoded together.
         repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
-        repeats: rounds of timing, of which medians are taken.
+        repeats: rounds of timing; medians over them are taken.
         checked_prompts: prompts that are decoded with the fastest tree, at least one batch.
         compile: also decode them with compiled passes; tree.json records whether that was faster.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number of tokens, rows, rounds or prompts is too small.
     """
 
     new_tokens: int = 128

@@ -1,4 +1,4 @@
-"""Measure tokens per second of whole `generate` calls without the prompts' passes, to compare with predictions."""
+"""Measure tokens per second of `generate` calls, without the prompts' passes, to compare with predictions."""
 # B row, T prompt position
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def measure_speeds(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> dict[str, Speed]:
-    """The speed of each decoding over all batches of `measure_batches`.
+    """The speed of each decoding over all batches.
 
     Raises:
-        ValueError: all texts end at once, so that there is nothing to measure.
+        ValueError: as `measure_batches`.
     """
     found = measure_batches(model, decodings, prompts, config, clock, progress)
     return {name: totals.speed for name, totals in found.items()}
@@ -73,7 +73,7 @@ def measure_batches(
     clock: Clock,
     progress: Progress = lambda what, total: lambda: None,
 ) -> dict[str, BatchTotals]:
-    """Run each decoding (None: plain `generate`) on the first prompts, in batches, interleaved.
+    """Run each decoding (None: plain `generate`) on the first prompts, batch by batch in turn.
 
     Raises:
         ValueError: no text has two new tokens, so that there is nothing to measure.

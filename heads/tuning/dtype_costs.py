@@ -1,10 +1,10 @@
-"""Which dtype makes passes flat on this machine: products of few rows with the backbone's largest matrix.
+"""In which dtype further nodes of a pass cost little on this machine: products of few rows with one large matrix.
 
-A pass over N nodes reads every weight once, as a plain step does, and multiplies N rows with it. Where a processor has
-instructions for bfloat16, reading half the bytes halves both; where it has none, each row of a bfloat16 product costs
-as much as the first, and a tree of eight nodes can take eight plain steps. The processor decides that, not the heads,
-so seconds are enough to tell: each dtype multiplies the rows of 1 to 16 nodes with copies of one matrix, as many as no
-cache holds.
+A pass over N nodes reads every weight once, as a plain step does, and multiplies N rows with it. On a processor with
+instructions for bfloat16, half the bytes halve the time of both; on one without, each row of a bfloat16 product costs
+as much as the first, and a tree of eight nodes can take eight plain steps. This depends on the processor and not on the
+heads, so timing matrix products is enough: in each dtype the rows of 1 to 16 nodes are multiplied with copies of the
+last layer's largest matrix, so many that no cache holds them.
 """
 # R rows, O outputs, I inputs
 
@@ -24,16 +24,16 @@ from heads.tuning.timing import Clock, interleaved_medians
 DTYPES = (torch.float32, torch.bfloat16)
 NODES = (1, 2, 4, 8, 16)
 BEYOND_CACHES = 64 * 2**20
-"""Bytes that a round of products reads; a small backbone's own bytes where they are fewer."""
+"""Bytes that a round of float32 products reads at least, unless that takes more matrices than there are layers."""
 REPEATS = 5
 
 DtypeCosts = Mapping[torch.dtype, Mapping[int, float]]
-"""Seconds of the products of a pass over so many nodes, by dtype; the same matrices in each."""
+"""Seconds of a pass's products by dtype and number of nodes."""
 
 
 @torch.no_grad()
 def measure_dtypes(backbone: Backbone, batch: int, clock: Clock) -> DtypeCosts:
-    """Seconds by dtype and nodes, of so many rows in a batch; medians of interleaved rounds."""
+    """Seconds by dtype and number of nodes for a batch of `batch` rows: medians of interleaved rounds."""
     largest = max((p for p in backbone.layers[-1].parameters() if p.ndim == 2), key=lambda p: p.numel())
     weight_OI = unpacked(largest.detach())
     copies = min(backbone.num_layers, math.ceil(BEYOND_CACHES / (4 * weight_OI.numel())))
@@ -46,7 +46,7 @@ def measure_dtypes(backbone: Backbone, batch: int, clock: Clock) -> DtypeCosts:
 
 
 def timed(weights: Sequence[Tensor], rows: int, clock: Clock) -> Callable[[], float]:
-    """The function that multiplies so many rows with each weight, and returns its seconds."""
+    """A function that multiplies `rows` rows with each weight, and returns the seconds that it took."""
     x_RI = torch.ones(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
 
     @torch.no_grad()
@@ -60,11 +60,11 @@ def timed(weights: Sequence[Tensor], rows: int, clock: Clock) -> Callable[[], fl
 
 
 def advise(costs: DtypeCosts, dtype: torch.dtype, choices: Sequence[Choice]) -> str:
-    """One sentence or two: what 8 nodes cost in each dtype, and which dtype would emit most tokens a second.
+    """What 8 nodes cost in each dtype, and which dtype would emit most tokens per second, in words.
 
     Args:
-        dtype: what was tuned in.
-        choices: the trees of the search with their tokens per pass, which no dtype changes much.
+        dtype: the dtype of the tuning.
+        choices: the trees of the search; their tokens per pass hardly depend on the dtype.
 
     >>> flat, steep = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.5, 16: 2.0}, {1: 0.5, 2: 1.0, 4: 2.0, 8: 4.0, 16: 8.0}
     >>> advise({torch.float32: flat, torch.bfloat16: steep}, torch.float32, [])
@@ -85,7 +85,7 @@ def advise(costs: DtypeCosts, dtype: torch.dtype, choices: Sequence[Choice]) -> 
 
 
 def most_tokens(seconds: Mapping[int, float], choices: Sequence[Choice]) -> float:
-    """Tokens a second and row: of plain steps, or of the best tree of a size that was measured."""
+    """Tokens per second of a row, by plain steps or by the best tree of a measured size, whichever is more."""
     trees = [one.tokens_per_pass / seconds[one.nodes] for one in choices if one.nodes in seconds]
     return max([1 / seconds[1], *trees])
 

@@ -1,9 +1,8 @@
-"""A model of a pass's time, fitted to measurements: predicts the seconds of a pass with a tree.
+"""A model that predicts the seconds of a pass with a tree from measured terms (heads/tuning/timing.py).
 
     seconds of a pass = draft(depth, expanding nodes of each level) + verify(nodes) + level · (depth - 1) + rest
 
-heads/tuning/timing.py measures the terms. Between measured numbers of nodes time is interpolated linearly; above the
-largest it grows in proportion.
+Between measured numbers of nodes time is interpolated linearly; above the largest it grows in proportion.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from heads.decoding.trees.static import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """Seconds, for a batch of `batch` rows after `context` tokens.
+    """Seconds of the parts of a pass, for a batch of `batch` rows after `context` tokens.
 
     Attributes:
         plain: one step of plain `generate`.
         verify: verifying, by number of nodes, the root included.
         step: one head's step, by (head, expanding nodes of a row).
         grow: drafting a dynamic tree, by (depth, width); heads that read no drafted token have only width 1.
-        level: what verifying takes longer for each level of drafted nodes beyond the first: recurrent layers run level
-            by level. 0 on attention, which reads all levels at once.
-        rest_static, rest_dynamic: the rest of a pass after drafting and verifying.
-        grounded: whether each expanding node of a level costs a row; otherwise one row serves the level.
+        level: what each level of drafted nodes beyond the first adds to verifying: recurrent layers run level by level,
+            while attention reads all levels together and adds 0.
+        rest_static, rest_dynamic: the rest of a pass, besides drafting and verifying.
+        grounded: whether each expanding node of a level costs a row of the head; otherwise a level costs one row.
     """
 
     batch: int
@@ -44,7 +43,7 @@ class PassTimes:
     level: float = 0.0
 
     def scaled(self, factor: float) -> PassTimes:
-        """The times on a machine that is slower by this factor."""
+        """All times multiplied by a factor."""
         return replace(
             self,
             plain=factor * self.plain,
@@ -82,5 +81,5 @@ class PassTimes:
         return drafted + self.verify[tree.nodes] + self.deeper(tree.depth) + self.rest_dynamic
 
     def deeper(self, depth: int) -> float:
-        """What the levels beyond the first add to verifying."""
+        """Seconds that the levels beyond the first add to verifying."""
         return self.level * max(0, depth - 1)

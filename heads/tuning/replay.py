@@ -3,8 +3,12 @@
 At each position a tree accepts its longest path that agrees with the text. So one walk along the text, which commits
 its tokens one by one and drafts at each position, gives for every tree the number of tokens that it would have
 accepted, without decoding with it. The walk uses only the contract of a family, so its drafts are those of decoding.
+
+A position is that of a tree's root in a text. A place is a node's index when the candidates of a tree, the root among
+them, are sorted best first: a budget of n nodes keeps the places below n.
 """
-# B row of a batch, T prompt position, L position, P place of one row's text, K depth, E candidate, V vocabulary
+# B row of a batch, T prompt position, L token of a row, P position in one row's text, K depth, E candidate,
+# V vocabulary
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from heads.evaluation.methods import end_tokens
 from heads.interface.token_heads import TokenHeads
 
 RANKS = 10
-"""Ranks of a node's candidates that are counted; a token of a lower rank counts as not drafted."""
+"""How many ranks of a node's candidates are counted; a token of a lower rank counts as not drafted."""
 NEVER = 2**30
 """The place of a node that is not a candidate."""
 
@@ -40,16 +44,15 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """The heads' drafts at each place of one row's text; the token at a place is the root of its tree.
+    """The heads' drafts at each position of one row's text.
 
     Attributes:
         ranks_PK: the rank of the text's token among head k's candidates, given the text before it; RANKS if it is
-            not among them or the text has ended.
-        dynamic: for each beam width (P, K, K): entry [place, D - 1, d - 1] is how many candidates of a dynamic tree of
-            depth D come before the text's own node of depth d, the root included. A budget of n nodes keeps that node
-            where the entry is below n.
+            not among the first RANKS or the text has ended.
+        dynamic: (P, K, K) for each beam width: entry [p, D - 1, d - 1] is the place of the text's own node of depth d
+            in a dynamic tree of depth D.
         text: prompt and new tokens, without padding.
-        prompt: tokens of the prompt; the place p has its root at `text[prompt + p]`.
+        prompt: number of tokens of the prompt; the root of position p is `text[prompt + p]`.
     """
 
     ranks_PK: np.ndarray
@@ -76,7 +79,7 @@ def write_texts(
 
 
 def pad_left(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) and which of them are no padding, from prompts (1, T) of any length.
+    """Tokens (B, T), and False for padding, from prompts (1, T) of any length.
 
     >>> tokens_BT, valid_BT = pad_left([torch.tensor([[5, 6]]), torch.tensor([[7]])])
     >>> tokens_BT.tolist(), valid_BT.int().tolist()
@@ -104,12 +107,12 @@ def length_of(tokens: Sequence[int], ends: Sequence[int]) -> int:
 def replay(
     token_heads: TokenHeads, texts: Texts, *, widths: Sequence[int], nodes: int, advance: Callable[[], Any]
 ) -> list[Replay]:
-    """Walk along a batch of texts; returns a `Replay` for each row with at least two new tokens.
+    """Walk along a batch of texts and return a `Replay` for each row with at least two new tokens.
 
     Args:
         widths: beam widths of dynamic trees.
-        nodes: the largest node budget of interest.
-        advance: called at each place.
+        nodes: the largest node budget that is searched.
+        advance: called at each position.
     """
     prompt, heads_range = texts.valid_BT.shape[1], range(1, token_heads.num_heads + 1)
     new_BN = torch.ones_like(texts.tokens_BL[:, prompt:], dtype=torch.bool)
@@ -141,7 +144,7 @@ def commit_slots(token_heads: TokenHeads, state: Any, output: Pass, slots: slice
 
 
 def tokens_ahead(texts: Texts, depth: int) -> Tensor:
-    """(B, P, K): the tokens after each place's root; -1 after the row's end."""
+    """(B, P, K): the tokens after each position's root; -1 after the row's end."""
     prompt = texts.valid_BT.shape[1]
     new_BN = texts.tokens_BL[:, prompt:].clone()
     for b, length in enumerate(texts.lengths):
@@ -166,7 +169,7 @@ def ranks_along(
 
 
 def places_along(found: TreeCandidates, ahead_BK: Tensor) -> Tensor:
-    """(B, K, K) as in `Replay.dynamic`; NEVER where the text's node is no candidate, and for d > D."""
+    """(B, K, K): places at one position, as in `Replay.dynamic`; NEVER if the text's node is no candidate or d > D."""
     batch, depth = ahead_BK.shape
     places_BKK = torch.full((batch, depth, depth), NEVER, device=ahead_BK.device)
     index_E = torch.arange(found.count, device=ahead_BK.device)
@@ -184,7 +187,7 @@ def places_along(found: TreeCandidates, ahead_BK: Tensor) -> Tensor:
 
 
 def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Sequence[Tensor]]) -> list[Replay]:
-    """Each row's own places: one for each of its tokens that another one follows."""
+    """The replay of each row, with a position for each of its new tokens but the last."""
     if not ranks:
         return []
     ranks_BPK = torch.stack(list(ranks), dim=1).cpu().numpy()
@@ -202,7 +205,7 @@ def split_rows(texts: Texts, ranks: Sequence[Tensor], places: Mapping[int, Seque
 
 
 def text_of(texts: Texts, b: int) -> list[int]:
-    """MethodResult b without its padding on either side."""
+    """The text of row b without its padding on either side."""
     prompt = texts.valid_BT.shape[1]
     padding = prompt - int(texts.valid_BT[b].sum())
     found: list[int] = texts.tokens_BL[b, padding : prompt + texts.lengths[b]].tolist()

@@ -113,7 +113,7 @@ def verdict(tuning: Tuning) -> str:
 
 
 def describe_heads(tuning: Tuning) -> str:
-    """How many heads the tree uses, and from which node budget each of them pays."""
+    """How many heads the tree uses, and the node budget from which on each head pays."""
     budgets = [
         f"head {head} {'at no budget' if nodes is None else f'from {nodes} nodes'}"
         for head, nodes in tuning.heads_pay_from.items()
@@ -125,7 +125,7 @@ def describe_heads(tuning: Tuning) -> str:
 
 
 def describe_levels(tuning: Tuning) -> str:
-    """For recurrent layers: what a level costs, and whether a chain or a tree is the faster; nothing on attention."""
+    """For recurrent layers: what a level costs, and whether a chain or a tree is faster; "" for attention alone."""
     times = tuning.times
     if not times.level:
         return ""

@@ -3,12 +3,12 @@
 Static trees: for each limit on depth and on expanding nodes, the best trees of all sizes are the first nodes of one
 sequence (heads/tuning/acceptance_rates.py). Without a limit on expanding nodes they are optimal for their size and
 depth; limits are searched because each level and each expanding node costs drafting time.
-Dynamic trees: every node budget, depth and beam width, by replay.
+Dynamic trees: every node budget, depth and beam width is replayed.
 
-A static tree is fitted to counts, so its tokens per pass on the same texts would be too high. So texts are split in
-two, and trees grown on one half are replayed on the other.
+The tokens per pass of a static tree would be too high on the texts that it was grown on. So the texts are split in two
+halves, and trees grown on one half are replayed on the other.
 """
-# P place, K depth
+# P position, K depth
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from heads.tuning.replay import Replay
 
 EXPANDING_LIMITS = (1, 2, 4, 8, None)
 LEADERS = 3
-"""Trees of each kind whose whole passes are timed, since the best of many noisy predictions is too optimistic."""
+"""How many trees of each kind have whole passes timed, since the best of many noisy predictions is too optimistic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A tree with its predicted speed; `tokens_per_pass` is that of a row.
+    """A tree with its predicted speed.
 
     Attributes:
+        tokens_per_pass: tokens that a row emits in a pass.
         places: for static trees, the (P, K) array of `places_of` for each text.
     """
 
@@ -51,7 +52,7 @@ class Choice:
 
 
 def static_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
-    """The best tree for each depth, limit on expanding nodes, and size that was timed; chains where levels cost."""
+    """The best tree for each depth, limit on expanding nodes and timed size; and chains, where levels cost time."""
     ranks = [replay.ranks_PK for replay in replays]
     halves = [(ranks[0::2], ranks[1::2]), (ranks[1::2], ranks[0::2])]
     counted, counts = [RankCounts(grown_on) for grown_on, _ in halves], RankCounts(ranks)
@@ -89,7 +90,7 @@ def static_sizes(
 
 
 def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Restore the order of texts of which the odd ones come first, followed by the even ones.
+    """The original order of texts of which those with odd indices came first, followed by the even ones.
 
     >>> in_order([1, 3, 0, 2, 4])
     [0, 1, 2, 3, 4]
@@ -114,7 +115,7 @@ def choice_of(tree: Tree, replays: Sequence[Replay], times: PassTimes) -> Choice
 
 
 def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Choice]:
-    """Each budget, depth and width that was timed."""
+    """Dynamic trees of each budget, depth and width that was timed."""
     for depth, width in times.grow:
         places = [replay.dynamic[width][:, depth - 1] for replay in replays]
         for size in sorted(times.verify):
@@ -132,12 +133,12 @@ def dynamic_choices(replays: Sequence[Replay], times: PassTimes) -> Iterator[Cho
 
 
 def fastest(choices: Sequence[Choice]) -> Choice:
-    """The choice with the most tokens per second; of equals the smallest tree."""
+    """The choice with the most tokens per second, with the smallest tree among equals."""
     return max(choices, key=lambda choice: (choice.tokens_per_second, -choice.nodes))
 
 
 def leaders(choices: Sequence[Choice]) -> list[Choice]:
-    """The `LEADERS` fastest different trees of which some draft is accepted."""
+    """The `LEADERS` fastest different trees, of those with an accepted draft."""
     ordered = sorted(choices, key=lambda choice: (-choice.tokens_per_second, choice.nodes))
     found: dict[DynamicTree | tuple[tuple[int, ...], ...], Choice] = {}
     for choice in ordered:
@@ -153,7 +154,7 @@ def best_by_size(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def pays_from(choices: Sequence[Choice], head: int) -> int | None:
-    """The smallest budget such that the fastest trees of it and all larger budgets use this head; None: no budget.
+    """The smallest budget from which on the fastest trees use this head; None if there is none.
 
     >>> trees = [Tree([[0]]), Tree([[0], [0, 0]]), Tree([[0], [1], [2]]), Tree([[0], [0, 0], [0, 0, 0], [1]])]
     >>> choices = [Choice(tree=tree, nodes=tree.num_nodes, depth=tree.depth, tokens_per_pass=1.5, seconds_per_pass=1.0,

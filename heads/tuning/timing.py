@@ -1,8 +1,8 @@
 """Measure the cost of a pass on this machine: verifying by nodes, drafting by depth and expanding nodes, and the rest.
 
 Verifying and drafting are timed separately, at a given batch size and context length. The rest (acceptance, commit,
-Python) is the time of a whole `generate` pass with a reference tree minus these two. All measurements are interleaved
-and repeated, and medians are taken, so that a slow moment of the machine falls on all of them.
+Python) is the time of a whole `generate` pass with a reference tree minus these two. Measurements are interleaved,
+repeated, and reduced to medians, so that a slow moment of the machine affects all of them alike.
 """
 # B row, S context position, N node, M expanding node of one level (over all rows)
 
@@ -30,7 +30,7 @@ EXPANDING = (1, 2, 4, 8, 16)
 WIDTHS = (1, 2, 4, 8)
 REFERENCE_NODES, CANDIDATES, TIMED_TOKENS = 8, 4, 24
 CHAIN = 6
-"""Nodes of the chain that is timed beside as many siblings, on backbones with recurrent layers."""
+"""Nodes of the chain that backbones with recurrent layers verify, to compare with the root and siblings below it."""
 Clock = Callable[[], float]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -47,7 +47,7 @@ def measure_times(
     """Measure each term of a pass after the context `tokens_BS`.
 
     Args:
-        settings: arguments of `generate` for choosing tokens in whole passes, since processors take time.
+        settings: arguments of `generate` for choosing tokens; processors take time in whole passes.
         clock: returns seconds; must wait for an accelerator to finish (`clock_of`).
         advance: called `repeats` + 1 times.
     """
@@ -77,7 +77,7 @@ def measure_times(
 
 
 def seconds_per_level(chain: Mapping[int, float], verify: Mapping[int, float]) -> float:
-    """What each level of drafted nodes beyond the first adds, from a chain and as many siblings; 0 without a chain.
+    """Seconds that each level beyond the first adds, from a chain and a flat tree of equal size; 0 without a chain.
 
     >>> seconds_per_level({6: 5.0}, {6: 3.0}), seconds_per_level({}, {6: 3.0})
     (0.5, 0.0)
@@ -88,7 +88,7 @@ def seconds_per_level(chain: Mapping[int, float], verify: Mapping[int, float]) -
 def interleaved_medians(
     tasks: Mapping[Key, Callable[[], float]], repeats: int, advance: Callable[[], Any] = lambda: None
 ) -> dict[Key, float]:
-    """The median of each task's results; the tasks are interleaved, and each round starts with another one.
+    """The median of each task's results, in rounds of all tasks of which each starts with another task.
 
     >>> interleaved_medians({"a": lambda: 1.0, "b": iter([9.0, 2.0, 3.0, 7.0]).__next__}, repeats=3)
     {'a': 1.0, 'b': 3.0}
@@ -148,12 +148,12 @@ class PassTimer:
         return run
 
     def verify(self, nodes: int, tree: Tree | None = None) -> Callable[[], float]:
-        """A pass over so many nodes: the root with siblings below it, where no tree is given."""
+        """A pass over `nodes` nodes: those of the tree, by default the root with siblings below it."""
         if tree is None:
             tree = Tree([[rank] for rank in range(nodes - 1)]) if nodes > 1 else Tree.root_only()
         device = self.tokens_BS.device
         back_N = -1 - torch.arange(nodes, device=device) % self.tokens_BS.shape[1]
-        tokens_BN = self.tokens_BS[:, back_N]  # different ones: a mixture of experts reads those that they wake
+        tokens_BN = self.tokens_BS[:, back_N]  # different tokens, since a mixture of experts reads the experts they use
         depth_N, sees_NN = tree.depth_tensor(device), tree.sees_NN(device)
 
         def run() -> None:
@@ -164,7 +164,7 @@ class PassTimer:
 
     @torch.no_grad()
     def step(self, k: int, expanding: int) -> Callable[[], float]:
-        """Head k's step over `expanding` nodes a row, its projection and its candidates."""
+        """Head k's step over `expanding` nodes of each row, with its projection and the search for candidates."""
         heads, rows_B = self.token_heads, torch.arange(len(self.tokens_BS), device=self.tokens_BS.device)
         level, parents_M, tokens_M = heads.first_level(self.drafting), rows_B, self.tokens_BS[:, -1]
         for above in range(1, k):
@@ -191,7 +191,7 @@ class PassTimer:
         return lambda: self.seconds_per_pass(decoding)
 
     def seconds_per_pass(self, decoding: TreeDecoding | None) -> float:
-        """Seconds of one pass inside `generate`, before any row ends; None is plain `generate`."""
+        """Mean seconds of the passes inside a `generate` call, before any row ends; None is plain `generate`."""
         stamps = Timestamps(self.clock)
         output = generate(
             self.backbone.model,
@@ -228,7 +228,7 @@ class Timestamps:
         """Nothing is left to record."""
 
     def mean(self, passes: int, rows: int) -> float:
-        """Mean seconds of the first `passes` passes after the prompt's; each pass records one time for every row.
+        """Mean seconds of the first `passes` passes after the prompt's; each pass has recorded `rows` times.
 
         >>> stamps = Timestamps(iter([1.0, 1.5, 3.0, 3.5, 5.0, 5.5]).__next__)
         >>> for _ in range(7):

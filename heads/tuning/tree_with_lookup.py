@@ -1,11 +1,11 @@
 """Find the best tree beside prompt lookup, by simulating decoding with the decoder's own `Lookup`.
 
 Where a chain of tokens is copied, a tree's further nodes seldom matter, so the best tree with lookup is often smaller
-than the best tree alone. The text and the number of tokens that each tree accepts at each place are known
-(heads/tuning/replay.py). From these follows at each place whether a pass verifies the tree, tree and chain, or the
-chain alone, and how many tokens it accepts. This holds for a single row; rows of a batch wait for each other.
+than the best tree alone. The text, and how many tokens each tree accepts at each position, are known from the replay
+(heads/tuning/replay.py). They determine whether a pass verifies the tree, tree and chain, or the chain alone, and how
+many tokens it accepts. This holds for a single row; rows of a batch wait for each other.
 """
-# P place, K depth
+# P position, K depth
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class TreeWithLookup:
 def best_tree_with_lookup(
     choices: Sequence[Choice], replays: Sequence[Replay], times: PassTimes, lookup: int
 ) -> TreeWithLookup | None:
-    """The static tree with the most tokens per second beside chains of `lookup` tokens; None if none is accepted."""
+    """The static tree with the most tokens per second beside chains of `lookup` tokens; None if no draft is accepted.
+
+    Of the trees of one size and depth only the fastest is simulated.
+    """
     best: dict[tuple[int, int], Choice] = {}
     for choice in choices:
         if choice.tokens_per_pass <= 1:
@@ -59,22 +62,22 @@ def simulate(choice: Choice, replays: Sequence[Replay], times: PassTimes, lookup
 
 def simulate_passes(one: Replay, accepted_P: np.ndarray, lookup: int, depth: int) -> list[tuple[int, int, bool]]:
     """For each pass over a text: the chain's length, the tokens emitted, and whether the tree is verified too."""
-    looking, found, place, last = Lookup(lookup), [], 0, len(accepted_P)
-    while place < last:
-        at = one.prompt + place + 1
+    looking, found, position, last = Lookup(lookup), [], 0, len(accepted_P)
+    while position < last:
+        at = one.prompt + position + 1
         text = one.text[:at]
         chain_length = looking.find(text)
         alone = looking.copying and lookup > depth
         chain = looking.take(text, chain_length if alone or not chain_length else lookup)
         copied = count_shared(chain, one.text[at : at + len(chain)])
-        right = copied if alone else max(copied, int(accepted_P[place]))
-        found.append((len(chain), min(right + 1, last - place), not alone))
-        place += right + 1
+        right = copied if alone else max(copied, int(accepted_P[position]))
+        found.append((len(chain), min(right + 1, last - position), not alone))
+        position += right + 1
     return found
 
 
 def seconds_of(choice: Choice, times: PassTimes, chain: int, tree_too: bool) -> float:
-    """Predicted seconds of a pass; `seconds_per_pass` of the choice is for the tree alone."""
+    """Predicted seconds of a pass with a chain of `chain` tokens, beside the tree or alone."""
     if not tree_too:
         return times.verify_at(1 + chain) + times.rest_static
     longer = times.verify_at(choice.nodes + chain) - times.verify_at(choice.nodes) if chain else 0.0

@@ -1,11 +1,11 @@
 """Fit a tree to heads, machine and kind of text: measure acceptance and times, search, and decode with the best tree.
 
-The predicted speed is the replayed tokens per pass over the seconds of a pass, for the heads alone and without the
-prompt's pass. For the best static and dynamic trees whole passes are timed. For a batch the prediction holds until the
-first row ends. It leaves out prompt lookup, so the best tree is also decoded with and without lookup, beside lookup
-alone and plain `generate`, and tree.json names the method that was fastest on these texts.
+The predicted speed is the replayed tokens per pass divided by the seconds of a pass, without lookup and without the
+prompt's pass; whole passes are timed for the best static and dynamic trees. For a batch the prediction holds until the
+first row ends. The best tree is then decoded with and without lookup, beside lookup alone and plain `generate`, and
+tree.json names the method that was fastest on these texts.
 """
-# B row, L position
+# B row, S context position, L token of a row
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from heads.tuning.tree_with_lookup import TreeWithLookup, best_tree_with_lookup
 from heads.tuning.tuned_tree import COMPILED, LOOKUP_ALONE, PLAIN, TREE, TREE_AND_LOOKUP, Tuning, predict_kind
 
 ROWS = 16
-"""Texts that are generated and replayed in one batch."""
+"""How many texts are generated and replayed in one batch."""
 
 
 def tune(
@@ -50,7 +50,7 @@ def tune(
         clock: returns seconds; must wait for an accelerator to finish (`clock_of`).
 
     Raises:
-        ValueError: fewer than two prompts, or no text has two new tokens.
+        ValueError: fewer than two prompts, or fewer than two texts with two new tokens.
     """
     return tune_batches(token_heads, prompts, [config], clock=clock, progress=progress)[0]
 
@@ -102,7 +102,7 @@ def fit(
     clock: Clock,
     progress: Progress,
 ) -> Tuning:
-    """Search among the trees with these times, and decode with the best tree."""
+    """Search for the best tree with these times, and decode with it."""
     static, dynamic = list(static_choices(replays, times)), list(dynamic_choices(replays, times))
     timer = PassTimer(token_heads, context_of(texts, config.batch), clock, config.settings)
     advance = progress("timing the best", config.repeats + 1)
@@ -129,7 +129,7 @@ def fit(
 
 
 def whole_over_modelled(static: Sequence[Choice], finalists: dict[Kind, Choice]) -> float:
-    """The fastest static tree's measured seconds over the sum of its stages'; 1 if there is no such tree."""
+    """The measured seconds of the fastest static tree's passes over the modelled ones; 1 if there is no such tree."""
     if (whole := finalists.get("static")) is None:
         return 1.0
     modelled = next(one.seconds_per_pass for one in static if one.tree is whole.tree)
@@ -137,7 +137,7 @@ def whole_over_modelled(static: Sequence[Choice], finalists: dict[Kind, Choice])
 
 
 def context_of(texts: Sequence[Texts], batch: int) -> Tensor:
-    """(B, S): prompts with half of their texts, rows repeated up to the batch size."""
+    """(B, S): prompts with half of the texts after them, with rows repeated up to the batch size."""
     cut = [text.tokens_BL[:, : (text.valid_BT.shape[1] + text.tokens_BL.shape[1]) // 2] for text in texts]
     length = min(tokens_BL.shape[1] for tokens_BL in cut)
     rows_RS = torch.cat([tokens_BL[:, :length] for tokens_BL in cut])
@@ -160,7 +160,7 @@ def replay_all(token_heads: TokenHeads, texts: Sequence[Texts], times: PassTimes
 def time_finalists(
     timer: PassTimer, static: Sequence[Choice], dynamic: Sequence[Choice], repeats: int, advance: Callable[[], Any]
 ) -> tuple[dict[Kind, Choice], float]:
-    """The fastest tree of each kind, and plain tokens per second, all timed in the same rounds of whole passes.
+    """The fastest tree of each kind, and plain tokens per second, timed in the same rounds of whole passes.
 
     Args:
         static, dynamic: the leaders of each kind; a kind without leaders has no finalist.
@@ -186,9 +186,10 @@ def decode_winner(
     clock: Clock,
     progress: Progress,
 ) -> dict[str, Speed]:
-    """Decode some prompts plainly, with lookup alone, with the best tree alone, and with a tree and lookup.
+    """Decode some prompts with plain `generate`, with lookup alone, with the best tree alone, and with tree and lookup.
 
-    With `config.compile` our methods are also measured with compiled passes, after a round that compiles their graphs.
+    With `config.compile` all but plain `generate` are also measured with compiled passes, after a round that compiles
+    them.
     """
     methods: dict[str, tuple[Tree | DynamicTree, int]] = {LOOKUP_ALONE: (Tree.root_only(), DEFAULT_LOOKUP)}
     if winner is not None:

@@ -34,13 +34,13 @@ class Tuning:
     Attributes:
         replays: the texts on which acceptance was measured.
         static, dynamic: every tree of the search, with its predicted times.
-        finalists: the fastest tree of each kind, by timed whole passes; a kind whose drafts are never accepted has
-            none.
+        finalists: the fastest tree of each kind, by timed whole passes; none for a kind whose drafts are never
+            accepted.
         plain: tokens per second of plain `generate`, timed in the same rounds as the finalists.
-        with_lookup: the static tree that is predicted to be fastest beside prompt lookup, for a batch of 1.
-        calibration: seconds of whole passes over the sum of their stages, which were timed earlier; stages timed
-            separately have warmer caches, and a machine's speed changes.
-        decoded: measured speeds by method, on prompts of the fit; of trees only the one predicted to be fastest.
+        with_lookup: the static tree that is predicted to be fastest beside prompt lookup; None for larger batches.
+        calibration: for the fastest static tree, the seconds of a whole pass over the sum of its parts. It differs from
+            1 because parts that are timed separately have warmer caches, and because a machine's speed changes.
+        decoded: measured speeds by method, on the first prompts; trees are those predicted to be fastest.
     """
 
     config: TuneConfig
@@ -65,7 +65,7 @@ class Tuning:
 
     @property
     def heads_pay_from(self) -> dict[int, int | None]:
-        """For each head the budget from which the fastest static trees use it, heads alone; None: no budget."""
+        """For each head the budget from which on the fastest static trees use it, without lookup; None: no budget."""
         return {head: pays_from(self.static, head) for head in range(1, 1 + self.num_heads)}
 
     @property
@@ -75,7 +75,7 @@ class Tuning:
 
     @property
     def fastest(self) -> str:
-        """The fastest method that was decoded; of equals the simplest."""
+        """The fastest method that was decoded, the simplest one among equals."""
         return max(self.decoded, key=lambda name: self.decoded[name].tokens_per_second)
 
     @property
@@ -141,12 +141,12 @@ def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: in
 
 
 def join_batches(made: Sequence[TunedTree], token_heads: TokenHeads) -> tuple[TunedTree, list[int]]:
-    """One tree.json of the new trees and of those in the heads' present file for other batch sizes.
+    """One tree.json of the new trees, and of those in the heads' present file for other batch sizes.
 
-    Trees in the present file that were fitted to other weights or another machine are dropped.
+    Trees in the present file that were fitted to other weights, or to another device or dtype, are dropped.
 
     Returns:
-        The tree of the smallest batch size, which holds the others, and the batch sizes taken from the present file.
+        The tree of the smallest batch size, which holds the others; and the batch sizes taken from the present file.
     """
     before = token_heads.tuned_tree
     known = before.entries if isinstance(before, TunedTree) else ()
@@ -160,7 +160,7 @@ def join_batches(made: Sequence[TunedTree], token_heads: TokenHeads) -> tuple[Tu
 def describe_prediction(tuning: Tuning) -> dict[str, Any]:
     """Predictions for the passes after the prompt's, with lookup if it is used, and measured tokens per second.
 
-    `heads_used` is the number of heads that draft; `heads_pay_from` has the static budget from which each head pays.
+    `heads_used` is the number of heads that draft; `heads_pay_from` as in `Tuning`, one entry for each head.
     """
     used = {"heads_used": tuning.tree.depth, "heads_pay_from": list(tuning.heads_pay_from.values())}
     return predict_speed(tuning) | used
