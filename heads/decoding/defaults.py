@@ -52,11 +52,10 @@ class SettingsByBatch:
     """The settings of a `TreeDecoding` for each batch size: its arguments, else those of tree.json for that size, else
     the defaults.
 
-    A rule that samples its drafts cannot use a dynamic tree. For such a rule the static tree of the heads' own
-    tree.json is used; a dynamic tree in a file that the caller named raises.
+    For a rule that samples its drafts, which needs a static tree, that of the heads' tree.json is used.
 
     Raises:
-        ValueError: an argument that is not allowed, or a tree.json that does not fit the heads or the rule.
+        ValueError: an argument that is not allowed, or a named tree.json that does not fit the heads or the rule.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class SettingsByBatch:
         return self.build(None)
 
     def at(self, batch: int) -> TreeSettings:
-        """The settings for a batch of `batch` rows."""
         tuned = None if self.tuned is None else self.tuned.for_batch(batch)
         if tuned is None and self.tuned is not None and self.asked_for:
             tuned = self.tuned.nearest(batch)
@@ -211,8 +209,7 @@ def choose_tree(
 def default_nodes(device: torch.device) -> int:
     """Nodes of the default tree, the root included.
 
-    Further nodes are nearly free where reading the weights bounds a pass. They are not on a CPU: its matrix products
-    of five and more rows cost several times the matrix-vector products of a plain pass, and the looked-up chain adds
-    rows too.
+    Further nodes are nearly free where reading the weights bounds a pass, but not on a CPU: its matrix products of five
+    and more rows cost several times the matrix-vector products of a plain pass, and the looked-up chain adds rows too.
     """
     return DEFAULT_NODES_ON_CPU if device.type == "cpu" else DEFAULT_NODES

@@ -2,9 +2,8 @@
 
 Chen et al. (2023) and Leviathan et al. (2023), as the paper on speculative decoding and MX formats describes them: the
 draft model runs K times on its own cache, the backbone verifies the chain in one pass, and 1 to K + 1 tokens are
-emitted, the last of them the backbone's own. Both caches drop what was rejected. Greedy output is exactly what
-`model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's distribution after all logits
-processors, by modified rejection sampling (heads/decoding/acceptance/probability.py) unless another rule is chosen.
+emitted, the last of them the backbone's own. Both caches drop what was rejected. The output is lossless as
+heads/decoding/loop.py says, by modified rejection sampling unless another rule is chosen.
 """
 # B row, T prompt position
 
@@ -40,9 +39,8 @@ class DraftModelDecoding(Decoding):
             can drop rejected tokens. If the two models have different numbers of embeddings for one tokenizer, ids that
             either model lacks are never proposed.
         k: tokens proposed for each pass, 1 to 16; or "adaptive", which chooses the fastest number for each batch size
-            from the acceptance and the times so far (heads/decoding/proposers/draft_length.py). Greedy text does not
-            depend on k. Sampled text follows the same distribution, but with "adaptive" a seed does not fix the text,
-            since measured times differ.
+            from the acceptance and the times so far (heads/decoding/proposers/draft_length.py). Sampled text then
+            follows the same distribution, but a seed does not fix it, since measured times differ.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         lookup: length of a chain that is copied from earlier text and verified in the same pass beside the draft
             model's (see `TreeDecoding`). While every row copies, the draft model is not run. 0: no chain.

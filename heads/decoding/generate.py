@@ -99,8 +99,8 @@ def generate(
 def own_generate(model: Any) -> Any:
     """`model.generate` as its class defines it.
 
-    For a folder with custom_generate/generate.py, from_pretrained replaces the method by that function bound to the
-    model, and the function may call `heads.generate` again.
+    from_pretrained replaces it by the function in a folder's custom_generate/generate.py, which may call
+    `heads.generate` again.
     """
     in_its_place = vars(model).get("generate")
     if isinstance(in_its_place, functools.partial) and in_its_place.keywords.get("model") is model:

@@ -191,10 +191,7 @@ class VerifiedRun:
     def choose(
         self, running: list[Row], proposal: Proposal, logits_BNV: Tensor, noise: batched.ReplayableNoise
     ) -> tuple[list[list[int]], Sequence[Shape], list[list[int] | None]]:
-        """Tokens and shapes of the nodes on the host; and for each row the token chosen after every node, or None.
-
-        All nodes are chosen together where the rule and the processors allow it and it is faster.
-        """
+        """Tokens and shapes of the nodes on the host; and the token chosen after each node where that is faster."""
         request, depths = self.request, 1 + proposal.max_depth
         suffices = self.rule.argmax_suffices if request.greedy else self.rule.sample_suffices
         faster = request.needs_argmax_alone or batched.is_faster(running, logits_BNV, depths)
@@ -211,7 +208,6 @@ class VerifiedRun:
         return read_nodes(proposal, chosen_BN)
 
     def commit(self, state: BackboneState, output: Pass, paths: list[list[int]]) -> BackboneState:
-        """Keep the accepted paths in the backbone's cache and in the drafter's state."""
         plan = CommitPlan.from_paths(paths, output.tokens_BN.device)
         self.drafter.commit(output, plan)
         return self.backbone.commit(state, output, plan)

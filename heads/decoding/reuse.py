@@ -1,9 +1,8 @@
 """Caches that outlive a `generate` call, for conversations: the next call reads only the new tokens of its prompt.
 
 The last call's caches are rolled back to the longest prefix that its text shares with the new prompt. The prompt's last
-token is always read again, since its pass gives the first logits and the state that heads draft from. The text is the
-same as that of a call without caches. A recurrent state can be rolled back within the last pass and no further: where
-the prompt differs from the text before that, it is read from its beginning.
+token is always read again, since its pass gives the first logits and the state that heads draft from. A recurrent state
+can only be rolled back within the last pass: if the prompt differs from the text before that, it is read as a whole.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class ReusableCaches(Generic[D]):
 
     @property
     def length(self) -> int:
-        """Number of tokens that the last call committed."""
         return 0 if self._cached is None else len(self._cached.tokens)
 
     def take(self, tokens: Sequence[int]) -> CachedText[D] | None:
@@ -67,7 +65,6 @@ class ReusableCaches(Generic[D]):
         self._cached = cached
 
     def forget(self) -> None:
-        """Free the memory."""
         self._cached = None
 
     def begin(self, model: nn.Module) -> None:

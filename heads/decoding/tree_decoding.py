@@ -1,8 +1,4 @@
-"""Lossless decoding with a token tree and a looked-up chain: draft, verify in one pass, accept, commit.
-
-Greedy output is exactly what `model.generate(do_sample=False)` returns; sampled output follows exactly the backbone's
-distribution after all logits processors (heads/decoding/acceptance/probability.py has the rule).
-"""
+"""Decoding with a token tree and a looked-up chain, lossless as heads/decoding/loop.py says."""
 
 from __future__ import annotations
 
@@ -33,22 +29,20 @@ class TreeDecoding(Decoding):
             budget. None takes the tree.json that the heads were loaded with, if it was made for this kind of device,
             dtype and number of rows (its static tree where the rule samples drafts); else a default tree, grown from
             the heads' measured accuracy where their checkpoint has it. `Tree.root_only()` drafts nothing.
-        lookup: length of a chain of tokens that is copied from earlier text and verified in the same pass beside the
-            heads' tree (prompt lookup): the tokens that followed the last earlier occurrence of the text's last ones.
-            While whole chains are accepted, only the chain is verified and its length doubles, up to four times
-            `lookup`. 0: no chain. None: the length in the tree.json that is used, else 10. The text is the same for
-            all lengths.
+        lookup: length of a chain that is copied from after the last earlier occurrence of the text's last tokens, and
+            verified beside the heads' tree (prompt lookup). While whole chains are accepted, only the chain is
+            verified, and its length doubles up to four times `lookup`. 0: no chain. None: the length in the tree.json
+            that is used, else 10.
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. Calls have one row; the text is the same either way. `forget()` frees the caches.
-            Call it after editing weights through `.data`, or numbers that are plain attributes of a module; changes of
-            other weights, modules, hooks and adapters are noticed.
+            Call it after editing weights through `.data`, or a module's attributes that are no tensors; other changes
+            of weights, modules, hooks and adapters are noticed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         rule: which drafts are accepted where a request samples (docs/decode.md): "exact" samples from the backbone
             and follows the drafts that agree; "rejection" samples the drafts too and accepts them by modified rejection
             sampling, which is lossless as well; "typical" or `heads.TypicalRule(…)` accepts likely drafts and is lossy.
             Greedy text is the same under all of them.
-        compile: run passes, and the drafting of static trees, as compiled graphs of fixed shapes
-            (heads/backbone/compiling/compiled_backbone.py, heads/decoding/proposers/heads.py). This is faster where
+        compile: run passes, and the drafting of static trees, as compiled graphs of fixed shapes, which is faster where
             passes are short, after seconds of compiling for each new shape. Sampled drafts and dynamic trees are
             drafted uncompiled. None: as the tree.json that is used says (`headway tune-tree --compile`), else False.
 

@@ -5,9 +5,8 @@
 
 A tree is meant for the batch size that it was measured at, `measured_on.batch`; `other_batches` holds entries of the
 same form for other sizes. `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width;
-`paths` the best static tree) or "plain" (no tree was faster than plain decoding, so the heads draft nothing). The file
-lies beside the heads: `heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits
-(heads/decoding/defaults.py).
+`paths` the best static tree) or "plain" (no tree was faster than plain decoding). The file lies beside the heads:
+`heads.load` parses it, and `TreeDecoding(token_heads)` uses it where it fits (heads/decoding/defaults.py).
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ class TunedTree:
 
     @property
     def heads_used(self) -> int:
-        """How many heads the tree uses."""
         return self.tree.depth or 0
 
     @property
@@ -103,7 +101,6 @@ class TunedTree:
         return bool(self.measured_on) or self.heads_sha256 is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields in the form that JSON takes."""
         return {
             "paths": [list(path) for path in self.paths],
             "kind": self.kind,

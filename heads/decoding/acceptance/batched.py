@@ -1,14 +1,12 @@
 """The token that plain generation would choose after every node of a pass, for all nodes in one batch.
 
-A walk from node to node synchronises with the device and calls each processor once for every token. Here each processor
-is called once, with the nodes of all rows as one batch and each node's own prefix, and the host waits once. This is
-only possible with processors that do not mix the rows of a batch and do not depend on the order or length of a prefix,
-since shorter prefixes are padded with a token that they already hold.
+A walk from node to node calls each processor, and makes the host wait, once for every token. Here each processor gets
+the nodes of all rows as one batch, each with its own prefix, and the host waits once. The processors must neither mix
+rows nor depend on the order or length of a prefix, since shorter prefixes are padded with a token that they hold.
 
-Samples are those of the walk. `torch.multinomial` of one token is argmax(p / E) with independent exponential E(x). A
-walk reaches one node of each depth, so the nodes of a depth share one E, and E is sampled depth by depth in the walk's
-order. For a single row the generator is then rewound to the last depth that the walk reached, so that a seed gives the
-same text.
+Samples are those of the walk: `torch.multinomial` takes argmax(p / E) with independent exponential E(x). A walk reaches
+one node of each depth, so the nodes of a depth share one E, sampled in the walk's order. For a single row the generator
+is then rewound to the last depth that the walk reached, so that a seed gives the same text.
 """
 # B row, N tree node, R = B·N, D depth, L length so far, V vocabulary
 
@@ -48,7 +46,7 @@ ROW_BY_ROW = (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-"""Processors that do not mix rows. Their subclasses are not included, since they may do anything."""
+"""Processors that do not mix rows; subclasses of them might, and are not included."""
 
 
 NUMBERS_PER_CALL = 2**15
@@ -62,8 +60,8 @@ MAX_NUMBERS = 2**25
 def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
     """Whether one batch of all nodes is faster than a walk.
 
-    On an accelerator it always is, since the host waits once. On a CPU the scores of nodes that a walk would not reach
-    cost time: a batch is faster for greedy requests, if a walk through half of the depths would take longer.
+    On an accelerator it always is, since the host waits once. On a CPU the nodes that a walk would not reach cost time,
+    so it is faster only for greedy requests, if a walk through half of the depths would take longer.
     """
     if logits_BNV.device.type != "cpu":
         return True
@@ -75,8 +73,8 @@ def is_faster(rows: Sequence[Row], logits_BNV: Tensor, depths: int) -> bool:
 def is_possible(request: Request, rows: Sequence[Row]) -> bool:
     """Whether no scores are returned, and all processors take nodes as rows.
 
-    A repetition penalty may ignore fewer tokens than the text has, not more: what follows the text here is the nodes of
-    the tree, not the node's own prefix in order.
+    A repetition penalty must ignore fewer tokens than the text has, since the nodes after them are not in the order of
+    a prefix.
     """
     keeps = request.keep_scores or request.keep_logits
     penalised = request.penalised_from < min(len(row.tokens) for row in rows)

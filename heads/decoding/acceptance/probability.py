@@ -5,9 +5,8 @@ speculative decoding and MX formats); q is the distribution that a draft was sam
 max(0, f) / Σ max(0, f).
 
 Exact rule: at the root, and then at each node reached, one token is chosen from p exactly as plain generation chooses
-it (argmax for greedy, one multinomial sample otherwise). If a child holds that token, the child is accepted and the
-walk continues there; if not, the walk ends and the token is the next root. So every emitted token was chosen from p
-given the tokens before it, and the drafts only decide how many tokens are chosen in one pass.
+it (argmax or one multinomial sample). If a child holds that token, the walk continues there; if not, the walk ends and
+the token is the next root. So every emitted token was chosen from p given the tokens before it.
 
 Modified rejection sampling (figure 9 of that paper; Chen et al., 2023), for sampled drafts: a draft t from q is the
 token with probability min{1, p(t) / q(t)}; if it is rejected, the token is sampled from (p - q)₊. Either way the token
@@ -40,8 +39,8 @@ from heads.decoding.trees.static import Shape
 def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], ended: Callable[[], bool]) -> list[int]:
     """The accepted nodes, root first.
 
-    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). Both are followed while they
-    agree with the chosen tokens, and the longer path is returned.
+    Two branches may begin with the same tokens (the heads' tree and a looked-up chain). Both are followed, and the
+    longer path is returned.
 
     Args:
         tokens: the token of each node.
@@ -65,7 +64,7 @@ def walk(shape: Shape, tokens: Sequence[int], choose_at: Callable[[int], int], e
 def best_at_nodes(logits_BNV: Tensor) -> Tensor:
     """(B, N): the greedy choice after every node, for requests without processors.
 
-    float64 logits are compared in float32, as in `generate`; float16 and bfloat16 need no cast to keep their order.
+    float64 logits are compared in float32, as in `generate`; a cast would not change the order of smaller dtypes.
     """
     if logits_BNV.dtype == torch.float64:
         logits_BNV = logits_BNV.float()

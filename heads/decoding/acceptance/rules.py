@@ -96,8 +96,7 @@ class RejectionRule(ExactRule):
     """Lossless: modified rejection sampling, for sampled drafts.
 
     The sampled children of a node are tried in turn; at a node without any, the token is chosen as in plain generation.
-    Either way the token is one sample of the backbone's distribution, and the walk follows every child that holds it,
-    looked-up ones too.
+    The walk follows every child that holds the token, looked-up ones too.
 
     Args:
         generator: source of randomness; None is torch's global one.
@@ -187,7 +186,6 @@ class TypicalRule:
         return path
 
     def likely_children(self, nodes: VerifiedNodes, node: int, scores_1V: Tensor) -> list[tuple[int, float]]:
-        """A node's children that are likely enough, with their probabilities."""
         children = nodes.shape.children[node]
         p_V = torch.softmax(scores_1V[0], dim=-1)
         probs_C = p_V[[nodes.tokens[child] for child in children]]

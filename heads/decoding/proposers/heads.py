@@ -40,9 +40,8 @@ class DraftIndices:
     """The index tensors of one tree and its looked-up chains, each made once and used by every call.
 
     Attributes:
-        tree: those of a batch size, a device and a length of the chain beside the tree.
-        sampled: the same for sampled drafts.
-        chain: those of a looked-up chain without the tree, by its length and device.
+        tree, sampled: the tree's, by batch size, device and length of the chain beside it; for sampled drafts.
+        chain: those of a chain without the tree, by length and device.
     """
 
     def __init__(self, tree: Tree | DynamicTree, *, grounded: bool) -> None:

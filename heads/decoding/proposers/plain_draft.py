@@ -76,13 +76,12 @@ def same_but_for_rounding(one_V: Tensor, other_V: Tensor) -> bool:
 
 
 def shorten(cache: DynamicCache, length: int) -> None:
-    """Drop all but the first `length` tokens."""
     if (dropped := cache.get_seq_length() - length) > 0:
         cache.crop(-dropped)
 
 
 class RowReader:
-    """Has the methods of `DraftReader`, and reads row by row."""
+    """A `DraftReader` that reads row by row; its methods do the same."""
 
     def __init__(self, draft: PlainDraft, tokens_BT: Tensor, valid_BT: Tensor) -> None:
         self.draft = draft
@@ -91,34 +90,26 @@ class RowReader:
         self.read_on(tokens_BT, valid_BT)
 
     def read_on(self, tokens_BT: Tensor, valid_BT: Tensor) -> None:
-        """Read more of the prompts; False in `valid_BT` is padding."""
         for b, (tokens_T, valid_T) in enumerate(zip(tokens_BT, valid_BT, strict=True)):
             if len(own_T := tokens_T[valid_T]):
                 self.draft.read(own_T, self.caches[b])
                 self.committed[b] += len(own_T)
 
     def read(self, tokens_BU: Tensor, fillers: Sequence[int] = ()) -> Tensor:
-        """Read further tokens of the chain and return the logits (B, V) after the last one.
-
-        Args:
-            fillers: how many of each row's first slots are padding; by default none.
-        """
         starts = fillers or [0] * len(tokens_BU)
         rows = zip(tokens_BU, starts, self.caches, strict=True)
         return torch.stack([self.draft.read(tokens_U[start:], cache) for tokens_U, start, cache in rows])
 
     def keep(self, first: Sequence[int], count: Sequence[int]) -> None:
-        """Keep the first `count[b]` tokens of row b's chain."""
+        """Keep the first `count[b]` tokens of row b's chain, which has no slots of padding here."""
         for b, more in enumerate(count):
             self.committed[b] += more
             shorten(self.caches[b], self.committed[b])
 
     def keep_rows(self, rows_R: Tensor) -> None:
-        """Keep these rows; the others have ended."""
         self.caches = [self.caches[b] for b in rows_R.tolist()]
         self.committed = [self.committed[b] for b in rows_R.tolist()]
 
     def keep_slots(self, num_slots: int) -> None:
-        """Roll a single row back to its first tokens."""
         self.committed = [num_slots]
         shorten(self.caches[0], num_slots)

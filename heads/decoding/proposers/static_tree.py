@@ -187,8 +187,6 @@ def sample_tree(
     """Tokens of the tree's nodes (B, N), the given roots first, and the distributions of the others (B, Q, V).
 
     Args:
-        projections: head k's at index k - 1.
-        state: the family's state after the last commit.
         processors: the request's; those in `SHAPING` shape q.
     """
     drafted, distributions = [root_B], []

@@ -51,7 +51,6 @@ class Call:
     images: dict[str, Any] | None = None
 
     def rows(self) -> list[Row]:
-        """The rows, which hold only their prompts so far."""
         return [
             Row(request=self.request, tokens=tokens, device=self.tokens_BT.device, index=b)
             for b, tokens in enumerate(self.tokens_BT.tolist())

@@ -1,7 +1,4 @@
-"""What a `generate` call gives: tokens as they are emitted, the whole text at its end, and statistics.
-
-The statistics count passes, tokens and the drafts accepted at each depth, and say where the time went.
-"""
+"""What a `generate` call gives: tokens as they are emitted, the whole text at its end, and statistics."""
 # B row, L length
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ class DecodingStats:
         self.row_passes += num_rows
 
     def count_tokens(self, row: int, drafted: list[bool]) -> None:
-        """Count the tokens that one pass emitted for a row; its drafted tokens have depths 1, 2, …"""
+        """Count the tokens that one pass emitted for a row; the drafted ones have depths 1, 2, …"""
         self.tokens += len(drafted)
         self.drafted[row] += drafted
         for depth in range(sum(drafted)):

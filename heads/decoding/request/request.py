@@ -49,16 +49,12 @@ class Request:
 
     Attributes:
         processors: logits processors in the order of `generate`.
-        choose: takes the likeliest token or samples one.
         max_length: number of tokens, prompt and padding included, at which a row ends.
         eos_tokens: tokens that end a row; they are emitted.
         criteria: further stopping criteria.
-        pad_token: fills up rows that ended early.
-        keep_scores: return the processed scores of each emitted token.
-        keep_logits: return the raw logits of each emitted token.
+        keep_scores, keep_logits: return the processed scores, the raw logits of each emitted token.
         as_dict: return an output object with statistics.
-        keep_cache: return the KV cache, which is done for a single row only.
-        greedy: tokens are not sampled.
+        keep_cache: return the KV cache of a single row.
         generator: source of randomness for sampling; None is torch's global one.
         penalised_from: how many of a row's first tokens a repetition penalty ignores, padding included.
     """
@@ -101,7 +97,6 @@ class Request:
         return own
 
     def criteria_of(self, row: int) -> StoppingCriteriaList:
-        """The further stopping criteria for one row; they may have `of_row(row)` too."""
         return StoppingCriteriaList(of_row(criterion, row) for criterion in self.criteria)
 
 
@@ -131,7 +126,6 @@ def copied(processor: Any) -> Any:
 
 
 def of_row(processor: Any, row: int) -> Any:
-    """The processor or criterion for one row; the object itself where it does not differ from row to row."""
     return processor.of_row(row) if hasattr(processor, "of_row") else processor
 
 
@@ -164,7 +158,7 @@ class Row:
         return self._buffer_1L[:, :length]
 
     def grown_buffer(self, length: int) -> Tensor:
-        """A buffer with room for twice `length`, and what was written; one of `max_length` might not fit in memory."""
+        """A buffer of up to twice `length`, since one of `max_length` might not fit in memory."""
         room = max(length, min(2 * length, self.request.max_length))
         buffer_1L = torch.zeros(1, room, dtype=torch.long, device=self.device)
         if self._buffer_1L is not None:
@@ -201,14 +195,12 @@ class Row:
         return raw_1V, scores_1V
 
     def store(self, raw_1V: Tensor, scores_1V: Tensor) -> None:
-        """Store the next emitted token's logits and scores where the request returns them."""
         if self.request.keep_logits:
             self.logits.append(raw_1V)
         if self.request.keep_scores:
             self.scores.append(scores_1V)
 
     def emit(self, token: int) -> None:
-        """Append a token, and set `done` where it ends the row."""
         self.tokens.append(token)
         request = self.request
         self.done = token in request.eos_tokens or len(self.tokens) >= request.max_length

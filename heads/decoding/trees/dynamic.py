@@ -130,12 +130,7 @@ class GrownTrees:
 def grow(
     token_heads: TokenHeads, projections: Sequence[Projection], state: Any, root_B: Tensor, tree: DynamicTree
 ) -> GrownTrees:
-    """The likeliest `tree.nodes` nodes of each row.
-
-    Args:
-        projections: head k's at index k - 1, read once for each `generate` call.
-        state: the family's state after the last commit.
-    """
+    """The likeliest `tree.nodes` nodes of each row; arguments as in `static_tree.draft`."""
     found = list_candidates(token_heads, projections, state, root_B, tree)
     return keep_best(found, tree.nodes, tree.depth or token_heads.num_heads)
 

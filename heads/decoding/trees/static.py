@@ -76,7 +76,7 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes with the root."""
+        """The number of nodes, the root included."""
         return len(self.parents)
 
     @property
@@ -231,11 +231,12 @@ def check_paths(paths: Sequence[tuple[int, ...]]) -> None:
 def grow_tree(num_nodes: int, num_heads: int, accuracy: Sequence[Sequence[float]] = TYPICAL_ACCURACY) -> Tree:
     """The tree of `num_nodes` nodes (the root counts) with the greatest expected accepted length.
 
+    A node's probability is the product along its path, so growing best-first is optimal. Ranks are tried in the order
+    of their accuracy, since a measured figure may exceed that of the rank before it.
+
     Args:
         accuracy: accuracy[k - 1][r] is the probability that rank r of head k is right, given that its path is; further
-            heads count as equal to the last. A node's probability is the product along its path, so growing best-first
-            is optimal. Ranks are tried in the order of their accuracy, since a measured figure may exceed that of the
-            rank before it.
+            heads count as equal to the last.
 
     Raises:
         ValueError: a budget below 2 or above 1024 nodes.
