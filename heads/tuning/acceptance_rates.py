@@ -1,9 +1,8 @@
 """Estimate how likely each node of a tree is to be accepted, find the best trees, and count tokens per pass by replay.
 
 A node is a path of ranks. P(rank r | path) is the share of positions at which the text continued with rank r, among
-those at which it had followed that path. A product of marginals would take the ranks of a path for independent, which
-they are not: text that is hard to predict at one position is hard at the next. Long paths are rare, so counts back off
-to a shorter condition, with the weight m = `BACK_OFF` of so many positions:
+those at which it had followed that path. The ranks of a path are not independent: text that is hard to predict at one
+position is hard at the next. Long paths are rare, so counts back off to a shorter condition with m = `BACK_OFF`:
 
     P(r | path)         = (n(path, r)     + m · P(r | depth, last rank)) / (n(path)        + m)
     P(r | depth, last)  = (n(d, last, r)  + m · P(r | depth))            / (n(d, last)     + m)

@@ -37,7 +37,6 @@ class TuneConfig:
 
     @property
     def request(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
         return {**self.settings, "max_new_tokens": self.new_tokens}
 
     @property

@@ -22,7 +22,7 @@ Progress = Callable[[str, int], Callable[[], Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Measured on whole texts, without the prompts' passes and the first tokens."""
+    """Measured without the prompts' passes and the first tokens."""
 
     tokens_per_pass: float
     tokens_per_second: float
@@ -30,7 +30,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTotals:
-    """Tokens, row passes and seconds of each batch, without the prompts' passes and the first tokens.
+    """Tokens, row passes and seconds of each batch, as in `Speed` without the prompts' passes and the first tokens.
 
     >>> BatchTotals(tokens=[6.0, 2.0], row_passes=[3.0, 1.0], seconds=[1.0, 3.0]).speed
     Speed(tokens_per_pass=2.0, tokens_per_second=2.0)

@@ -1,10 +1,10 @@
 """In which dtype further nodes of a pass cost little on this machine: products of few rows with one large matrix.
 
-A pass over N nodes reads every weight once, as a plain step does, and multiplies N rows with it. On a processor with
-instructions for bfloat16, half the bytes halve the time of both; on one without, each row of a bfloat16 product costs
-as much as the first, and a tree of eight nodes can take eight plain steps. This depends on the processor and not on the
-heads, so timing matrix products is enough: in each dtype the rows of 1 to 16 nodes are multiplied with copies of the
-last layer's largest matrix, so many that no cache holds them.
+A pass over N nodes reads every weight once, as a plain step does, and multiplies N rows with it. bfloat16 halves the
+time of both on a processor with instructions for it. On one without, each row of a bfloat16 product costs as much as
+the first, and a tree of eight nodes can take eight plain steps. This does not depend on the heads, so timing matrix
+products is enough: the rows of 1 to 16 nodes are multiplied with copies of the last layer's largest matrix, so many
+that no cache holds them.
 """
 # R rows, O outputs, I inputs
 

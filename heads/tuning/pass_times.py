@@ -43,7 +43,6 @@ class PassTimes:
     level: float = 0.0
 
     def scaled(self, factor: float) -> PassTimes:
-        """All times multiplied by a factor."""
         return replace(
             self,
             plain=factor * self.plain,
@@ -61,13 +60,11 @@ class PassTimes:
         return sum(self.step_at(k, count) for k, count in enumerate(expanding, start=1))
 
     def step_at(self, head: int, expanding: int) -> float:
-        """One step of head `head` over `expanding` nodes."""
         counts = sorted(count for k, count in self.step if k == head)
         seconds = [self.step[head, count] for count in counts]
         return float(np.interp(expanding, counts, seconds)) * max(1.0, expanding / counts[-1])
 
     def verify_at(self, nodes: int) -> float:
-        """Verifying `nodes` nodes."""
         counts = sorted(self.verify)
         seconds = float(np.interp(nodes, counts, [self.verify[count] for count in counts]))
         return seconds * max(1.0, nodes / counts[-1])

@@ -22,7 +22,6 @@ RANKS_SHOWN = 4
 
 
 def show(console: Console, tuning: Tuning) -> None:
-    """Print all tables, then the choice and the heads that it uses."""
     tables: Sequence[Table] = (
         acceptance_table(tuning.counts),
         verify_table(tuning.times),

@@ -88,7 +88,7 @@ def seconds_per_level(chain: Mapping[int, float], verify: Mapping[int, float]) -
 def interleaved_medians(
     tasks: Mapping[Key, Callable[[], float]], repeats: int, advance: Callable[[], Any] = lambda: None
 ) -> dict[Key, float]:
-    """The median of each task's results, in rounds of all tasks of which each starts with another task.
+    """The median of each task's results, in rounds of all tasks, each beginning with another one.
 
     >>> interleaved_medians({"a": lambda: 1.0, "b": iter([9.0, 2.0, 3.0, 7.0]).__next__}, repeats=3)
     {'a': 1.0, 'b': 3.0}

@@ -186,10 +186,9 @@ def decode_winner(
     clock: Clock,
     progress: Progress,
 ) -> dict[str, Speed]:
-    """Decode some prompts with plain `generate`, with lookup alone, with the best tree alone, and with tree and lookup.
+    """The speeds of plain `generate`, of lookup alone, of the best tree alone, and of a tree with lookup.
 
-    With `config.compile` all but plain `generate` are also measured with compiled passes, after a round that compiles
-    them.
+    With `config.compile` all but the first are measured with compiled passes too, after a round that compiles them.
     """
     methods: dict[str, tuple[Tree | DynamicTree, int]] = {LOOKUP_ALONE: (Tree.root_only(), DEFAULT_LOOKUP)}
     if winner is not None:

@@ -34,9 +34,7 @@ class VerifiedNodes:
     Attributes:
         logits_NV: the backbone's raw logits after each node.
         chosen: the token after each node, as plain generation chooses it; None: the rule has to choose.
-        q_NV: the distributions that drafts were sampled from; None where they were not sampled (see `Proposal`).
-        sampled_from: for each node the row of `q_NV` that it was sampled from, -1 if it was not sampled; None if every
-            node was sampled from its parent's row.
+        q_NV, sampled_from: as in `Proposal`.
     """
 
     shape: Shape

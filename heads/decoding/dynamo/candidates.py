@@ -35,7 +35,6 @@ class Candidates:
         return (self.probs_Bk > 0).sum(dim=1)
 
     def select(self, rows_R: Tensor) -> Candidates:
-        """The candidates of some rows."""
         return Candidates(tokens_Bk=self.tokens_Bk[rows_R], probs_Bk=self.probs_Bk[rows_R])
 
     def first(self, count: int) -> Candidates:

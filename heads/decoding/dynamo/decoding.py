@@ -37,10 +37,10 @@ class DynamicDecoding(Decoding):
 
     Args:
         token_heads: heads of a family that reads no drafted tokens, on the very model that `generate` is called on.
-        threshold: ε_b, 0 to 1. A lower one emits more tokens per pass and worse text: 0 always K + 1, 1 always one.
+        threshold: ε_b, 0 to 1. Lower ones emit more tokens per pass, and worse text: 0 always K + 1, 1 always one.
         cooccurrence: a table of n-grams up to K + 1 tokens or its folder; None does not mask.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
-        transparency: α_c of equation 6: the power of the co-occurrence ratio; 0 does not mask.
+        transparency: α_c of equation 6, at least 0: the power of the co-occurrence ratio; 0 does not mask.
         adaptive: how Otsu's threshold is combined with the static one (heads/decoding/dynamo/threshold.py lists the
             four ways; "static_first" is Algorithm 1's order); None leaves it out.
         blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.

@@ -190,7 +190,6 @@ def mask(joint: Tensor, places: Sequence[Candidates], cooccurrence: Cooccurrence
 
 
 def total(joint: Tensor) -> Tensor:
-    """Each row's sum, with all axes kept."""
     return joint.sum(dim=tuple(range(1, joint.ndim)), keepdim=True)
 
 

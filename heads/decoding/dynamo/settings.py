@@ -12,17 +12,10 @@ from heads.decoding.trees.dynamic import check_integer
 
 @dataclass(frozen=True, kw_only=True)
 class JointConfig:
-    """The settings of Algorithm 1. Temperature and repetition penalty are `generate`'s own.
-
-    Attributes:
-        threshold: ε_b, 0 to 1: 0 always emits all tokens, 1 always one.
-        transparency: α_c of equation 6, at least 0: 0 does not mask, 1 masks with the whole ratio.
-        adaptive: how Otsu's threshold is combined with the static one; None leaves it out.
-        blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
-        top_k: the most candidates of each place in an n-gram.
+    """The settings of Algorithm 1, as `DynamicDecoding` describes them. Temperature and penalty are `generate`'s own.
 
     Raises:
-        ValueError: a value outside these ranges.
+        ValueError: a value outside its range.
     """
 
     threshold: float = 0.5

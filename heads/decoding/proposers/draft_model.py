@@ -32,8 +32,6 @@ class ModelDrafter:
 
     Args:
         vocab_size: the backbone's, whose ids are proposed.
-        generator: source of randomness for sampled drafts; None is torch's global one.
-        lookup: tokens of the looked-up chain; 0: no chain.
         samples_drafts: drafts are sampled where a request samples; else they are the draft model's best tokens.
     """
 

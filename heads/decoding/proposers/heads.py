@@ -65,7 +65,6 @@ class HeadsDrafter:
         lookup: tokens of the chain; 0: no chain.
         graphs: compiled graphs that draft static trees; None: trees are drafted uncompiled.
         samples_drafts: static trees are filled with sampled tokens where a request samples.
-        generator: source of randomness for these tokens.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Checks that draft model and backbone share a vocabulary, since token ids go from one to the other unchanged.
 
 A model does not carry its tokenizer, but remembers the folder or hub name that it was loaded from. Where both
-tokenizer.json files are on this machine, their tokens are compared; nothing is downloaded. Embeddings may have more
-rows than the tokenizer has tokens (padding for faster kernels), so their numbers may differ if both tokenizers are
-found and are equal.
+tokenizer.json files are on this machine, their tokens are compared; nothing is downloaded. If they are equal, the
+numbers of embeddings may differ, since embeddings may be padded for faster kernels.
 """
 # B row, N new slot, V the backbone's vocabulary, W the draft model's
 

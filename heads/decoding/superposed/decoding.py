@@ -57,14 +57,17 @@ class SuperposedDecoding(Decoding):
         k: drafts of each prompt, no more than the vocabulary has tokens.
         ngrams: counted n-grams of the backbone's tokenizer (`heads.NgramTable`) or their folder. None: the backbone
             alone scores drafts, as in the paper's fact-based setting.
-        alpha, temperature: α (None: 0.54) and τ, as the paper tuned them for Llama-2-7B. Tune them for another backbone
-            (docs/superposed.md); without n-grams a temperature of 1 gives the model's own distribution.
+        alpha, temperature: α, the n-grams' share of p_f in equation 6 (None: 0.54), and τ of the backbone's
+            distribution, as the paper tuned them for Llama-2-7B. Tune them for another backbone (docs/superposed.md);
+            without n-grams a temperature of 1 gives the model's own distribution.
         weights: λ of equation 5 for n = 2, 3, …; None: the paper's, for the orders that the table has.
-        penalty: δ of equation 7 (None: 1e-30). The paper leaves it open; this value was tuned (docs/decisions.md).
+        penalty: δ of equation 7, the factor on drafts for which the n-grams contain no candidate. The paper leaves it
+            open; None: 1e-30, which was tuned (docs/decisions.md).
         token_heads: grounded heads on the model. Head 1 scores candidates by each draft's newest token, instead of
             n-grams or beside them (heads/decoding/superposed/draft_head.py).
         head_weight: β, the weight of the head against the backbone (None: 0.3).
-        reset_every: tokens between resets; None: never.
+        reset_every: tokens after which one draft is sampled and drafting begins again after it (section 5.3); None:
+            never.
         keep_caches: for editors: the prompt's cache stays when a call ends, and the next call reads only what its
             prompt does not share with it. Calls have one prompt without padding, and no `token_heads`; `forget()` frees
             the cache.

@@ -41,16 +41,7 @@ DEFAULT_PENALTY = 1e-30
 @validated
 @dataclass(kw_only=True)
 class SuperposedConfig:
-    """How drafts are scored.
-
-    Attributes:
-        k: drafts of each prompt.
-        alpha: α of equation 6, the n-grams' share of p_f; 0 leaves them out.
-        temperature: τ of the backbone's distribution.
-        penalty: δ of equation 7, the factor on drafts for which the n-grams contain none of the candidates.
-        head_weight: β, the weight of a grounded head where one is given (heads/decoding/superposed/draft_head.py).
-        reset_every: tokens after which one draft is sampled and drafting begins again after it (section 5.3).
-    """
+    """How drafts are scored, as `SuperposedDecoding` describes it."""
 
     k: int = within(1, default=3)
     alpha: float = within(0, 1, default=0.54)
