@@ -55,7 +55,7 @@ class SettingsByBatch:
     For a rule that samples its drafts, which needs a static tree, that of the heads' tree.json is used.
 
     Raises:
-        ValueError: an argument that is not allowed, or a named tree.json that does not fit the heads or the rule.
+        ValueError: an argument that is not allowed, or a tree.json that is malformed or does not fit the heads or rule.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class PlainDraft:
     """A causal LM that is called as in plain generation.
 
     Args:
-        refusal: why the model cannot be a backbone; its text ends in the error if it cannot draft either.
+        refusal: why the model cannot be a backbone; the error quotes it if the model cannot draft either.
 
     Raises:
         ValueError: it is no causal LM, or its cache cannot drop tokens.
