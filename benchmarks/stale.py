@@ -31,11 +31,16 @@ def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
 
     Measurements that lie beside heads are results themselves, which no other result is made of.
     """
-    found = git("diff", "--name-only", commit, "HEAD", "--", *paths)
+    found = git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths)
     if found is None:
         return None
-    files = [file for file in found.splitlines() if Path(file).name != "measured.json"]
-    return [file for file in files if not file.endswith(".py") or code_at(commit, file) != code_at("HEAD", file)]
+    names = [line.split("\t")[1:] for line in found.splitlines()]  # a renamed file has two: before and now
+    return [
+        now
+        for before, now in ((files[0], files[-1]) for files in names)
+        if Path(now).name != "measured.json"
+        and not (now.endswith(".py") and code_at(commit, before) == code_at("HEAD", now))
+    ]
 
 
 def code_at(commit: str, file: str) -> str | None:

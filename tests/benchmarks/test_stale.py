@@ -1,0 +1,35 @@
+"""Which files have changed since a commit: only code counts, wherever it lies now."""
+
+from __future__ import annotations
+
+import subprocess
+
+from benchmarks import stale
+
+CODE = "def double(x):\n    return 2 * x\n\n\ndef triple(x):\n    return 3 * x\n"
+
+
+def commit(folder, files):
+    """Write files, delete those that are None, commit everything; the commit's hash."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text, encoding="utf-8")
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    for arguments in (("init", "--quiet"), ("add", "--all"), (*author, "commit", "--quiet", "--message", "test")):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
+    return head.stdout.strip()
+
+
+def test_a_renamed_file_with_the_same_code_has_not_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stale, "ROOT", tmp_path)
+    before = commit(tmp_path, {"lib/old.py": CODE, "lib/gone.py": "def half(x):\n    return x / 2\n", "lib/a.yaml": ""})
+    commit(tmp_path, {"lib/old.py": None, "lib/new.py": '"""What it is."""\nimport math\n\n' + CODE})
+    assert stale.changed_since(before, ["lib"]) == []
+    commit(tmp_path, {"lib/new.py": CODE.replace("3 * x", "4 * x"), "lib/gone.py": None, "lib/a.yaml": "y"})
+    assert stale.changed_since(before, ["lib"]) == ["lib/a.yaml", "lib/gone.py", "lib/new.py"]
+    assert stale.changed_since("0" * 40, ["lib"]) is None
