@@ -32,8 +32,8 @@ from heads.backbone.loading import BackboneConfig, load_backbone
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.dynamo.decoding import DynamicDecoding
 from heads.evaluation.generated_text import repeated_ngrams
-from heads.evaluation.judged.asked import EndpointJudge
 from heads.evaluation.judged.judge import Judge, LikelihoodJudge
+from heads.evaluation.judged.llm_judges import EndpointJudge
 from heads.evaluation.judged.sentences import prompts_of
 from heads.evaluation.judged.win_rates import fit_line, same_quality
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy

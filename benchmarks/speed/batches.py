@@ -36,9 +36,9 @@ from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import Tree
-from heads.evaluation.judges import SameText
 from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings
 from heads.evaluation.pictures import PALETTE, save_figure, tidy
+from heads.evaluation.same_text import SameText
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_json
 from heads.evaluation.throughput import clock_of, describe_verdicts, ratio_interval, ratios, rotated
 

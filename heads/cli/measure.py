@@ -21,9 +21,9 @@ from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.tuned_file import TUNED_TREE
 from heads.evaluation import methods as compared
-from heads.evaluation.judges import Float32Judge
 from heads.evaluation.methods import GreedySettings, Method
 from heads.evaluation.pictures import draw_speed_blocks, new_figure
+from heads.evaluation.same_text import Float32Judge
 from heads.evaluation.tables import describe_rulings, measure, speed_table, write_json
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig

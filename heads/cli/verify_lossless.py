@@ -24,8 +24,8 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.lossless.answers import Asked, LocalSource, Source
 from heads.evaluation.lossless.compare import GREEDY_ONLY, Comparison, as_dict, compare_sources
 from heads.evaluation.lossless.endpoint import Endpoint
-from heads.evaluation.lossless.kept import as_folder, describe_files, describe_prompts
 from heads.evaluation.lossless.prompts import asked_of, choose_prompts
+from heads.evaluation.lossless.stored_answers import as_folder, describe_files, describe_prompts
 from heads.evaluation.lossless.verdicts import Scorer
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.prompts import check_length

@@ -105,7 +105,7 @@ class Verdict:
     Attributes:
         differs_at: index of the first new token that differs without an excuse; None for the same text.
         ties: number of excused differences.
-        rulings: what a float32 judge says about each difference, where one was asked.
+        rulings: how float32 scores explain each difference; empty where none were computed.
     """
 
     differs_at: int | None = None
@@ -113,7 +113,7 @@ class Verdict:
     rulings: tuple[Ruling, ...] = ()
 
 
-def judge(plain: list[int], other: list[int], excuse: Excuse, continue_from: ContinueFrom) -> Verdict:
+def compare_texts(plain: list[int], other: list[int], excuse: Excuse, continue_from: ContinueFrom) -> Verdict:
     """Compare a method's new tokens with plain generation's.
 
     Args:

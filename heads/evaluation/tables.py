@@ -22,9 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from heads.evaluation.judges import Float32Judge, SameText
 from heads.evaluation.lossy.other_model import log_likelihood
 from heads.evaluation.methods import Method, Settings
+from heads.evaluation.same_text import Float32Judge, SameText
 from heads.evaluation.throughput import MethodResult, clock_of, compare, count_runs
 
 SPEED_COLUMNS = (

@@ -20,7 +20,7 @@ from heads.export.plain_logits import refuse_other_logits, refuse_scaled_embeddi
 from heads.interface.token_heads import TokenHeads
 
 STEPS = "num_unrolled_steps"
-"""Our own key of config.json: K, which no server reads; heads/export/eagle_reading.py says what K is without it."""
+"""Our own key of config.json: K, which no server reads; heads/export/read_eagle_draft.py says what K is without it."""
 LAYER = (
     "input_layernorm",
     "hidden_norm",

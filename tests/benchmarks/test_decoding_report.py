@@ -1,4 +1,4 @@
-"""Targets are judged from rows as they were measured; limits add up."""
+"""Whether a target is met is decided from rows as they were measured; limits add up."""
 
 from __future__ import annotations
 

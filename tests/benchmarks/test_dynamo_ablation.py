@@ -1,4 +1,4 @@
-"""Table 9 has the rows that are there with steps and seeds, says why others are missing, and judges strictly."""
+"""Table 9 has the rows that are there with steps and seeds, says why others are missing, and orders by intervals."""
 
 import dataclasses
 import io

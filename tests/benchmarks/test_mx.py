@@ -1,4 +1,4 @@
-"""The benchmark of microscaling products measures every place, counts the bytes that it reads and judges its aim."""
+"""The benchmark of microscaling products measures every place, counts the bytes that it reads, and names its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions of trees held against measurements: halves pooled, and the sentence that judges them."""
+"""Predictions of trees held against measurements: halves pooled, and the sentence that says whether they hold."""
 
 import dataclasses
 import io

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.paper.superposed.bench import Bench, Row
-from heads.evaluation.judged.asked import EndpointJudge
 from heads.evaluation.judged.judge import Judge, LikelihoodJudge
+from heads.evaluation.judged.llm_judges import EndpointJudge
 
 SUPERPOSED, MOST_NUCLEUS = 3, 2
 JUDGES = ("likelihood", "endpoint")

@@ -24,8 +24,8 @@ from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import Tree
 from heads.evaluation.generated_text import Verdict
-from heads.evaluation.judges import Float32Judge, SameText
 from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method
+from heads.evaluation.same_text import Float32Judge, SameText
 from heads.evaluation.throughput import clock_of, compare
 from heads.tuning.config import TuneConfig
 from heads.tuning.replay import write_texts

@@ -37,10 +37,10 @@ from benchmarks.speed.real_costs.wide_heads import widen_heads
 from benchmarks.speed.real_costs.widened import open_widened
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_draft_model
-from heads.evaluation.judges import Float32Judge, SameText
 from heads.evaluation.lossy.rounded_weights import linear_layers
 from heads.evaluation.methods import GreedySettings, Method, Outcome, draft_model, plain, tree
 from heads.evaluation.pictures import new_figure, save_figure, tidy
+from heads.evaluation.same_text import Float32Judge, SameText
 from heads.evaluation.tables import progress_bar
 from heads.evaluation.throughput import MethodResult, clock_of, compare, count_runs, describe_verdicts
 from heads.interface.token_heads import TokenHeads

@@ -119,8 +119,8 @@ def copied(processor: Any) -> Any:
         return copy.deepcopy(processor)
     except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
         raise ValueError(
-            f"{type(processor).__name__} cannot be copied ({error}), but rule='typical' and DynamicDecoding judge "
-            f"tokens that may not be emitted, each with a copy of it; give it a __deepcopy__, or decode by "
+            f"{type(processor).__name__} cannot be copied ({error}), but rule='typical' and DynamicDecoding call "
+            f"a copy of it for each token that may yet be rejected; give it a __deepcopy__, or decode by "
             f"TreeDecoding with rule='exact' or 'rejection'."
         ) from error
 

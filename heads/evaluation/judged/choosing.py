@@ -7,8 +7,8 @@ from typing import Any
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import open_backbone
-from heads.evaluation.judged.asked import EndpointJudge, LocalJudge
 from heads.evaluation.judged.judge import Judge, LikelihoodJudge
+from heads.evaluation.judged.llm_judges import EndpointJudge, LocalJudge
 
 
 def choose_judge(

@@ -1,6 +1,6 @@
 """A judge of texts: scores, winners of pairs, and orders of several texts.
 
-`AskedJudge` asks a server or a local model in words (heads/evaluation/judged/asked.py) and reads verdicts;
+`AskedJudge` asks a server or a local model in words (heads/evaluation/judged/llm_judges.py) and reads verdicts;
 `LikelihoodJudge` takes another model's log-likelihood. Texts change places at random, since judges prefer places.
 """
 

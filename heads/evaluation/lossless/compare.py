@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heads.evaluation.lossless.answers import END, Answer, Asked, Source, mark_end, with_tokens
-from heads.evaluation.lossless.kept import keep_answer, keep_finding
+from heads.evaluation.lossless.stored_answers import keep_answer, keep_finding
 from heads.evaluation.lossless.verdicts import Finding, Kind, Scorer, examine
 from heads.evaluation.methods import end_tokens
 from heads.evaluation.runs.rows import Rows

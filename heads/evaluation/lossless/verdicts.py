@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from heads.evaluation.generated_text import ROUNDING_UNITS, first_difference
-from heads.evaluation.judges import LOW_PRECISION, Float32Judge, scores_after
 from heads.evaluation.lossless.answers import END, Answer
 from heads.evaluation.methods import GreedySettings, end_tokens
+from heads.evaluation.same_text import LOW_PRECISION, Float32Judge, scores_after
 
 Kind = Literal["same", "rounding", "bug", "unknown"]
 Resume = Callable[[list[int]], Answer | None]
@@ -93,21 +93,21 @@ class Scorer:
 
     model: Any
     settings: GreedySettings
-    _judge: Float32Judge | None = field(default=None, init=False)
+    _float32: Float32Judge | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.model.dtype in LOW_PRECISION:
-            self._judge = Float32Judge(model=self.model, settings=self.settings)
+            self._float32 = Float32Judge(model=self.model, settings=self.settings)
 
     def margins(self, prompt_1T: Tensor, shared: list[int], reference: int, other: int) -> Margins:
         """Margins of two tokens behind a prompt and new tokens; END stands for the best end-of-text token."""
         prompt_1T = prompt_1T.to(self.model.device)
-        if self._judge is None:
+        if self._float32 is None:
             low_V = high_V = scores_after(self.model, self.settings, prompt_1T, shared).double()
             units = ROUNDING_UNITS[self.model.dtype] * torch.finfo(self.model.dtype).eps
             rounding = units * float(low_V[low_V.isfinite()].abs().max()) / 2  # the units are for a gap of two scores
         else:
-            low_V, high_V = self._judge.scores(prompt_1T, shared)
+            low_V, high_V = self._float32.scores(prompt_1T, shared)
             finite_V = low_V.isfinite() & high_V.isfinite()
             rounding = float((low_V - high_V)[finite_V].abs().max())
         first, second = (self._score(high_V, token) for token in (reference, other))

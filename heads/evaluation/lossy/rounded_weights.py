@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads.evaluation.judges import SameText
 from heads.evaluation.methods import GreedySettings, plain, tree
 from heads.evaluation.perplexity import Estimate
+from heads.evaluation.same_text import SameText
 from heads.evaluation.throughput import compare
 from heads.interface.token_heads import TokenHeads
 from heads.quantization.codec import pack, unpack

@@ -13,7 +13,7 @@ from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.bootstrap import Ratio, ratio_of_ratios
 from heads.evaluation.speed.drawings import draw_bars, draw_lines
 from heads.evaluation.speed.figures import OVERALL
-from heads.evaluation.speed.shown import in_order, interval
+from heads.evaluation.speed.report_sections import in_order, interval
 from heads.evaluation.speed.speakers import ALONE, PLAIN
 
 Row = dict[str, Any]

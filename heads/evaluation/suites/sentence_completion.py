@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from heads.evaluation.judged.completion import JudgedConfig, run_judged
+from heads.evaluation.judged.report_sections import compare_judged as compare
+from heads.evaluation.judged.report_sections import judged_sections as sections
 from heads.evaluation.judged.sentences import prompts_of
-from heads.evaluation.judged.shown import compare_judged as compare
-from heads.evaluation.judged.shown import judged_sections as sections
 from heads.evaluation.runs.task import SuiteTask
 from heads.validation import validated
 

@@ -16,9 +16,9 @@ from heads.backbone.loading import max_positions
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
-from heads.evaluation.judges import SameText
 from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings
 from heads.evaluation.runs.task import SuiteTask
+from heads.evaluation.same_text import SameText
 from heads.evaluation.speed import figures
 from heads.evaluation.speed.comparing import compare as compare
 from heads.evaluation.speed.conversation import Prompter, choose_form
@@ -26,7 +26,7 @@ from heads.evaluation.speed.flops import count_flops
 from heads.evaluation.speed.measuring import Measurer
 from heads.evaluation.speed.positions import measure_positions
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
-from heads.evaluation.speed.shown import speed_sections
+from heads.evaluation.speed.report_sections import speed_sections
 from heads.evaluation.speed.speakers import ALONE, PLAIN, WITH_LOOKUP, HeadsSpeaker, PlainSpeaker, Speaker, as_prompt
 from heads.evaluation.tables import progress_bar
 from heads.evaluation.throughput import clock_of

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heads.evaluation.judged.completion import JudgedConfig, run_judged
+from heads.evaluation.judged.report_sections import compare_judged as compare
+from heads.evaluation.judged.report_sections import judged_sections as sections
 from heads.evaluation.judged.sentences import Prompt
-from heads.evaluation.judged.shown import compare_judged as compare
-from heads.evaluation.judged.shown import judged_sections as sections
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.speed.conversation import Prompter, choose_form
 from heads.evaluation.speed.questions import read_questions

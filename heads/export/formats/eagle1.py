@@ -20,9 +20,9 @@ import torch
 
 from heads.backbone.model import Backbone
 from heads.export.eagle_draft import STEPS, check_eagle, draft_tensors, layer_config
-from heads.export.eagle_reading import classes_named, read_draft, read_steps
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.export.plain_logits import refuse_scaled_embedding
+from heads.export.read_eagle_draft import classes_named, read_draft, read_steps
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from heads.backbone.model import Backbone
 from heads.export.eagle_draft import STEPS, check_eagle, draft_tensors, layer_config
-from heads.export.eagle_reading import DEFAULT_STEPS, listed, read_draft, read_steps, read_switches
 from heads.export.folder import read_config, refuse_kind, try_config, write_folder
 from heads.export.formats.eagle3 import SWITCHES, TAPS, default_taps
+from heads.export.read_eagle_draft import DEFAULT_STEPS, listed, read_draft, read_steps, read_switches
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated
 

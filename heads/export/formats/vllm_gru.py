@@ -16,7 +16,6 @@ from typing import Any
 
 from heads.backbone.model import Backbone
 from heads.export.eagle_draft import STEPS
-from heads.export.eagle_reading import FILES, read_steps
 from heads.export.folder import (
     create_with,
     find_tensors,
@@ -28,6 +27,7 @@ from heads.export.folder import (
 )
 from heads.export.names import Names
 from heads.export.plain_logits import refuse_other_logits, refuse_scaled_embedding
+from heads.export.read_eagle_draft import FILES, read_steps
 from heads.interface.draft_layer import shape_like
 from heads.interface.token_heads import TokenHeads
 from heads.validation import validated

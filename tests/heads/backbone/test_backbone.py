@@ -140,7 +140,7 @@ def test_padding_on_the_left_of_a_single_row(name, attn):
 
 
 @pytest.mark.parametrize(("name", "attn"), WINDOWED)
-def test_windows_are_judged_by_position(name, attn):
+def test_windows_mask_by_position(name, attn):
     """Prompts are longer than the window of 8: a window counted in cache slots would be off after the first commit."""
     model = shared_model(name, attn, torch.float64)
     prompts = [random_tokens(22, seed=5).tolist(), random_tokens(13, seed=6).tolist()]

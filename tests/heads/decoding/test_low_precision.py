@@ -19,8 +19,8 @@ from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
 import heads
 from heads.backbone.model import Backbone
 from heads.decoding.trees.static import Tree
-from heads.evaluation.judges import Float32Judge, SameText
 from heads.evaluation.methods import GreedySettings
+from heads.evaluation.same_text import Float32Judge, SameText
 from heads.evaluation.throughput import describe_verdicts
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

@@ -1,4 +1,4 @@
-"""Repetition by hand, and the judge of texts: finds a difference, excuses a tie, and nothing after a tie."""
+"""Repetition by hand; a text beside plain generation's: a difference is found, a tie excused, nothing after a tie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads.evaluation.generated_text import Verdict, excuse_ties, first_difference, judge, repeated_ngrams
+from heads.evaluation.generated_text import Verdict, compare_texts, excuse_ties, first_difference, repeated_ngrams
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def never(_: list[int]) -> list[int]:
 
 
 def test_a_real_difference_is_told_with_its_place() -> None:
-    found = judge([5, 3, 1], [5, 4, 1], excuse_ties(lambda _: scores(t3=10.0, t4=9.9), torch.float32), never)
+    found = compare_texts([5, 3, 1], [5, 4, 1], excuse_ties(lambda _: scores(t3=10.0, t4=9.9), torch.float32), never)
     assert found == Verdict(differs_at=1)
 
 
 def test_a_token_that_is_no_runner_up_is_no_tie_though_two_others_are() -> None:
-    found = judge([5, 3], [5, 6], excuse_ties(lambda _: scores(t3=10.0, t4=10.0), torch.float32), never)
+    found = compare_texts([5, 3], [5, 6], excuse_ties(lambda _: scores(t3=10.0, t4=10.0), torch.float32), never)
     assert found == Verdict(differs_at=1)
 
 
 def test_a_shorter_text_is_a_difference() -> None:
-    assert judge([5, 3], [5], excuse_ties(lambda _: scores(t3=1.0), torch.float32), never).differs_at == 1
+    assert compare_texts([5, 3], [5], excuse_ties(lambda _: scores(t3=1.0), torch.float32), never).differs_at == 1
 
 
 def test_a_tie_is_excused_and_the_rest_is_held_against_plain_from_there() -> None:
@@ -63,7 +63,7 @@ def test_a_tie_is_excused_and_the_rest_is_held_against_plain_from_there() -> Non
         asked.append(new)
         return [*new, 8]
 
-    assert judge([5, 3, 1], [5, 4, 8], excuse_ties(lambda _: nearly, torch.float32), go_on) == Verdict(ties=1)
+    assert compare_texts([5, 3, 1], [5, 4, 8], excuse_ties(lambda _: nearly, torch.float32), go_on) == Verdict(ties=1)
     assert asked == [[5, 4]]
 
 
@@ -71,7 +71,7 @@ def test_a_tie_does_not_excuse_what_follows_it() -> None:
     def scores_at(new: list[int]) -> Tensor:
         return scores(t3=10.0, t4=10.0) if len(new) == 1 else scores(t8=10.0)
 
-    found = judge([5, 3, 1], [5, 4, 9], excuse_ties(scores_at, torch.float32), lambda new: [*new, 8])
+    found = compare_texts([5, 3, 1], [5, 4, 9], excuse_ties(scores_at, torch.float32), lambda new: [*new, 8])
     assert found == Verdict(differs_at=2, ties=1)
 
 
@@ -79,11 +79,11 @@ def test_what_is_a_tie_in_float32_is_none_in_float64() -> None:
     def nearly(_: list[int]) -> Tensor:
         return scores(t3=10.0, t4=10.0 - 1e-5)
 
-    assert judge([3], [4], excuse_ties(nearly, torch.float32), lambda new: new).ties == 1
-    assert judge([3], [4], excuse_ties(nearly, torch.float64), lambda new: new).differs_at == 0
+    assert compare_texts([3], [4], excuse_ties(nearly, torch.float32), lambda new: new).ties == 1
+    assert compare_texts([3], [4], excuse_ties(nearly, torch.float64), lambda new: new).differs_at == 0
 
 
 def test_masked_scores_do_not_widen_the_tolerance() -> None:
     masked = scores(t3=10.0, t4=9.9)
     masked[0] = -torch.inf
-    assert judge([3], [4], excuse_ties(lambda _: masked, torch.float32), never).differs_at == 0
+    assert compare_texts([3], [4], excuse_ties(lambda _: masked, torch.float32), never).differs_at == 0

@@ -25,7 +25,7 @@ from heads.evaluation.speed import positions
 from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.figures import by_depth
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
-from heads.evaluation.speed.shown import depth_section, verdict
+from heads.evaluation.speed.report_sections import depth_section, verdict
 from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_prompt
 from heads.families import create
 

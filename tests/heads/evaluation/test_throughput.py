@@ -11,7 +11,6 @@ from tiny import random_tokens, shared_model
 from torch import Tensor
 
 from heads.evaluation.generated_text import Ruling, Verdict, first_difference
-from heads.evaluation.judges import SameText
 from heads.evaluation.methods import (
     LOOKUP_ALONE,
     GreedySettings,
@@ -24,6 +23,7 @@ from heads.evaluation.methods import (
     prompt_lookup,
     tree,
 )
+from heads.evaluation.same_text import SameText
 from heads.evaluation.throughput import RESAMPLES, MethodResult, compare, count_runs, describe_verdicts, ratio_interval
 from heads.families import create
 

@@ -47,7 +47,7 @@ def test_the_search_finds_the_tree_of_most_tokens_a_second(seed):
     assert len(chosen_depths) > 1
 
 
-def test_trees_are_judged_on_texts_that_they_were_not_grown_on():
+def test_trees_are_measured_on_texts_that_they_were_not_grown_on():
     """Two texts that share nothing: what is grown on one accepts nothing of the other."""
     one, other = np.full((30, 2), 3), np.full((30, 2), 7)
     replays = [Replay(ranks_PK=ranks_PK, dynamic={}) for ranks_PK in (one, other)]

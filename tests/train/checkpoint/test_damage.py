@@ -167,7 +167,7 @@ DAMAGES = {
 }
 
 
-def test_a_large_file_is_judged_by_pieces(tmp_path, monkeypatch):
+def test_a_large_file_is_checked_by_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(whole_checkpoint, "READ_WHOLE", 64 * 16)
     monkeypatch.setattr(whole_checkpoint, "PIECE", 16)
     path = tmp_path / "checkpoint-1/large"

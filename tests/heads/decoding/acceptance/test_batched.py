@@ -84,7 +84,7 @@ def test_a_padded_batch_with_a_penalty_is_generates(everywhere):
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-def test_rows_are_judged_in_groups_where_nodes_hold_many_numbers(do_sample, everywhere, monkeypatch):
+def test_rows_are_scored_in_groups_where_nodes_hold_many_numbers(do_sample, everywhere, monkeypatch):
     """Rows accept different numbers of tokens, so their prefixes part; whatever the groups, the text is one."""
     token_heads = fitted_heads("grounded", "llama")
     tokens, mask = left_padded([random_tokens(n, seed=70 + n).tolist() for n in (3, 6, 5)])

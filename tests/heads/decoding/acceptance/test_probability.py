@@ -87,7 +87,7 @@ def test_greedy_takes_the_first_of_equals():
     assert choose_best(torch.tensor([[1.0, 3.0, 3.0, 2.0]])) == 1
 
 
-def test_greedy_at_all_nodes_judges_in_float32_as_generate_does():
+def test_greedy_at_all_nodes_compares_in_float32_as_generate_does():
     """Two logits that float64 tells apart and float32 does not: `generate` takes the first, so must we."""
     logits_BNV = torch.tensor([[[1.0, 2.0, 2.0 + 1e-12], [5.0, 4.0, 3.0]]], dtype=torch.float64)
     assert int(logits_BNV[0, 0].argmax()) == 2

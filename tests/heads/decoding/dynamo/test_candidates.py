@@ -80,7 +80,7 @@ class PrefixesSeen(LogitsProcessor):
         return scores
 
 
-def test_a_place_is_judged_behind_the_likeliest_tokens_before_it():
+def test_a_place_is_scored_behind_the_likeliest_tokens_before_it():
     model, decoding = decoding_of(threshold=0.0, adaptive=None)
     processor = PrefixesSeen()
     ours = run(model, decoding, max_new_tokens=8, logits_processor=[processor])

@@ -88,7 +88,7 @@ def test_a_blur_averages():
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_row_with_fewer_candidates_is_blurred_and_judged_as_if_alone(size):
+def test_a_row_with_fewer_candidates_is_blurred_and_thresholded_as_if_alone(size):
     generator, dark_would_count = torch.Generator().manual_seed(3), 0
     for _ in range(20):
         wide = torch.rand(1, 6, 5, generator=generator, dtype=torch.float64)

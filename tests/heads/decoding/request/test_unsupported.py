@@ -105,7 +105,7 @@ def test_own_classes_of_a_batch_give_a_rows_part_or_are_refused(kind, decoding):
     ],
     ids=["processor", "criterion"],
 )
-def test_own_classes_judge_a_single_row(own):
+def test_own_classes_score_a_single_row(own):
     model, ours = model_and("tree")
     assert torch.equal(run(model, ours, PROMPTS[:1], **own), run(model, None, PROMPTS[:1], **own))
 

@@ -10,8 +10,8 @@ from byte_tokenizer import byte_tokenizer
 from served import RefusedError, served
 from tiny import tiny_model
 
-from heads.evaluation.judged.asked import EndpointJudge, LocalJudge
 from heads.evaluation.judged.judge import LikelihoodJudge
+from heads.evaluation.judged.llm_judges import EndpointJudge, LocalJudge
 
 PAIRS = [("Say it.", f"good {i}", f"bad {i}") for i in range(12)]
 

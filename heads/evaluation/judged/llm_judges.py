@@ -1,8 +1,8 @@
-"""Whom a judge asks: an OpenAI-compatible server, or a local model.
+"""A language model as a judge (Zheng et al. 2023): on an OpenAI-compatible server, or loaded here.
 
-Answers of a server are kept in a file, so that a call that is repeated, or resumed, costs nothing; one without a
-verdict is not kept, so the next call asks again. What is still to be asked is counted and priced before the first
-question.
+A server's answers are stored in a file, so that a call that is repeated or resumed pays for no question twice. An
+answer without a verdict is not stored, and the next call asks that question again. Before the first question the number
+and the price of all that are left to ask are printed.
 """
 # T token of a question
 
@@ -31,14 +31,20 @@ TIMEOUT = 120.0
 
 @dataclass(kw_only=True)
 class EndpointJudge(AskedJudge):
-    """
+    """A model on an OpenAI-compatible server, asked greedily.
+
     Attributes:
-        url, model: of the server; `from_environment` reads them.
-        cache: file of the answers.
-        concurrency: questions in flight.
-        tries: of each question, with growing pauses.
-        answer_tokens: most tokens of an answer.
-        prices: dollars for a million tokens asked, and answered; None: unknown.
+        url: base URL of the server's API, such as http://localhost:8000/v1.
+        model: the model's name there.
+        cache: the file in which answers are stored; None: they are stored nowhere.
+        concurrency: how many questions are sent at once.
+        tries: how often a question is sent before the call fails, with growing pauses.
+        answer_tokens: the most tokens of an answer.
+        prices: dollars for a million tokens of questions, and of answers; None: unknown.
+
+    Raises:
+        ValueError: the URL is not one of http or https.
+        MissingExtraError: the package `openai` is not installed.
     """
 
     url: str
@@ -66,7 +72,8 @@ class EndpointJudge(AskedJudge):
 
     @classmethod
     def from_environment(cls, **given: Any) -> EndpointJudge:
-        """
+        """The judge that HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL and OPENAI_API_KEY name.
+
         Raises:
             ValueError: no URL or no model is set.
         """
@@ -81,9 +88,10 @@ class EndpointJudge(AskedJudge):
         return cls(name=str(found["model"]), **(known | given))
 
     def answers(self, questions: Sequence[str]) -> list[str]:
-        """
+        """The answer to each question, stored or asked for now.
+
         Raises:
-            ValueError: the server cannot be reached or refuses; answers that it gave are kept.
+            ValueError: the server cannot be reached or refuses; the answers that it gave are stored.
         """
         found = {question: kept["answer"] for question in questions if (kept := self._rows.get(digest(question)))}
         new = [question for question in dict.fromkeys(questions) if question not in found]
@@ -102,7 +110,7 @@ class EndpointJudge(AskedJudge):
         return [str(found[question]) for question in questions]
 
     def estimate(self, questions: Sequence[str]) -> str:
-        """What the questions cost at most, in a sentence.
+        """A sentence that says what the questions cost at most.
 
         >>> judge = EndpointJudge(name="m", url="http://localhost:1/v1", model="m", prices=(2.0, 10.0))
         >>> judge.estimate(["a" * 4000])
@@ -142,7 +150,11 @@ class EndpointJudge(AskedJudge):
 
 @dataclass(kw_only=True)
 class LocalJudge(AskedJudge):
-    """A local instruction-tuned model, asked through its chat template, greedily."""
+    """An instruction-tuned model that is loaded here, asked greedily through its chat template.
+
+    Raises:
+        ValueError: the tokenizer has no chat template.
+    """
 
     loaded: Any
     tokenizer: Any

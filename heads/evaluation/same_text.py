@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.evaluation.generated_text import Excuse, Ruling, Verdict, excuse_ties, first_difference, judge
+from heads.evaluation.generated_text import Excuse, Ruling, Verdict, compare_texts, excuse_ties, first_difference
 from heads.evaluation.methods import SampledSettings, Settings, end_tokens, new_tokens
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -116,7 +116,7 @@ class SameText:
             excuse = excuse_ties(scores_at, self.model.dtype)
         else:
             excuse = self.float32.excuse(prompt_1T, rulings)
-        return replace(judge(plain_tokens, tokens, excuse, continue_from), rulings=tuple(rulings))
+        return replace(compare_texts(plain_tokens, tokens, excuse, continue_from), rulings=tuple(rulings))
 
 
 def scores_after(model: Any, settings: Settings, prompt_1T: Tensor, new: list[int]) -> Tensor:
