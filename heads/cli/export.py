@@ -14,8 +14,8 @@ from heads.checkpoint.opening import open_backbone, open_heads
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import DESCRIPTION
 from heads.cli.hub import BY_NAME
+from heads.cli.option_groups import read_config
 from heads.cli.options import BackboneOption
-from heads.evaluation.runs.options import about, describe_options, read_options
 from heads.export.exporting import export_heads, import_heads
 from heads.export.formats import format_module, formats, reads, recognise, writes
 from heads.export.hub.push import push_to_hub
@@ -51,12 +51,12 @@ def export_command(
     if to is None or (heads is None and not format_help):
         raise ValueError(f"Give HEADS and --to FORMAT, one of {allowed}.")
     module = format_module(to)
+    typed = f"{context.command_path} HEADS --to {to}", "--format-help"
     if format_help:
-        Console().print(about(module.Config), options_table(module.Config, to), highlight=False)
-        return
+        read_config(module.Config, ["--format-help"], *typed)
     if out is None or heads is None:
         raise ValueError("Give --out FOLDER, a new folder.")
-    config = read_options(module.Config, context.args, f"--to {to}") if writes(to) else None
+    config = read_config(module.Config, context.args, *typed) if writes(to) else None
     if hasattr(module, "convert"):
         typer.echo(f"{out}: {module.convert(heads, out, config, backbone=backbone, overwrite=overwrite)}")
         return
@@ -128,13 +128,4 @@ def formats_table() -> Table:
     for name in formats():
         yes = ["yes" if able(name) else "–" for able in (writes, reads)]
         table.add_row(name, *yes, format_module(name).SUMMARY)
-    return table
-
-
-def options_table(config: type[object], name: str) -> Table:
-    table = Table(title=f"headway export HEADS --to {name} …", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("option", "takes", "default"):
-        table.add_column(column, overflow="fold")
-    for row in describe_options(config):
-        table.add_row(*row)
     return table

@@ -1,4 +1,4 @@
-"""Options that commands share, as groups: a dataclass whose fields are typer options.
+"""Dataclasses as options of the command line, which typer reads: groups that commands share, and a suite's Config.
 
 A command has a group as one parameter, and `with_groups` shows typer a signature with the group's fields instead:
 
@@ -6,6 +6,7 @@ A command has a group as one parameter, and `with_groups` shows typer a signatur
     def generate_command(heads: Heads, *, loading: LoadingOptions, sampling: SamplingOptions) -> None: ...
 
 so that `headway generate` has the options --backbone, --dtype, --temperature, …, one panel of the help for each group.
+A suite or a format is known only when the command runs; `read_config` reads the words that are left then.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+import typer
+from docstring_parser import parse as parse_docstring
+
+from heads.validation import Range, build, ranges
+
+T = TypeVar("T")
 Command = Callable[..., None]
 
 
@@ -56,3 +64,68 @@ def expand(group: type[Any]) -> list[inspect.Parameter]:
             )
         )
     return found
+
+
+def read_config(config: type[T], words: Sequence[str], program: str, help_option: str = "--help") -> T:
+    """A Config from words of the command line, `new_tokens` as --new-tokens; `help_option` shows all and ends.
+
+    Raises:
+        ValueError: a value that the Config's own checks refuse; typer reports all other mistakes.
+
+    >>> @dataclasses.dataclass(kw_only=True)
+    ... class Config:
+    ...     new_tokens: int = 8
+    ...     tasks: list[str] = dataclasses.field(default_factory=list)
+    >>> read_config(Config, ["--new-tokens=4", "--tasks", "arc,copa"], "headway evaluate HEADS --suite speed")
+    Config(new_tokens=4, tasks=['arc', 'copa'])
+    """
+
+    def command(**given: Any) -> None: ...
+
+    about = parse_docstring(config.__doc__ or "").description
+    command.__signature__ = inspect.Signature(config_options(config))  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command(help=about, context_settings={"help_option_names": [help_option]})(command)
+    values = typer.main.get_command(app).make_context(program, list(words)).params
+    return build(config, values, of=program)
+
+
+def config_options(config: type[Any]) -> list[inspect.Parameter]:
+    """A keyword parameter for each field; its help is the field's line among the docstring's attributes."""
+    hints, found = get_type_hints(config), []
+    bases = [one for one in reversed(config.__mro__) if dataclasses.is_dataclass(one)]
+    said = [attribute for one in bases for attribute in parse_docstring(one.__doc__ or "").params]
+    helps = {attribute.arg_name: sentence(attribute.description or "") for attribute in said}
+    for field in dataclasses.fields(config):
+        limits = next(iter(ranges(field)), Range())
+        hint, default = hints[field.name], field.default
+        of_items: dict[str, Any] = {}
+        if get_origin(hint) is list:
+            of_items = {"parser": partial(read_list, get_args(hint)[0]), "metavar": "X,X,…"}
+            hint, default = str, ",".join(map(str, field.default_factory()))  # type: ignore[operator]
+        option = typer.Option(min=limits.low, max=limits.high, help=helps.get(field.name), **of_items)
+        found.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+                annotation=Annotated[hint, option],
+            )
+        )
+    return found
+
+
+def read_list(kind: Callable[[str], T], text: str) -> list[T]:
+    """
+    >>> read_list(int, "1, 2"), read_list(str, "")
+    ([1, 2], [])
+    """
+    return [kind(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def sentence(text: str) -> str:
+    """
+    >>> sentence("most tokens of an answer.")
+    'Most tokens of an answer.'
+    """
+    return text[:1].upper() + text[1:]

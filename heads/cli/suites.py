@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from heads.checkpoint.opening import name_folders
 from heads.checkpoint.save_load import write_whole
 from heads.checkpoint.schema import read_description
+from heads.cli.option_groups import read_config
 from heads.cli.options import LoadingOptions, print_aside
 from heads.evaluation.pictures import new_figure
 from heads.evaluation.report.page import render_page
 from heads.evaluation.report.sections import Section
 from heads.evaluation.report.training import training_sections
 from heads.evaluation.runs.folder import REPORT, RESULTS, ROWS, describe_run, read_runs, write_run
-from heads.evaluation.runs.options import about, describe_options, read_options
 from heads.evaluation.runs.rows import Rows
 from heads.evaluation.runs.task import SuiteTask, fingerprint
 from heads.evaluation.suites import suite_module, suites
@@ -62,15 +60,15 @@ def run_suite(context: typer.Context, heads: Path | None, options: SuiteOptions,
     """Run a suite on heads, show its tables, and write its figures and its report."""
     name = (options.suite or "").replace("_", "-")
     module = suite_module(name)
+    typed = f"{context.command_path} HEADS --suite {name}", "--suite-help"
     if options.suite_help:
-        Console().print(about(module.Config), options_table(module.Config, name), highlight=False)
-        return
+        read_config(module.Config, ["--suite-help"], *typed)
     if heads is None or str(heads).startswith("-"):
         raise ValueError(
             f"--suite {name} needs a folder of heads; give it first: headway evaluate HEADS --suite {name}."
         )
     refuse_held_out(context, name)
-    config = read_options(module.Config, context.args, f"--suite {name}")
+    config = read_config(module.Config, context.args, *typed)
     new_figure(1, 1)  # without matplotlib nothing is measured
     task = suite_task(heads, options, loading, config, name)
     if task.rows.resumed:
@@ -137,15 +135,6 @@ def refuse_words(context: typer.Context, suite: SuiteOptions) -> None:
 def was_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def options_table(config: type[Any], suite: str) -> Table:
-    table = Table(title=f"headway evaluate HEADS --suite {suite} …", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("option", "takes", "default"):
-        table.add_column(column, overflow="fold")
-    for row in describe_options(config):
-        table.add_row(*row)
-    return table
 
 
 def print_sections(console: Console, sections: Sequence[Section]) -> None:

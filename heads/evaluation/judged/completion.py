@@ -24,17 +24,17 @@ class JudgedConfig:
     """Both judged suites have these fields as well.
 
     Attributes:
-    judge: "endpoint" (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL, OPENAI_API_KEY), "local" model asked in words, or
-        "likelihood" of another model.
-    judge_model: folder or hub name of a judge that is not an endpoint.
-    prices: dollars for a million tokens asked, and answered, of an endpoint.
-    step: of ε_b from 0 to 1.
-    draws: texts of each prompt at each ε_b.
-    max_new_tokens: most tokens of a text.
-    seed: of texts and of the places in pairs.
-    cooccurrence: table that masks; by default none.
-    adaptive: Otsu's threshold beside the static one.
-    blur: of the adaptive threshold, odd.
+        judge: "endpoint" (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL, OPENAI_API_KEY), "local" model asked in words, or
+            "likelihood" of another model.
+        judge_model: folder or hub name of a judge that is not an endpoint.
+        prices: dollars for a million tokens asked, and answered, of an endpoint.
+        step: of ε_b from 0 to 1.
+        draws: texts of each prompt at each ε_b.
+        max_new_tokens: most tokens of a text.
+        seed: of texts and of the places in pairs.
+        cooccurrence: table that masks; by default none.
+        adaptive: Otsu's threshold beside the static one.
+        blur: of the adaptive threshold, odd.
     """
 
     judge: Literal["endpoint", "local", "likelihood"] = "likelihood"

@@ -184,7 +184,6 @@ def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
     ("arguments", "said"),
     [
         (["heads", "--tasks", "piqa"], "--tasks is no option of headway evaluate"),
-        (["heads", "--suite", "lm-eval"], "tasks is missing of --suite lm-eval"),
         (["--suite", "lm-eval", "--tasks", "piqa"], "--suite lm-eval needs a folder of heads"),
         (
             ["h", "--suite", "lm-eval", "--tasks", "a", "--blocks", "3", "--top-k", "9"],

@@ -60,8 +60,6 @@ def test_formats_are_listed_with_who_loads_them() -> None:
             "which is read; give a folder",
         ),
         (["import", DEMO / "base", "--backbone", "x", "--out", DEMO / "base" / "new"], "is, or lies in,"),
-        (["export", DEMO / "medusa", "--to", "medusa", "--out", "a", "--file", "zip"], "'safetensors' and 'pt'"),
-        (["export", DEMO / "medusa", "--to", "medusa", "--out", "a", "--fil", "pt"], "Did you mean '--file'?"),
         (["export", DEMO / "grounded", "--to", "medusa", "--out", "a"], "grounded heads were given"),
         (["import", DEMO / "base", "--backbone", DEMO / "base", "--out", "a"], "of no known format"),
         (["import", "none", "--backbone", DEMO / "base", "--out", "a", "--from", "medusa"], "none is no folder"),
