@@ -1,7 +1,7 @@
-"""What was asked, what was answered, and who answers: this library on a local model, or an OpenAI-compatible server.
+"""Prompts, greedy answers, and the sources that answer: a local model, or an OpenAI-compatible server (endpoint.py).
 
-Both sides of a comparison are sources: a function from a prompt to its greedy answer, and one that continues an answer
-from a prefix. A server may say only text; then its tokens are read from the text with the backbone's tokenizer.
+Two sources are compared on the same prompts. Each answers a prompt and, where it can, continues an answer from given
+tokens. A server may return text alone; its tokens are then what the backbone's tokenizer makes of that text.
 """
 # T prompt position
 
@@ -18,14 +18,14 @@ from heads.evaluation.methods import GreedySettings, end_tokens, new_tokens
 from heads.evaluation.prompts import Prompt, encode
 
 END = -1
-"""Stands for whichever end-of-text token of the model ended a text; servers do not say which."""
+"""Stands for any end-of-text token of the model, since servers do not say which one ended a text."""
 
 UNFINISHED = "�"  # a text that was cut within a character may end in this
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A prompt as text or messages, and its tokens (1, T) where a tokenizer is at hand."""
+    """A prompt, as text or messages, and its tokens (1, T), or None without a tokenizer."""
 
     prompt: Prompt
     prompt_1T: Tensor | None = None
@@ -38,8 +38,8 @@ class Answer:
     Attributes:
         text: without the end-of-text token.
         tokens: the new tokens, END last if the text ended; None where they are not known.
-        ended: the model ended the text, rather than the limit on new tokens.
-        prompt: token ids of the prompt as a server read it, where it says them.
+        ended: True if an end-of-text token ended the text, False if the limit on new tokens did.
+        prompt: the prompt's token ids as the server read them; None where it does not return them.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Source(Protocol):
     def answer(self, asked: Asked) -> Answer: ...
 
     def resume(self, asked: Asked, new: Sequence[int]) -> Answer | None:
-        """The answer that begins with these new tokens; None where that cannot be asked."""
+        """The answer that continues these new tokens and includes them; None where a source cannot continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,8 @@ class LocalSource:
 
 
 def mark_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """
+    """Replace a last token that is an end-of-text token by END.
+
     >>> mark_end([5, 6, 2], [2, 3]), mark_end([5, 6], [2, 3])
     ([5, 6, -1], [5, 6])
     """
@@ -98,10 +99,10 @@ def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def with_tokens(answer: Answer, asked: Asked, tokenizer: Any) -> Answer:
-    """The answer with its tokens read from its text, where the server did not say them.
+    """The answer with the tokens that the tokenizer makes of its text, if the server returned text alone.
 
-    A greedy text is taken to consist of the tokens that the tokenizer makes of it; where a model wrote it in others,
-    the place is off by some tokens, and its margin is that of the tokenizer's own.
+    The model may have written the same text in other tokens. A difference is then reported some tokens away from where
+    it is, with the scores of the tokenizer's tokens.
     """
     if answer.tokens is not None or asked.prompt_1T is None:
         return answer

@@ -32,7 +32,7 @@ GREEDY_ONLY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All verdicts on one source beside its reference."""
+    """The verdicts on one source's answers, each compared with the reference's."""
 
     name: str
     reference: str
@@ -74,7 +74,7 @@ class Comparison:
         ]
 
     def summary(self) -> str:
-        """The verdicts counted, and the reasons of those that have one."""
+        """How many prompts have each verdict, and the reasons given, one a line."""
         counted = f"{self.name}: " + ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
         reasons = dict.fromkeys(f"{finding.verdict}: {finding.why}" for finding in self.findings if finding.why)
         return "\n".join([counted, *(f"  {reason}" for reason in reasons)])
@@ -95,8 +95,9 @@ def compare_sources(
     """The verdict on each prompt.
 
     Args:
-        scorer: the local backbone that rules on differences; None leaves them unknown.
-        rows: finished prompts, which nobody is asked again; calls that share a reference share its answers there.
+        scorer: explains differences; without one they are unknown.
+        rows: stored answers and verdicts, for which no source is asked again. Several comparisons with one reference
+            share its answers there.
         advance: called after each prompt.
     """
     rows = Rows() if rows is None else rows
@@ -123,7 +124,7 @@ def compare_sources(
 
 
 def normalised(answer: Answer, asked: Asked, tokenizer: Any, ends: Sequence[int]) -> Answer:
-    """The answer with its tokens where they can be known, and END in place of an end-of-text token."""
+    """The answer with its tokens, read from its text if need be, and END in place of an end-of-text token."""
     if tokenizer is not None:
         answer = with_tokens(answer, asked, tokenizer)
     if answer.tokens is None:
@@ -135,7 +136,7 @@ def normalised(answer: Answer, asked: Asked, tokenizer: Any, ends: Sequence[int]
 
 
 def as_read(asked: Asked, answer: Answer) -> Asked:
-    """The prompt with the token ids that the server read, where it says them."""
+    """The prompt with the token ids that the server read, if it returned them."""
     if answer.prompt is None or asked.prompt_1T is None:
         return asked
     return Asked(prompt=asked.prompt, prompt_1T=torch.tensor([answer.prompt]))

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server (vLLM, SGLang, llama.cpp, `transformers serve`, …) as a source of greedy answers.
 
-Texts go to `/completions`, chats to `/chat/completions`, one after another. Servers that can are asked for token ids
-(vLLM's `return_token_ids`); one that refuses the field is asked without it from then on.
+Texts are sent to `/completions` and chats to `/chat/completions`, one at a time. Each request asks for token ids
+(vLLM's `return_token_ids`); once a server has refused that field, it is left out.
 """
 # T prompt position
 
@@ -20,11 +20,16 @@ TIMEOUT = 600.0  # seconds for one answer
 
 @dataclass(kw_only=True)
 class Endpoint:
-    """One server; the key is read from OPENAI_API_KEY, which local servers do not need.
+    """One server. Its key is read from the environment's OPENAI_API_KEY; local servers need none.
 
     Attributes:
         url: base URL of its API, such as http://localhost:8000/v1.
-        model: name of the model there.
+        model: the model's name there.
+        new_tokens: the most tokens of an answer.
+
+    Raises:
+        ValueError: the URL is not one of http or https.
+        MissingExtraError: the package `openai` is not installed.
     """
 
     url: str
@@ -52,7 +57,13 @@ class Endpoint:
         return self._ask(asked.prompt, self.new_tokens)
 
     def resume(self, asked: Asked, new: Sequence[int]) -> Answer | None:
-        """Only for texts, and where the prompt's tokens are known, since a prefix is sent as token ids."""
+        """The answer that continues these new tokens and includes them.
+
+        The prefix is sent as token ids, so the answer is None for chats and for prompts without tokens.
+
+        Raises:
+            ValueError: as `answer`.
+        """
         if not isinstance(asked.prompt, str) or asked.prompt_1T is None:
             return None
         left = self.new_tokens - len(new)

@@ -1,7 +1,7 @@
 """Prompts for `headway verify-lossless` where none are given: short beginnings of several kinds of text.
 
-Differences show on long answers of many kinds: code and lists, where drafts are long and often accepted, and prose,
-where the best tokens lie close together.
+Decoders differ where many drafts are accepted, as in code and lists, or where the best tokens have nearly equal scores,
+as in prose; so the texts are of both kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ DEFAULT_TEXTS: tuple[str, ...] = (
 
 
 def asked_of(prompts: Sequence[Prompt], tokenizer: Any) -> list[Asked]:
-    """Prompts with their tokens; without a tokenizer as they are."""
+    """Each prompt with its tokens (1, T), or without them if there is no tokenizer.
+
+    Raises:
+        ValueError: a chat for which the tokenizer has no template, or which it refuses; the sentence has its number.
+    """
     if tokenizer is None:
         return [Asked(prompt=prompt) for prompt in prompts]
     return [
@@ -36,5 +40,5 @@ def asked_of(prompts: Sequence[Prompt], tokenizer: Any) -> list[Asked]:
 
 
 def choose_prompts(path: Path | None, count: int) -> list[Prompt]:
-    """The first `count` prompts of a file, or of the ones above."""
+    """The first `count` prompts of a file; without a file, of `DEFAULT_TEXTS`."""
     return list(DEFAULT_TEXTS[:count]) if path is None else read_texts(path, count)

@@ -1,7 +1,7 @@
-"""Answers and verdicts of finished prompts, on disk, so that an interrupted comparison asks only what is missing.
+"""Stores answers and verdicts on disk, so that an interrupted `headway verify-lossless` goes on where it stopped.
 
-They are kept for the call that goes on with them and removed when it is done. A later call asks every prompt again: a
-server says nothing of a change in it, and an old verdict must not stand for a new one.
+The command removes them when it has finished, and its next call asks every prompt anew: a server may have changed
+without a sign of it, and an old verdict must not stand for a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heads.evaluation.runs.task import fingerprint
 
 
 def keep_answer(rows: Rows, number: int, ask: Callable[[], Answer]) -> Answer:
-    """The reference's answer to a prompt: the kept one, or one that is asked for now and kept."""
+    """The reference's answer to a prompt: the stored one, or else the one that `ask` returns, which is stored."""
     name = f"reference's answer to prompt {number}"
     row = rows.get(name)
     if row is not None:
@@ -30,7 +30,7 @@ def keep_answer(rows: Rows, number: int, ask: Callable[[], Answer]) -> Answer:
 
 
 def keep_finding(rows: Rows, source: str, number: int, examine: Callable[[], Finding]) -> Finding:
-    """The verdict on a source's answer to a prompt: the kept one, or one that is found now and kept."""
+    """The verdict on a source's answer: the stored one, or else the one that `examine` returns, which is stored."""
     name = f"verdict on prompt {number} of {source}"
     row = rows.get(name)
     if row is not None:
@@ -41,7 +41,8 @@ def keep_finding(rows: Rows, source: str, number: int, examine: Callable[[], Fin
 
 
 def read_finding(row: Row) -> Finding:
-    """
+    """The inverse of `dataclasses.asdict`.
+
     >>> finding = Finding(prompt=1, verdict="bug", margins=Margins(gap=3.0, behind_best=0.0, rounding=0.1))
     >>> read_finding(dataclasses.asdict(finding)) == finding
     True
@@ -51,12 +52,12 @@ def read_finding(row: Row) -> Finding:
 
 
 def describe_prompts(asked: Sequence[Asked]) -> list[Any]:
-    """The prompts as they are asked, in text or messages and in tokens."""
+    """Each prompt's text or messages, and its token ids, as values for JSON: other prompts, other values."""
     return [(one.prompt, None if one.prompt_1T is None else one.prompt_1T[0].tolist()) for one in asked]
 
 
 def describe_files(paths: Sequence[str | Path | None]) -> Mapping[str, str]:
-    """What changes with the content of each folder or file; a name that is neither stands for itself."""
+    """For each path a string that changes with its content; empty for a name that is no path, such as a hub's."""
     found = [Path(path) for path in paths if path is not None]
     return {str(path): fingerprint(path) for path in found if path.is_dir()} | {
         str(path): path.read_text(encoding="utf-8") if path.is_file() else "" for path in found if not path.is_dir()
@@ -64,7 +65,8 @@ def describe_files(paths: Sequence[str | Path | None]) -> Mapping[str, str]:
 
 
 def as_folder(name: str) -> str:
-    """
+    """A name as one that a folder can have.
+
     >>> as_folder("org/Model-7B"), as_folder("medusa+grounded"), as_folder("../")
     ('org-Model-7B', 'medusa+grounded', 'unnamed')
     """

@@ -1,10 +1,14 @@
-"""Rule on the first difference of two greedy texts: the same text, rounding, a bug, or not known.
+"""Decides about two greedy texts: they are the same, differ by rounding, differ by a bug, or it is unknown why.
 
-At the first difference a local copy of the backbone scores both tokens behind the text that both share. In bfloat16
-and float16 the scores are a float32 copy's, and the rounding is measured at that place (`Float32Judge`); in float32 it
-is the bound that `generated_text.ROUNDING_UNITS` gives. Both tokens within rounding of the best: either may be chosen.
-Only the reference's token: the other text has a bug. Not even the reference's token: the local backbone is not the
-model that wrote the texts, so nothing can be said.
+At the first difference a local copy of the backbone scores both tokens after the text that the two share:
+
+    rounding    both tokens score within rounding of the best token, so greedy decoding may choose either
+    bug         the reference's token does and the other one does not
+    unknown     not even the reference's token does: the local backbone is not the model that wrote the texts
+
+For a bfloat16 or float16 backbone a float32 copy gives the scores, and rounding is the largest difference between both
+models' scores at that place (`Float32Judge`). For a float32 one it is the bound of
+`generated_text.ROUNDING_UNITS`.
 """
 # T prompt position, V vocabulary
 
@@ -24,7 +28,7 @@ from heads.evaluation.same_text import LOW_PRECISION, Float32Judge, scores_after
 
 Kind = Literal["same", "rounding", "bug", "unknown"]
 Resume = Callable[[list[int]], Answer | None]
-"""The reference's answer that begins with these new tokens; None where that cannot be asked."""
+"""`Source.resume` of the reference: the answer that continues these new tokens, or None."""
 
 NO_BACKBONE = "no local copy of the backbone was given (--backbone)"
 OTHER_MODEL = "the local backbone would not write the reference's token either: another model, dtype or template?"
@@ -33,12 +37,12 @@ CUT = "one text is shorter, and no end-of-text token ended it"
 
 @dataclass(frozen=True, kw_only=True)
 class Margins:
-    """Scores at the place of a difference.
+    """Differences of scores, in logits, at the place where two texts differ.
 
     Attributes:
-        gap: the reference's token above the other, in logits; negative where the other scores higher.
-        behind_best: the best token above the reference's.
-        rounding: by how much one score may be off.
+        gap: the score of the reference's token minus that of the other text's token.
+        behind_best: the best score minus that of the reference's token.
+        rounding: how far rounding may move one score.
     """
 
     gap: float
@@ -66,13 +70,14 @@ class Finding:
     """The verdict on one prompt.
 
     Attributes:
-        position: where the texts part, counted from 0; None for the same text. A later place if rounding explains the
-            earlier ones.
+        position: index of the first difference that rounding does not explain, or of the first one if rounding explains
+            all; None for the same text.
         unit: what `position` counts.
-        reference, other: what stands there in each text; "end" where a text had ended.
+        reference, other: the token there in each text; "end" where a text had ended.
         margins: None where no backbone scored the place.
-        excused: places before `position` that rounding explains; the place itself included if the verdict is rounding.
+        excused: how many differences rounding explains.
         why: a reason in words, where the verdict needs one.
+        texts: the reference's and the other.
     """
 
     prompt: int
@@ -89,7 +94,7 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Scorer:
-    """A local backbone that scores the place of a difference; makes a float32 copy of a half-precision one."""
+    """Scores tokens with a local backbone; of one in bfloat16 or float16 it makes a float32 copy."""
 
     model: Any
     settings: GreedySettings
@@ -100,7 +105,11 @@ class Scorer:
             self._float32 = Float32Judge(model=self.model, settings=self.settings)
 
     def margins(self, prompt_1T: Tensor, shared: list[int], reference: int, other: int) -> Margins:
-        """Margins of two tokens behind a prompt and new tokens; END stands for the best end-of-text token."""
+        """The margins of two tokens that follow the prompt and the shared new tokens.
+
+        Args:
+            reference, other: token ids; END is scored as the likeliest end-of-text token.
+        """
         prompt_1T = prompt_1T.to(self.model.device)
         if self._float32 is None:
             low_V = high_V = scores_after(self.model, self.settings, prompt_1T, shared).double()
@@ -132,8 +141,8 @@ def examine(
 ) -> Finding:
     """The verdict on two answers to one prompt.
 
-    Behind a difference that rounding explains, the reference is resumed from the other text's prefix if it can be, so
-    that every later difference needs its own explanation.
+    After a difference that rounding explains, the reference goes on from the other text up to and including that place,
+    if it can, so that later differences are examined too.
 
     Args:
         number: number of the prompt, from 1.
@@ -174,7 +183,7 @@ def examine(
 
 
 def by_characters(number: int, reference: Answer, other: Answer) -> Finding:
-    """Texts whose tokens are not known: where they part, and nothing about why."""
+    """The verdict on texts whose tokens are not known: the same, or unknown with the first character that differs."""
     first, second = reference.text, other.text
     at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
     if first == second and reference.ended == other.ended:
@@ -192,7 +201,7 @@ def by_characters(number: int, reference: Answer, other: Answer) -> Finding:
 
 
 def show(tokenizer: Any, tokens: Sequence[int], at: int) -> str:
-    """The token's text; "end" behind the last one."""
+    """A token as a table shows it; "end" for END and past the last token."""
     if at >= len(tokens) or tokens[at] == END:
         return "end"
     return str(tokens[at]) if tokenizer is None else repr(tokenizer.decode([tokens[at]]))
