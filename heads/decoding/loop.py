@@ -156,9 +156,9 @@ class VerifiedRun:
             return output, self.backbone.logits(output.final_BND)
 
     def within_text(self, running: list[Row], proposal: Proposal) -> Tensor:
-        """The nodes' depths, capped at the depth of the last token that the row has room for.
+        """(B, N): the nodes' depths, where those beyond a row's `max_length` get the last depth within it.
 
-        Deeper nodes are never emitted, but a backbone may have no position for them.
+        Such nodes are never emitted, but a backbone may have no position embedding for their true depth.
         """
         room = [self.request.max_length - 1 - len(row.tokens) for row in running]
         if min(room) >= proposal.max_depth:

@@ -96,7 +96,9 @@ def attend_at_once(queries_BWHE: Tensor, context: Context, own_keys_BWkGE: Tenso
 
 
 def by_text(nodes_M: Tensor, num_texts: int) -> bool:
-    """Whether nodes come text by text, equally many for each; compiled graphs answer no where there are several texts.
+    """Whether nodes come text by text, equally many for each.
+
+    A compiled graph may not read values, so within one the answer is False as soon as there are several texts.
 
     >>> by_text(torch.tensor([0, 0, 1, 1]), 2), by_text(torch.tensor([1, 0, 0, 0]), 2)
     (True, False)

@@ -18,9 +18,9 @@ from heads.backbone.model import CommitPlan
 from heads.interface.draft_attention import seen_as_bias
 
 CONTEXT_STEP = 256
-"""The shape of a context grows by so many slots, so that compiled drafting meets few shapes."""
+"""A context has a multiple of so many slots, so that drafting is compiled for few shapes."""
 CONTEXT = ("context_keys", "context_values", "context_bias")
-"""Names of what all nodes of a text read."""
+"""Names of the tensors that all nodes of a text share: keys and values of its committed rows, and their mask."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,9 @@ def sees_own_paths(committed_GS: Tensor, is_row_Gnd: Tensor) -> Tensor:
 
 
 def sees_unrolled(may_attend_BTT: Tensor, steps: int) -> Tensor:
-    """(B, T, steps·T): the mask of the last unrolled step, which sees the first step's rows and its own of all others.
+    """(B, T, steps·T): the attention mask of the last unrolled step over the rows of all steps.
+
+    Position t attends to the first step's rows that `may_attend_BTT` allows, and of every later step to its own row t.
 
     >>> sees_unrolled(torch.ones(1, 2, 2, dtype=torch.bool).tril(), 3)[0].int()
     tensor([[1, 0, 1, 0, 1, 0],
@@ -89,8 +91,10 @@ def sees_unrolled(may_attend_BTT: Tensor, steps: int) -> Tensor:
 
 
 class PathContext:
-    """The committed rows that nodes see. Nodes are grouped by text if their order allows it; else each is a group of
-    its own, with a copy of its text's rows.
+    """The committed rows that nodes attend to.
+
+    Nodes that come text by text, equally many for each, share one copy of their text's rows. In any other order each
+    node is a group of its own, with a copy of these rows.
     """
 
     def __init__(self, level: dict[str, Any], texts_M: Tensor) -> None:
@@ -116,5 +120,8 @@ class PathContext:
 
 
 def has_row(real_BS: Tensor, positions_BS: Tensor, lag: int) -> Tensor:
-    """(B, S): whether a slot's token has a row of the module that reads `lag` tokens ahead; the first `lag` do not."""
+    """(B, S): whether a slot has a row of the module that reads `lag` tokens ahead.
+
+    Such a row joins a token with the state `lag` positions before it, so a text's first `lag` tokens have none.
+    """
     return real_BS & (positions_BS >= lag)

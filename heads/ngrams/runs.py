@@ -171,7 +171,7 @@ def bits_of(word_N: NDArray[np.uint64]) -> int:
 
 
 def dense_ranks(word_N: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Each number's rank among the different ones, and these, sorted."""
+    """The rank of each number among the distinct numbers, from 0 on; and the distinct numbers, ascending."""
     order = np.argsort(word_N)
     sorted_N = word_N[order]
     changed_N = np.ones(len(word_N), bool)

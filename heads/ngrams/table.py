@@ -288,7 +288,13 @@ def as_ids(ids: Any) -> Ids:
 
 
 def expand_repeats(look_up: Callable[[Sequence[Ids]], NDArray[Any]], candidates: Sequence[Ids]) -> NDArray[Any]:
-    """What `look_up` finds for the different ones among candidates, repeated where candidates are."""
+    """The array that `look_up` gives for candidates, some of which occur more than once.
+
+    Each distinct candidate of a position is looked up once, and its entries are copied to all of its places.
+
+    Args:
+        look_up: takes distinct ids for each position, and gives an array with one axis for each position.
+    """
     different, places = zip(*(np.unique(ids, return_inverse=True) for ids in candidates), strict=True)
     if all(len(ids) == len(given) for ids, given in zip(different, candidates, strict=True)):
         return look_up(candidates)

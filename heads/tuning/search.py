@@ -90,7 +90,7 @@ def static_sizes(
 
 
 def in_order(places: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The original order of texts of which those with odd indices came first, followed by the even ones.
+    """Sort into the texts' order a list that has the texts with odd indices first, then those with even ones.
 
     >>> in_order([1, 3, 0, 2, 4])
     [0, 1, 2, 3, 4]

@@ -19,14 +19,17 @@ from train.objective.model import TrainedModel
 
 
 def find_units(model: TrainedModel) -> list[nn.Module]:
-    """The modules that are gathered one at a time, in the order in which they run."""
+    """The units of a model: decoder layers that no head borrows, then the heads' modules, in the order they run."""
     borrowed = set() if model.token_heads is None else {id(module) for module in model.token_heads.borrowed}
     units = [layer for layer in model.backbone.layers if id(layer) not in borrowed]
     return units + ([] if model.token_heads is None else list(repeated_modules(model.token_heads)))
 
 
 def repeated_modules(parent: nn.Module) -> Iterator[nn.Module]:
-    """The entries of a module's lists that run by being called: one head each, or one layer of a head."""
+    """The modules in `nn.ModuleList`s of `parent`, each the module of one head or one layer of a head.
+
+    A list's entry that is only a container, without a `forward` of its own, is searched for further lists.
+    """
     for child in parent.children():
         if isinstance(child, nn.ModuleList):
             for entry in child:

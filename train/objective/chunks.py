@@ -87,7 +87,12 @@ def side_by_side(heads: Sequence[HeadRows]) -> tuple[list[HeadRows], list[Tensor
 
 
 def spread(rows: HeadRows, together_R: Tensor, place: Tensor | None) -> HeadRows:
-    """A head's rows at their places among the rows that its teacher is read at."""
+    """Pad a head's rows with zeros to the rows `together_R` of the teacher.
+
+    Args:
+        together_R: the teacher's rows that at least one head needs.
+        place: where the head's own rows lie among these; None: it has all of them.
+    """
     assert rows.distillation is not None
     distillation = replace(rows.distillation, rows_R=together_R)
     if place is None:

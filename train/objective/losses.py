@@ -163,7 +163,12 @@ def one_pass(
 
 
 def student_of(rows: HeadRows, place: Tensor | None) -> Student:
-    """A head that is computed beside others with the same teacher; rows outside `place` get the factor 0."""
+    """A head's rows and factors for a pass that it shares with other heads of the same teacher.
+
+    Args:
+        rows: padded by `side_by_side`.
+        place: which of them are the head's own; the others get the factor 0. None: all are.
+    """
     factor, size = factor_of(rows).to(rows.hidden_RD.device), len(rows.hidden_RD)
     factors_R = factor.expand(size)
     if place is not None:
@@ -176,7 +181,7 @@ def student_of(rows: HeadRows, place: Tensor | None) -> Student:
 def joined_pass(
     heads: dict[int, HeadRows], sums: dict[int, tuple[Tensor, Tensor]], chunk_elements: int | None
 ) -> Tensor:
-    """The pass of heads with hard labels that share one unembedding, as the rows of a single student."""
+    """The loss of heads with hard labels and one unembedding, whose rows are joined and multiplied together."""
     together = list(heads.values())
     rows = joined(together)
     sizes_P = torch.tensor([len(one.labels_R) for one in together], device=rows.hidden_RD.device)

@@ -34,7 +34,7 @@ from heads.backbone.support import read_hooks
 
 NODE_STEP = 4
 OPEN = 0
-"""In place of a graph's slots, where it takes any number of them."""
+"""Stands for the number of slots in the key of a graph that serves any number of them."""
 
 
 class CompiledBackbone(Backbone):

@@ -153,7 +153,10 @@ class ModelDrafter:
         return allow_some_token(torch.cat(scored), logits_BV)
 
     def commit(self, output: Pass, plan: CommitPlan) -> None:
-        """Keep the accepted tokens of the chain that the draft model has read: not the chain's last, nor the text's."""
+        """Keep what the draft model's cache holds of the accepted tokens.
+
+        The draft model never read the last token that it drafted. It reads the text's last token before the next drafts.
+        """
         verify = time.perf_counter() - self.proposed_at
         if self.k == 0:
             return  # nothing was drafted, so nothing was read
