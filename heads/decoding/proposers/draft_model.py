@@ -155,7 +155,7 @@ class ModelDrafter:
     def commit(self, output: Pass, plan: CommitPlan) -> None:
         """Keep what the draft model's cache holds of the accepted tokens.
 
-        The draft model never read the last token that it drafted. It reads the text's last token before the next drafts.
+        The draft model never read its last draft, and reads the text's last one before it drafts again.
         """
         verify = time.perf_counter() - self.proposed_at
         if self.k == 0:

@@ -1,4 +1,4 @@
-"""Which judge a suite asks, by its options."""
+"""The judge that a suite's options name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ def choose_judge(
 ) -> Judge:
     """
     Args:
-        kind: "endpoint" of the environment, "local" model asked in words, or "likelihood" of another model.
-        model: folder or hub name for the last two.
-        answers: file that keeps an endpoint's answers.
-        prices: dollars for a million tokens asked and answered; empty where unknown.
+        kind: "endpoint", the server that the environment names; "local", a model loaded here and asked in words; or
+            "likelihood", another model's log-likelihood.
+        model: folder or hub name of a judge of the last two kinds.
+        decoded: the model that writes the texts.
+        answers: the file in which an endpoint's answers are stored.
+        prices: dollars for a million tokens of questions, and of answers; empty if unknown.
 
     Raises:
-        ValueError: a model that is missing or not used, or the decoded model itself.
+        ValueError: no model for a kind that needs one, a model for the other kind, `decoded` itself, a model that
+            cannot be loaded or asked, or not two prices.
     """
     if len(prices) not in (0, 2):
         raise ValueError(f"prices={prices} was given; give two: dollars for a million tokens asked, and answered.")

@@ -1,4 +1,4 @@
-"""Write all texts, have all judged, and sum them up: what both judged suites do."""
+"""What both judged suites do: write all texts, ask the judge about each, and sum up its verdicts."""
 # E threshold, P prompt
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from heads.validation import validated, within
 @validated
 @dataclass(kw_only=True)
 class JudgedConfig:
-    """Both judged suites have these fields as well.
+    """The options that both judged suites share.
 
     Attributes:
-        judge: "endpoint" (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL, OPENAI_API_KEY), "local" model asked in words, or
-            "likelihood" of another model.
+        judge: "endpoint" (HEADWAY_JUDGE_URL, HEADWAY_JUDGE_MODEL, OPENAI_API_KEY), "local" (a model loaded here and
+            asked in words), or "likelihood" (another model's log-likelihood).
         judge_model: folder or hub name of a judge that is not an endpoint.
-        prices: dollars for a million tokens asked, and answered, of an endpoint.
-        step: of ε_b from 0 to 1.
+        prices: an endpoint's dollars for a million tokens of questions, and of answers.
+        step: distance between the thresholds ε_b, which go from 0 to 1.
         draws: texts of each prompt at each ε_b.
-        max_new_tokens: most tokens of a text.
-        seed: of texts and of the places in pairs.
-        cooccurrence: table that masks; by default none.
-        adaptive: Otsu's threshold beside the static one.
-        blur: of the adaptive threshold, odd.
+        max_new_tokens: the most tokens of a text.
+        seed: seed of the texts, and of which text of a pair is shown first.
+        cooccurrence: n-gram table that masks the joint distribution; by default none.
+        adaptive: how Otsu's threshold is combined with the static one; "none" leaves it out.
+        blur: cells of the Gaussian before Otsu's threshold, an odd number; 1 does not blur.
     """
 
     judge: Literal["endpoint", "local", "likelihood"] = "likelihood"
@@ -50,7 +50,11 @@ class JudgedConfig:
 
 
 def thresholds_by(step: float) -> list[float]:
-    """
+    """The thresholds ε_b from 0 to 1.
+
+    Raises:
+        ValueError: 1 is no multiple of the step.
+
     >>> thresholds_by(0.25), len(thresholds_by(0.02))
     ([0.0, 0.25, 0.5, 0.75, 1.0], 51)
     """
@@ -61,9 +65,10 @@ def thresholds_by(step: float) -> list[float]:
 
 
 def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig) -> dict[str, Any]:
-    """
+    """The results of a judged suite, as results.json has them; what `task.rows` holds is not done again.
+
     Raises:
-        ValueError: a judge that cannot be asked, or a prompt longer than the backbone reads.
+        ValueError: options or a judge that cannot be used, or a prompt longer than the backbone reads.
     """
     thresholds = thresholds_by(config.step)
     answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
@@ -116,7 +121,11 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
 def judge_all(
     judge: Any, prompts: Sequence[Prompt], thresholds: Sequence[float], texts: dict[str, list[Any]], seed: int
 ) -> dict[str, Any]:
-    """A score for each text, and a winner for each text of heads against the baseline's of the same draw."""
+    """The score of every text, and the winner between each text of heads and the baseline's text of the same draw.
+
+    Args:
+        texts: the rows of `write_all`.
+    """
     shown = {prompt.name: prompt.text for prompt in prompts}
     flat = [(key, shown[key.split(" ", 1)[1]], row["text"]) for key, rows in texts.items() for row in rows]
     pairs = [
@@ -136,7 +145,8 @@ def judge_all(
 
 
 def count(winners: Sequence[str | None]) -> dict[str, float]:
-    """
+    """How many pairs the heads' text (A) won, lost or tied.
+
     >>> count(["A", "B", "B", "tie", None])
     {'wins': 1, 'losses': 2, 'ties': 1}
     """
@@ -155,7 +165,7 @@ def totals(texts: dict[str, list[Any]], keys: Any) -> dict[str, dict[str, float]
 
 
 def grid(thresholds: Sequence[float], prompts: Sequence[Prompt], found: Any, name: str) -> Any:
-    """(E, P)."""
+    """(E, P): one figure for each threshold and prompt."""
     return np.array([[found[f"{e} {p.name}"][name] for p in prompts] for e in thresholds], dtype=np.float64)
 
 
@@ -178,7 +188,7 @@ def scores_of(verdicts: Any, keys: Sequence[str]) -> list[float]:
 
 
 def examples(prompts: Sequence[Prompt], thresholds: Sequence[float], texts: Any, verdicts: Any) -> list[Any]:
-    """Figures 21 to 23: the first prompt's first texts, slow, middle and fast, with their verdicts."""
+    """Figures 21 to 23: the first prompt, the baseline's first text, and those at three thresholds with the winners."""
     name = prompts[0].name
     rows = []
     for e in (thresholds[-1], thresholds[len(thresholds) // 2], thresholds[0]):

@@ -1,7 +1,8 @@
-"""A judge of texts: scores, winners of pairs, and orders of several texts.
+"""A judge of texts gives each text a score, names the better one of two, and puts several in order.
 
-`AskedJudge` asks a server or a local model in words (heads/evaluation/judged/llm_judges.py) and reads verdicts;
-`LikelihoodJudge` takes another model's log-likelihood. Texts change places at random, since judges prefer places.
+`AskedJudge` asks a language model, on a server or loaded here (llm_judges.py), and reads its verdicts. The order in
+which it shows texts is random, since language models prefer some places (position bias, Zheng et al. 2023).
+`LikelihoodJudge` compares the log-likelihoods that another model gives the texts.
 """
 
 from __future__ import annotations
@@ -28,37 +29,38 @@ SWAPPED: dict[Winner, Winner] = {"A": "B", "B": "A", "tie": "tie"}
 
 
 class Judge(Protocol):
-    """
+    """What the suites need of a judge.
+
     Attributes:
-        name: for tables: who judged.
-        unreadable: verdicts so far that could not be read.
+        name: the judge's name in tables.
+        unreadable: how many answers so far had no verdict that could be read.
     """
 
     name: str
     unreadable: int
 
     def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
-        """Of each (prompt, text); None where the verdict cannot be read."""
+        """The score of each (prompt, text), higher for better texts; None without a readable verdict."""
         ...
 
     def winners(self, pairs: Sequence[tuple[str, str, str]], seed: int) -> list[Winner | None]:
-        """Of each (prompt, A, B)."""
+        """The better text of each (prompt, A, B), or "tie"; None without a readable verdict."""
         ...
 
     def verdicts(
         self, texts: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str, str]], seed: int
     ) -> tuple[list[float | None], list[Winner | None]]:
-        """Scores and winners at once, so that what all of it costs is known before the first question."""
+        """`scores` and `winners` in one call, so that the price of all questions is known before the first one."""
         ...
 
     def orders(self, lists: Sequence[tuple[str, Sequence[str]]], seed: int) -> list[tuple[int, ...] | None]:
-        """Of each (prompt, texts) the texts' indices, the best first."""
+        """For each (prompt, texts) the indices of its texts, the best first; None without a readable verdict."""
         ...
 
 
 @dataclass(kw_only=True)
 class AskedJudge(ABC):
-    """Asks in words."""
+    """A judge that is asked in words and answers in words."""
 
     name: str
     unreadable: int = field(default=0, init=False)
@@ -110,17 +112,18 @@ class AskedJudge(ABC):
 
 
 class LikelihoodJudge:
-    """The log-likelihood that a model which decoded none of the texts gives each of their tokens; no judge of meaning.
+    """Scores a text by its mean log-likelihood under another model than the one that wrote it, in nats a token.
 
-    The decoding model's own would reward repetition, so it is refused.
+    This tells how plausible a text is to that model, not what it means. The model that wrote the texts is refused,
+    since it finds its own repetitions likely.
 
     Args:
         model, tokenizer: the judge's.
-        decoded: the model whose texts are judged.
-        tie: nats a token within which two texts are even.
+        decoded: the model that wrote the texts.
+        tie: two texts whose scores differ by at most so many nats a token are a tie.
 
     Raises:
-        ValueError: both are one model.
+        ValueError: the judge is the model that wrote the texts.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoded: Any, *, tie: float = 0.0) -> None:
@@ -150,19 +153,19 @@ class LikelihoodJudge:
         return [tuple(sorted(range(len(scores)), key=lambda i: -scores[i])) for scores in scored]
 
     def winner(self, a: float, b: float) -> Winner:
-        if a == b or abs(a - b) <= self.tie:  # the former: two empty texts, which differ by no number
+        if a == b or abs(a - b) <= self.tie:  # a == b: two empty texts have -inf each, whose difference is nan
             return "tie"
         return "A" if a > b else "B"
 
     @torch.no_grad()
     def score(self, prompt: str, text: str) -> float:
-        """Mean log-likelihood of the text's tokens after the prompt; minus infinity where there is none."""
+        """Mean log-likelihood of the text's tokens after the prompt, in nats a token; -inf for an empty text."""
         before, ids = (self.tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in (prompt, text))
         if not ids:
             return -float("inf")
         begin = [self.tokenizer.bos_token_id] if self.tokenizer.bos_token_id is not None else []
         tokens_1T = torch.tensor([[*begin, *before, *ids]], device=self.model.device)
-        if tokens_1T.shape[1] == len(ids):  # nothing stands before the first token, so it has no likelihood
+        if tokens_1T.shape[1] == len(ids):  # the first token follows nothing, so it has no likelihood
             ids = ids[1:]
         log_p_TV = self.model(tokens_1T).logits[0, -len(ids) - 1 : -1].double().log_softmax(dim=-1)
         chosen_T = torch.tensor(ids, device=log_p_TV.device)

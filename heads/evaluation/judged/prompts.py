@@ -1,8 +1,9 @@
-"""What a judge is asked, and how its verdict is read.
+"""The questions to a language model as a judge, and how its verdict is read from the answer.
 
-The prompts are in our own words. They ask for what DynaMo's figures 7 and 8 ask (after Zheng et al. 2023): grammar,
-creativity, depth, logical flow, coherence and how informative a text is, whatever its length and place, with a verdict
-between double brackets. One that is not there, or is there in two ways, is none: it is counted, never guessed.
+The wording is our own; the criteria are those of DynaMo's figures 7 and 8 (after Zheng et al. 2023): grammar,
+creativity, depth, logical flow, coherence and information, whatever a text's length and its place in the question. The
+judge ends with its verdict in double brackets. An answer without one, or with two different ones, has no verdict; such
+answers are counted as unreadable, and no verdict is guessed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def ask_for_order(prompt: str, texts: Sequence[str]) -> str:
 
 
 def verdict_in(answer: str) -> str | None:
-    """What stands in double brackets, if all brackets of the answer say the same.
+    """The content of the answer's double brackets; None if there are none or if they differ.
 
     >>> verdict_in("Better: [[A]]. So [[A]]"), verdict_in("[[A]] or [[B]]"), verdict_in("A is better")
     ('A', None, None)
@@ -74,7 +75,8 @@ def verdict_in(answer: str) -> str | None:
 
 
 def read_score(answer: str) -> int | None:
-    """
+    """A whole number from 1 to 10; None if the verdict is anything else.
+
     >>> read_score("It reads well. [[7]]"), read_score("[[11]]"), read_score("7 of 10")
     (7, None, None)
     """
@@ -83,7 +85,8 @@ def read_score(answer: str) -> int | None:
 
 
 def read_winner(answer: str) -> Winner | None:
-    """
+    """ "A", "B" or "tie"; None if the verdict is anything else.
+
     >>> read_winner("[[B]]"), read_winner("[[C]]"), read_winner("[[D]]")
     ('B', 'tie', None)
     """
@@ -92,7 +95,7 @@ def read_winner(answer: str) -> Winner | None:
 
 
 def read_order(answer: str, many: int) -> tuple[int, ...] | None:
-    """The texts' numbers from 0 on, the best first.
+    """The indices of `many` texts, counted from 0, the best text first; None if the verdict is not an order of all.
 
     >>> read_order("[[2, 1, 3]]", 3), read_order("[[2, 2, 3]]", 3)
     ((1, 0, 2), None)

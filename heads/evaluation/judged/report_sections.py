@@ -1,4 +1,4 @@
-"""Sections of the judged suites: DynaMo's figures 3, 4, 15, 16, 18, 19 and 21 to 23, and several runs side by side."""
+"""Report sections of the judged suites, of one run or several: DynaMo's figures 3, 4, 15, 16, 18, 19 and 21 to 23."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def kinds_table(kinds: Mapping[str, dict[str, Any]]) -> Table:
 
 
 def compare_judged(runs: Mapping[str, dict[str, Any]]) -> list[Section]:
-    """Several runs' lines in one picture: model sizes (figures 3, 17 and 20), or settings (figures 10 and 13, table 8).
+    """Several runs in one picture and table: model sizes (figures 3, 17 and 20) or settings (figures 10, 13, table 8).
 
     Raises:
         ValueError: the runs have different judges, prompts or lengths of texts.

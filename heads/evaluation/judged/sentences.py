@@ -1,7 +1,7 @@
-"""What is completed: the prompts of DynaMo's table 7, and ten beginnings of code in the same layout.
+"""Beginnings to be completed: the ten prompts of DynaMo's table 7, and ten of Python code with the same sentence types.
 
-English prompts are noise to a backbone of Python alone. The code prompts take the same seven places: statements for
-declarative sentences, tests for questions, calls and refusals for imperatives, errors for exclamations.
+English prompts are noise to a backbone that was trained on Python alone. In code, statements stand for declarative
+sentences, conditions and loops for questions, calls and negated conditions for imperatives, errors for exclamations.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """
+    """A text that models continue and a judge reads.
+
     Attributes:
-        name: of its row.
-        kind: the sentence's type, or the question's category.
-        text: what the judge is shown.
-        tokens: what the model continues; None: the text's.
+        name: the prompt's name in stored rows.
+        kind: type of the sentence, or category of the question.
+        text: what the judge reads.
+        tokens: what the model continues; None: the tokens of `text`.
     """
 
     name: str
@@ -52,7 +53,8 @@ CODE = (
 
 
 def prompts_of(language: str) -> list[Prompt]:
-    """
+    """The ten prompts of a language, "english" or "code".
+
     >>> [len(prompts_of(language)) for language in ("english", "code")]
     [10, 10]
     """

@@ -1,8 +1,9 @@
 """Win rates against speed: DynaMo, §4.3, figures 3, 10, 13, 18 and 19.
 
-The win rate at a threshold is wins / losses, and the speed-up the mean of tokens per pass. A line through both over all
-thresholds crosses 1 at the same-quality speed-up, which is theoretical where it lies beyond every measured speed. All
-thresholds are compared with the same texts of the baseline, so 95 % bands resample prompts, not points.
+At each threshold the win rate is wins / losses against the baseline, and the speed is tokens per pass. A line is fitted
+to the win rate as a function of the speed. The speed at which it is 1 is the same-quality speed-up, called theoretical
+if no threshold is as fast. All thresholds are compared with the same baseline texts, so their win rates depend on each
+other, and 95 % bands come from a bootstrap over prompts, not over thresholds.
 """
 # S resample (the first is every prompt once), P prompt, E threshold, X speed
 
@@ -35,7 +36,7 @@ def fit_line(speeds: Figures, rates: Figures) -> tuple[float, float] | None:
 
 
 def same_quality(line: tuple[float, float] | None, level: float = 1.0) -> float | None:
-    """Where a falling line crosses a level; None where it does not fall.
+    """The speed at which a falling line is at `level`; None for a line that does not fall.
 
     >>> same_quality((-1.0, 3.0)), same_quality((1.0, 0.0))
     (2.0, None)
@@ -44,10 +45,12 @@ def same_quality(line: tuple[float, float] | None, level: float = 1.0) -> float 
 
 
 def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: Figures, most: float) -> dict[str, Any]:
-    """Rates, speeds, line, band and same-quality speed-up.
+    """The win rate and speed of each threshold, the line through them, and the same-quality speed-up, as JSON has them.
 
     Args:
-        most: tokens of a pass at most, beyond which no speed-up is real.
+        wins_EP, losses_EP: how many texts of each prompt won or lost against the baseline's at each threshold.
+        tokens_EP, passes_EP: tokens and passes of these texts, added up.
+        most: the most tokens that a pass can emit, which `speed_up` never exceeds.
     """
     prompts = wins_EP.shape[1]
     weights_SP = np.concatenate([np.ones((1, prompts)), resample(prompts, RESAMPLES, np.random.default_rng(0))])
@@ -75,7 +78,7 @@ def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: 
 
 
 def rate_with_interval(wins_P: Figures, losses_P: Figures) -> tuple[float | None, list[float] | None]:
-    """Wins / losses of all prompts, and its 95 % interval; None where no text lost.
+    """Wins / losses over all prompts and its 95 % interval; None if no text lost.
 
     >>> rate_with_interval(np.array([2.0, 2.0]), np.array([1.0, 1.0]))
     (2.0, [2.0, 2.0])
@@ -86,18 +89,19 @@ def rate_with_interval(wins_P: Figures, losses_P: Figures) -> tuple[float | None
 
 
 def rates_of(won: Figures, lost: Figures) -> Figures:
-    """Wins / losses, nan without losses."""
+    """Wins / losses; nan where nothing was lost."""
     return np.divide(won, lost, out=np.full(won.shape, np.nan), where=lost > 0)
 
 
 def interval_of(rates_S: Figures) -> list[float] | None:
-    """None where too many resamples have no losses."""
+    """The 95 % interval of resampled rates; None if more than 5 % of the resamples have no losses."""
     finite = rates_S[np.isfinite(rates_S)]
     return np.quantile(finite, BAND).tolist() if len(finite) >= 0.95 * len(rates_S) else None
 
 
 def show_rate(rate: float | None, interval: list[float] | None) -> str:
-    """
+    """A rate with its interval, as tables show it.
+
     >>> show_rate(1.234, [0.9, 1.5]), show_rate(1.234, None), show_rate(None, None)
     ('1.23 [0.90, 1.50]', '1.23', '–')
     """
@@ -107,7 +111,8 @@ def show_rate(rate: float | None, interval: list[float] | None) -> str:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """
+    """The same-quality speed-up in words; a star marks a theoretical one.
+
     >>> describe({"same_quality": 3.456, "interval": None, "theoretical": True})
     '3.46* (no interval: too few resamples have a crossing)'
     """

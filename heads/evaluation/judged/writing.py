@@ -1,7 +1,7 @@
-"""Texts that a judge compares: the baseline's, and those of dynamic decoding at each threshold ε_b.
+"""Writes the texts that a judge compares: the baseline's, and those of dynamic decoding at each threshold ε_b.
 
-DynaMo, §3.4: every prompt has texts of several draws, at the request of appendix A.1. The baseline is the backbone as
-it was before heads were trained with it, by plain `generate`.
+Every prompt gets several sampled texts (DynaMo, §3.4) with the settings of appendix A.1. The baseline's come from plain
+`generate` on the backbone as it was before heads were trained with it.
 """
 # T prompt position, B draw
 
@@ -25,7 +25,7 @@ REQUEST = {"do_sample": True, "top_k": 50, "temperature": 0.7, "repetition_penal
 
 
 def open_baseline(task: SuiteTask) -> tuple[Any, str]:
-    """The backbone as it was, and its name; the heads' own where it stayed as it was."""
+    """The backbone as it was before heads were trained with it, and its name."""
     if task.backbone is None and read_description(task.folder).trained_backbone is not None:
         name = find_backbone(task.folder)
         return open_backbone(name, task.dtype).model, name
@@ -33,9 +33,10 @@ def open_baseline(task: SuiteTask) -> tuple[Any, str]:
 
 
 def check_room(task: SuiteTask, prompts: Sequence[Prompt], new_tokens: int) -> None:
-    """
+    """Check that every prompt and the new tokens after it fit the backbone's positions.
+
     Raises:
-        ValueError: a prompt and its text are longer than the backbone reads.
+        ValueError: a prompt that does not fit.
     """
     longest = max_positions(task.model)
     for prompt in prompts:
@@ -52,7 +53,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any) -> torch.Tensor:
 
 
 def write(model: Any, tokenizer: Any, prompt: Prompt, new_tokens: int, draws: int, decoding: Any = None) -> list[Any]:
-    """One row of figures for each draw; plain `generate` without a decoding."""
+    """One row of `as_row` for each draw, by `decoding` or, without one, by plain `generate`."""
     prompt_BT = tokens_of(prompt, tokenizer).to(model.device).repeat(draws, 1)
     output = model.generate(
         prompt_BT,
@@ -91,7 +92,11 @@ def write_all(
     advance: Any,
     **dynamic: Any,
 ) -> tuple[dict[str, list[Any]], str]:
-    """Texts by "base NAME" and "ε_b NAME"; finished rows are not written again."""
+    """All texts by "base NAME" and "ε_b NAME", and the baseline's name; texts that `task.rows` holds are read from it.
+
+    Args:
+        dynamic: settings of `DynamicDecoding`.
+    """
     base, name = open_baseline(task)
     found: dict[str, list[Any]] = {}
     for i, prompt in enumerate(prompts):

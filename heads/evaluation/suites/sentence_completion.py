@@ -18,15 +18,15 @@ __all__ = ["Config", "compare", "run", "sections"]
 @validated
 @dataclass(kw_only=True)
 class Config(JudgedConfig):
-    """Sentence completion: texts of dynamic decoding at each ε_b against plain generation's, judged.
+    """Sentence completion: a judge compares texts of dynamic decoding at each ε_b with plain generation's.
 
     Attributes:
-        prompts: "english" is DynaMo's table 7, "code" the same layout for a backbone of Python.
+        prompts: "english" has DynaMo's table 7, "code" beginnings of Python code.
     """
 
     prompts: Literal["english", "code"] = "english"
 
 
 def run(task: SuiteTask, config: Config) -> dict[str, Any]:
-    """Write and judge what `task.rows` does not hold yet."""
+    """The suite's results; what `task.rows` holds is not done again."""
     return run_judged(task, prompts_of(config.prompts), config)

@@ -21,7 +21,7 @@ __all__ = ["Config", "compare", "run", "sections"]
 @validated
 @dataclass(kw_only=True)
 class Config(JudgedConfig):
-    """Vicuna benchmark: answers of dynamic decoding at each ε_b against plain generation's, judged.
+    """Vicuna benchmark: a judge compares answers of dynamic decoding at each ε_b with plain generation's.
 
     Attributes:
         questions: .jsonl file, each row with question_id, category and turns, of which the first is asked.
@@ -36,7 +36,7 @@ class Config(JudgedConfig):
 
 
 def run(task: SuiteTask, config: Config) -> dict[str, Any]:
-    """Write and judge what `task.rows` does not hold yet."""
+    """The suite's results; what `task.rows` holds is not done again."""
     prompter = Prompter(tokenizer=task.tokenizer, form=choose_form(task.tokenizer, config.form))
     prompts = [
         Prompt(name=q.name, kind=q.category, text=q.turns[0], tokens=tuple(prompter.prompt(q, [])))
