@@ -1,12 +1,13 @@
 """What heads gain at a larger model's price: `python -m benchmarks.speed.real_costs`. Rows that are done are kept.
 
 The demo backbone's passes cost almost what their nodes cost, which no large model's do. Widened to the shapes of 0.16
-to 7 billion weights it writes the same text, and as much is accepted; milliseconds are those of the shape. Measured are
-passes over 1 to 64 nodes, and plain generate, heads alone, lookup without heads, heads with lookup and transformers'
-assistant_model, greedily with a repetition penalty; on a GPU, or with --compile, plain generate and heads alone
-compiled too. Every row (a shape, a dtype, a batch size) is stored in --out once it is done, so that a call that
-was interrupted goes on, and a call for more rows measures only those; --report prints what is stored. With --minutes
-the smallest batch of all shapes comes first, and what does not fit is named.
+to 7 billion weights it writes the same text, and as many drafts are accepted; milliseconds are those of the shape.
+Passes over 1 to 64 nodes are timed, and plain generate, heads alone, lookup without heads, heads with lookup and
+transformers' assistant_model, greedily with a repetition penalty and, with --sampled, at temperature 1; on a GPU, or
+with --compile, plain generate and heads alone compiled too. Every row (a shape, a dtype, a batch size) is stored in
+--out once it is done, so that a call that was interrupted goes on, and a call for more rows measures only those;
+--report prints what is stored. With --minutes the smallest batch of all shapes comes first, and what does not fit is
+named.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from benchmarks.shared import (
     write_block,
 )
 from benchmarks.speed.real_costs.cells import (
+    Line,
     Passes,
     Speeds,
     measure_passes,
@@ -45,10 +47,13 @@ from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
 from benchmarks.speed.real_costs.widened import Widened, open_widened
 from benchmarks.stored_rows import StoredRow, load_or_measure
 from heads.checkpoint.opening import default_device
-from heads.evaluation.methods import GreedySettings
+from heads.evaluation.methods import GreedySettings, SampledSettings, Settings
 from heads.evaluation.tables import describe_machine, versions
 
 PENALTY = 1.1
+TIES = "Tie: the two best logits lie within the dtype's rounding."
+OWN_PLAIN = "plain, {}'s own backbone"
+PENALISED, SAMPLED = f"repetition penalty {PENALTY}", "sampled, temperature 1"
 README = Path("README.md")
 MARKERS = (
     "<!-- real costs: written by `python -m benchmarks.speed.real_costs --readme`, never by hand -->",
@@ -61,11 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_with_defaults_of("quick", QUICK, build_parser(), arguments)
     console = wide_console()
     say(
-        console, f"{describe_cpu()}, {options.groups} groups of prompts, {options.new_tokens} new tokens, greedy with a"
-    )
-    say(
         console,
-        f"repetition penalty of {PENALTY}, {described_rounds(options.repeats)} for each group, end tokens unheeded",
+        f"{describe_cpu()}, {options.groups} groups of prompts, {options.new_tokens} new tokens, "
+        f"{described_rounds(options.repeats)} for each group, end tokens unheeded",
     )
     rows = list(wanted(options))
     if not options.report:
@@ -74,11 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     passes = [Passes(**content) for content in found if "milliseconds" in content]
     speeds = [Speeds(**content) for content in found if "lines" in content]
     show(console, passes, speeds)
+    say(console, f"rows were made by {' and '.join(sorted({row.stored.made() for row in rows if row.stored.read()}))}")
     if options.readme:
         how = (
             f"{options.groups} held-out prompts, {options.new_tokens} new tokens, {described_rounds(options.repeats)}, "
-            f"greedy with a repetition penalty of {PENALTY}, in brackets the ratio's 95 % interval over prompts; "
-            f"{describe_cpu()}.\n"
+            f"in brackets the ratio's 95 % interval over prompts. "
+            f"{TIES} {describe_cpu()}.\n"
         )
         write_block(README, MARKERS, f"{markdown(speeds)}\n{how}")
 
@@ -112,6 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=torch.cuda.is_available(),
         help="measure plain generate and heads alone compiled too",
     )
+    parser.add_argument("--sampled", action="store_true", help="measure single texts at temperature 1 too")
     parser.add_argument("--no-tuned", action="store_true", help="leave out the trees that are tuned for each shape")
     parser.add_argument("--out", default="checkpoints/runs/real_costs", help="folder of finished rows")
     parser.add_argument("--report", action="store_true", help="print what is stored and measure nothing")
@@ -128,6 +133,7 @@ class Row:
     shape: str
     dtype: str
     batch: int
+    sampled: bool
     options: argparse.Namespace
 
 
@@ -139,18 +145,21 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
     common = {"machine": describe_machine(torch.device(default_device())), "torch": versions()["torch"]}
     for shape in options.shapes:
         for dtype in options.dtypes:
-            for batch in (0, *options.batches):
+            sampled = [(1, True)] if options.sampled else []
+            for batch, at_random in [(0, False), *((batch, False) for batch in options.batches), *sampled]:
                 asked: dict[str, Any] = {"rounds": options.rounds}
                 if batch:
                     asked = {name: getattr(options, name) for name in ("groups", "new_tokens", "no_tuned")}
                     asked["families"] = [*ON_BASE, *OWN_BACKBONE]
                     asked |= {"compile": True} if options.compile else {}
+                    asked |= {"own_plain": True}  # rows before it lack the plain line of a backbone of one's own
                     asked |= {"repeats": options.repeats} if options.repeats > 1 else {}
                     asked |= {"assistant_model": DRAFT} if batch == 1 else {}
+                    asked |= {"temperature": 1.0} if at_random else {}
                 settings = {**common, **asked, "shape": shape, "dtype": dtype, "batch": batch}
-                name = f"{shape}-{dtype}-" + (f"batch{batch}" if batch else "passes")
+                name = f"{shape}-{dtype}-" + ("sampled" if at_random else f"batch{batch}" if batch else "passes")
                 stored = StoredRow(folder=Path(options.out), name=name, settings=settings)
-                yield Row(stored=stored, shape=shape, dtype=dtype, batch=batch, options=options)
+                yield Row(stored=stored, shape=shape, dtype=dtype, batch=batch, sampled=at_random, options=options)
 
 
 def measure_all(rows: Sequence[Row], budget: Budget, say: Callable[[str], None]) -> None:
@@ -185,15 +194,17 @@ def measure(row: Row, say: Callable[[str], None]) -> None:
             ),
         )
         return
-    settings = GreedySettings(new_tokens=row.options.new_tokens, repetition_penalty=PENALTY)
+    settings: Settings = GreedySettings(new_tokens=row.options.new_tokens, repetition_penalty=PENALTY)
+    if row.sampled:
+        settings = SampledSettings(new_tokens=row.options.new_tokens)
     load_or_measure(row.stored, Speeds, lambda _: measure_methods(row, settings, opened, say))
 
 
 def measure_methods(
-    row: Row, settings: GreedySettings, opened: Callable[[Sequence[str]], Widened], say: Callable[[str], None]
+    row: Row, settings: Settings, opened: Callable[[Sequence[str]], Widened], say: Callable[[str], None]
 ) -> Speeds:
-    """All families; dynamo's backbone is its own, so its ratio is to that backbone's plain generate."""
-    lines = []
+    """All families; a family that has a backbone of its own is held against that backbone's plain generate."""
+    lines: list[Line] = []
     for families in (ON_BASE, OWN_BACKBONE):
         widened, options = opened(families), row.options
         if reason := options.compile and families == ON_BASE and why_not_compiled(widened):
@@ -208,9 +219,10 @@ def measure_methods(
             tuned=not options.no_tuned,
             compile=compile,
         )
-        lines += found if families == ON_BASE else found[1:]
+        lines += found if families == ON_BASE else [replace(found[0], method=OWN_PLAIN.format(*families)), *found[1:]]
         gc.collect()
-    return Speeds(shape=row.shape, dtype=row.dtype, batch=row.batch, lines=lines)
+    decoding = SAMPLED if row.sampled else PENALISED
+    return Speeds(shape=row.shape, dtype=row.dtype, batch=row.batch, decoding=decoding, lines=lines)
 
 
 if __name__ == "__main__":

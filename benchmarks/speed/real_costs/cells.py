@@ -24,7 +24,7 @@ from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.trees.static import Tree
 from heads.evaluation.generated_text import Verdict
-from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method
+from heads.evaluation.methods import LOOKUP_ALONE, GreedySettings, Method, Settings
 from heads.evaluation.same_text import Float32Judge, SameText
 from heads.evaluation.throughput import clock_of, compare
 from heads.tuning.config import TuneConfig
@@ -40,7 +40,8 @@ ROUNDS = 3  # of times for a tuned tree, of which medians are taken
 BEST = "grounded"
 """The family that is also measured with a tuned tree, and beside a looked-up chain."""
 PACKED = "packed"
-ALSO_PACKED = ("plain", f"{BEST} alone", f"{BEST} alone, tuned", f"{BEST} with lookup")
+TUNED = "tuned"
+ALSO_PACKED = ("plain", f"{BEST} alone", f"{BEST} alone, {TUNED}", LOOKUP_ALONE, f"{BEST} with lookup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,10 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One method; `interval` is the ratio's 95 % interval over groups of prompts, `tree` what it verified."""
+    """One method: `interval` is the ratio's 95 % interval over groups of prompts, `tree` what it verified.
+
+    `repeated_4grams` is the share of its texts' 4-grams that stood in them before, which copying lives on.
+    """
 
     method: str
     tree: str
@@ -63,15 +67,17 @@ class Line:
     ratio: float
     interval: tuple[float, float]
     same_text: str
+    repeated_4grams: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """Methods at one batch size; the first is plain `generate`."""
+    """Methods at one batch size; the first is plain `generate`. `decoding` says how all of them choose tokens."""
 
     shape: str
     dtype: str
     batch: int
+    decoding: str
     lines: list[Any]
 
     def __post_init__(self) -> None:
@@ -110,7 +116,7 @@ def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
 
 
 def measure_speeds(
-    widened: Widened, settings: GreedySettings, batch: int, groups: int, *, repeats: int, tuned: bool, compile: bool
+    widened: Widened, settings: Settings, batch: int, groups: int, *, repeats: int, tuned: bool, compile: bool
 ) -> list[Line]:
     """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together.
 
@@ -140,21 +146,22 @@ def measure_speeds(
             ratio=row.ratio,
             interval=row.interval,
             same_text=row.same_text,
+            repeated_4grams=row.repeated_4grams,
         )
         for row in found
     ]
 
 
 def build_methods(
-    widened: Widened, settings: GreedySettings, batch: int, *, tuned: bool
+    widened: Widened, settings: Settings, batch: int, *, tuned: bool
 ) -> tuple[list[Method], dict[str, str]]:
     """Methods, plain `generate` first, and the trees of the others in words."""
     decodings: dict[str, TreeDecoding | None] = {"plain": None}
     for name, token_heads in widened.token_heads.items():
         decodings[f"{name} alone"] = TreeDecoding(token_heads, lookup=0)
     if (best := widened.token_heads.get(BEST)) is not None:
-        if tuned and (choice := tuned_choice(widened, settings, batch)) is not None:
-            decodings[f"{BEST} alone, tuned"] = TreeDecoding(best, choice.tree, lookup=0)
+        if tuned and isinstance(settings, GreedySettings) and (choice := tuned_choice(widened, settings, batch)):
+            decodings[f"{BEST} alone, {TUNED}"] = TreeDecoding(best, choice.tree, lookup=0)
         decodings[LOOKUP_ALONE] = TreeDecoding(best, Tree.root_only(), lookup=DEFAULT_LOOKUP)
         decodings[f"{BEST} with lookup"] = TreeDecoding(best, lookup=DEFAULT_LOOKUP)
     trees = {name: describe(one.settings.at(batch).tree) for name, one in decodings.items() if one is not None}
@@ -182,7 +189,7 @@ class SameRows:
     Where a low precision's texts differ, the demo's own backbone in float32 is the judge: it is the same function.
     """
 
-    def __init__(self, widened: Widened, settings: GreedySettings) -> None:
+    def __init__(self, widened: Widened, settings: Settings) -> None:
         judge = None
         if widened.model.dtype != torch.float32:
             judge = Float32Judge(model=widened.model, settings=settings)

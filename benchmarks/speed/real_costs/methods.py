@@ -10,20 +10,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.speed.real_costs.widened import Widened
 from heads.backbone.compiling.graph import what_stops_compiling
 from heads.checkpoint.opening import open_draft_model
 from heads.decoding.tree_decoding import TreeDecoding
-from heads.evaluation.methods import GreedySettings, Method, Outcome, assistant_model, compiled_static_cache
+from heads.evaluation.methods import (
+    Method,
+    Outcome,
+    Promise,
+    SampledSettings,
+    Settings,
+    assistant_model,
+    compiled_static_cache,
+)
 
 DRAFT = "checkpoints/demo/draft"
 COMPILED = ", compiled"
 
 
-def make_method(name: str, model: Any, settings: GreedySettings, decoding: TreeDecoding | None, **more: Any) -> Method:
-    """A method over a group of prompts (B, T), which all get as many new tokens; `more` is for `generate`."""
+def make_method(name: str, model: Any, settings: Settings, decoding: TreeDecoding | None, **more: Any) -> Method:
+    """A method over a group of prompts (B, T), which all get as many new tokens; `more` is for `generate`.
+
+    Sampled text is plain generation's for a seed in float32. Half precision rounds the logits of a pass over several
+    tokens otherwise, so a random number can fall on another token: there the distribution alone is promised.
+    """
+    half = isinstance(settings, SampledSettings) and model.dtype != torch.float32
+    promises: Promise = "same distribution" if half else "same text"
 
     def run(prompts_BT: Tensor) -> Outcome:
         if decoding is None:
@@ -32,7 +47,7 @@ def make_method(name: str, model: Any, settings: GreedySettings, decoding: TreeD
         output = settings.generate(model, prompts_BT, custom_generate=decoding, return_dict_in_generate=True)
         return Outcome(tokens=new_rows(output.sequences, prompts_BT), passes=output.stats.row_passes)
 
-    return Method(name=name, run=run)
+    return Method(name=name, run=run, promises=promises)
 
 
 def new_rows(sequences_BL: Tensor, prompts_BT: Tensor) -> list[int]:
@@ -41,7 +56,7 @@ def new_rows(sequences_BL: Tensor, prompts_BT: Tensor) -> list[int]:
     return tokens
 
 
-def compiled_methods(widened: Widened, settings: GreedySettings, family: str) -> tuple[list[Method], dict[str, Any]]:
+def compiled_methods(widened: Widened, settings: Settings, family: str) -> tuple[list[Method], dict[str, Any]]:
     """Plain `generate` and heads alone, both compiled, and the tree of the latter."""
     decoding = TreeDecoding(widened.token_heads[family], lookup=0, compile=True)
     names = f"plain{COMPILED}", f"{family} alone{COMPILED}"
@@ -57,7 +72,7 @@ def why_not_compiled(widened: Widened) -> str:
     return what_stops_compiling(next(iter(widened.token_heads.values())).backbone)
 
 
-def assisted_method(widened: Widened, settings: GreedySettings) -> Method:
+def assisted_method(widened: Widened, settings: Settings) -> Method:
     """transformers' own assisted generation with its default settings, for groups of one row."""
     draft = open_draft_model(DRAFT).to(widened.model.dtype)
     draft.generation_config.eos_token_id = None  # no method ends a text
