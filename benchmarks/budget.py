@@ -1,6 +1,6 @@
-"""A benchmark's budget of minutes: no part begins that would outlast it, going by the longest part so far.
+"""A benchmark's budget of minutes: a part begins only if one as long as the longest so far would end in time.
 
-What does not begin is named by the benchmark, so that a table that lacks rows says which.
+The benchmark names the parts that it leaves out, so that a shorter table says what is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 
 class Budget:
-    """Minutes for all parts; None is no limit.
+    """The minutes of all parts together; None sets no limit.
 
     >>> now = iter([0.0, 0.0, 40.0, 40.0, 65.0, 65.0])
     >>> budget = Budget(1.5, clock=lambda: next(now))
@@ -28,7 +28,7 @@ class Budget:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Around each part: its duration is remembered."""
+        """The context in which each part runs, so that its duration is known."""
         began = self.clock()
         try:
             yield

@@ -175,7 +175,7 @@ def methods_of(opened: Opened, request: Settings, *, compiles: bool) -> list[Met
 
 
 def time_drafts(opened: Opened, prompts: Sequence[Tensor], repeats: int) -> str:
-    """What three drafts cost in times of one plain text: superposed, sampled in one batch, and one after another."""
+    """A sentence on the seconds of three drafts divided by those of one plain text, for three ways to write them."""
     model, length = opened.model, {"max_new_tokens": DRAFT_TOKENS, "pad_token_id": 0}
     superposed = SuperposedDecoding(k=DRAFTS, temperature=1.0)
     sampled = {"do_sample": True, "top_p": 0.9, "top_k": 0, **length}

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: options, the console, tables, files of figures, and the demo's n-grams."""
+"""What benchmarks share: options, the console, tables, files of figures, held-out prompts and the demo's n-grams."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
 
 
 def add_decoding_flags(parser: argparse.ArgumentParser, *, prompts: int, new_tokens: int, repeats: int) -> None:
-    """How much is decoded, with these defaults: --prompts, --new-tokens and --repeats."""
+    """Add --prompts, --new-tokens and --repeats, with these defaults."""
     parser.add_argument("--prompts", type=int, default=prompts, help="held-out prompts")
     parser.add_argument("--new-tokens", type=int, default=new_tokens, help="new tokens for each")
     parser.add_argument("--repeats", type=int, default=repeats, help="interleaved repeats")
 
 
 def add_file_flags(parser: argparse.ArgumentParser, *, picture: str | None = None) -> None:
-    """--json for all figures, and --picture where one is drawn: what it shows."""
+    """Add --json, and with `picture`, which says what is drawn, --picture."""
     parser.add_argument("--json", metavar="FILE", help="write rows, machine, versions and command here")
     if picture is not None:
         parser.add_argument("--picture", metavar="FILE", help=f"draw {picture} here, as PNG")
@@ -67,7 +67,7 @@ def add_file_flags(parser: argparse.ArgumentParser, *, picture: str | None = Non
 def parse_with_defaults_of(
     flag: str, defaults: Mapping[str, Any], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Parse with other defaults where a flag is given; options on the command line still override them.
+    """Parse with these defaults if the flag is given; options on the command line still override them.
 
     >>> parser = argparse.ArgumentParser()
     >>> _ = parser.add_argument("--quick", action="store_true"), parser.add_argument("--tokens", type=int, default=128)

@@ -1,10 +1,10 @@
-"""Whether a file of results is older than what it measures: the command differs, or a file changed since its commit.
+"""Find results that are stale: their command has changed, or code that they measure has changed since their commit.
 
-Comments, docstrings and imports of Python files are no change: what is described, or lies elsewhere now, computes as
-before, and a file that is measured is named itself.
+Only code counts. Comments and docstrings compute nothing, and what a changed import leads to is measured only if its
+own file is named. So a Python file has changed if its syntax tree without them has; any other file, if its bytes have.
 
-A file of results has the lines `- command:`, `- measured:`, which ends in the commit, and perhaps `- since then:`,
-which says how the benchmark has changed since.
+A file of results has the lines `- command:` and `- measured:`, which ends in the commit. A line `- since then:` says by
+hand how the benchmark has changed, and makes the results stale too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def git(*arguments: str) -> str | None:
 def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
     """The files under these paths that have changed since a commit; None if the repository lacks the commit.
 
-    Measurements that lie beside heads are results themselves, which no other result is made of.
+    A measured.json beside heads is left out: no result depends on it.
     """
     found = git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths)
     if found is None:
@@ -44,7 +44,7 @@ def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
 
 
 def code_at(commit: str, file: str) -> str | None:
-    """What a Python file computed at a commit; None where there was no such file."""
+    """`code_of` a Python file at a commit; None if there was no such file."""
     source = git("show", f"{commit}:{file}")
     return None if source is None else code_of(source)
 
@@ -66,7 +66,7 @@ def code_of(source: str) -> str:
 
 
 def is_text(node: ast.AST) -> bool:
-    """Whether a statement is a string alone, as docstrings are, of modules, functions and attributes."""
+    """Whether a statement is a string and nothing else, as docstrings of modules, functions and attributes are."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
@@ -76,7 +76,7 @@ def why_stale(
     paths: Sequence[str],
     changed: Callable[[str, Sequence[str]], list[str] | None] = changed_since,
 ) -> str:
-    """Why results are stale, in one sentence; empty if they are those of the present code and checkpoints.
+    """Why results are stale, in one sentence; empty if they are not.
 
     Args:
         text: the file of results.

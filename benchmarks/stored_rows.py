@@ -1,8 +1,8 @@
-"""Finished rows of long benchmarks: each is stored with everything it depends on, so that an interrupted call resumes.
+"""Stores each finished row of a long benchmark with all its settings, so that an interrupted call goes on behind it.
 
-A row's folder is named by the row and a fingerprint of its settings. So a call with other settings neither reads nor
-overwrites it. A field that the configs gained after a row was stored is no other setting as long as it has its default:
-new options are added so that their defaults train and decode as before.
+A row's folder is named by the row and a fingerprint of its settings, so a call with other settings neither reads nor
+overwrites it. A config may have gained fields since a row was stored. The row still counts as long as they have their
+defaults, since new options are added so that their defaults train and decode as before.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StoredRow:
     """The files of one finished row.
 
     Attributes:
-        settings: everything the row depends on, as values for JSON.
-        defaults: values that settings have where nothing else was asked for, nested alike; a stored row may lack these.
+        settings: everything that the row depends on, as values for JSON.
+        defaults: the defaults of settings that a stored row may lack, nested as `settings` are.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class StoredRow:
 
 
 def load_or_measure(row: StoredRow, kind: type[RowKind], measure: Callable[[Path], RowKind]) -> RowKind:
-    """The stored row of an earlier call, or a new one, which is then stored; `measure` takes the row's folder."""
+    """The stored row, or else the one that `measure` returns, given the row's folder; that one is stored."""
     if (found := row.read()) is not None:
         return kind(**found)
     print(f"{row.name} …", file=sys.stderr, flush=True)
@@ -82,7 +82,11 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 
 
 def agrees(stored: Any, now: Any, defaults: Any) -> bool:
-    """Whether settings of a stored row are those of now, where later fields with their defaults make no difference.
+    """Whether a stored row has these settings, or lacks some of them that have their defaults now.
+
+    Args:
+        stored, now: settings of the row and of this call.
+        defaults: as in `StoredRow`.
 
     >>> agrees({"rate": 0.1}, {"rate": 0.1, "packing": "cut"}, {"rate": 1.0, "packing": "cut"})
     True
@@ -132,5 +136,5 @@ def defaults_of(config: Any) -> dict[str, Any]:
 
 
 def plain(settings: Mapping[str, Any]) -> Any:
-    """Settings as a file has them: tuples are lists, and what JSON does not know is its text."""
+    """Settings as a JSON file returns them: tuples become lists, and what JSON does not know becomes its text."""
     return json.loads(json.dumps(settings, default=str))

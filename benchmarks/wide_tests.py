@@ -1,8 +1,6 @@
-"""The combinations that `make test` leaves out (mark `wide`), counted by file.
+"""Runs the tests that `make test` leaves out (mark `wide`) and counts them by file; fails if one of them fails.
 
-    python -m benchmarks.wide_tests [PATH …]
-
-Fails if one of them fails.
+python -m benchmarks.wide_tests [PATH …]
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(paths: list[str]) -> tuple[int, ElementTree.Element]:
-    """The exit status of pytest and its report in JUnit's form."""
+    """pytest's exit status and its report in JUnit's format."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
         asked = ["-m", "wide", "-n", "2", "--dist", "worksteal", f"--junitxml={report}", *paths]
@@ -44,7 +42,7 @@ def run(paths: list[str]) -> tuple[int, ElementTree.Element]:
 
 
 def count(report: ElementTree.Element) -> dict[str, list[float]]:
-    """How many tests of each file passed, failed and were skipped, and their seconds, those of both workers added.
+    """For each file how many tests passed, failed and were skipped, and their seconds, added over both workers.
 
     >>> case = '<testcase classname="tests.heads.test_x" name="test_0" time="1.5"/>'
     >>> count(ElementTree.fromstring(f"<testsuite>{case}{case}</testsuite>"))

@@ -289,13 +289,13 @@ def statements(found: Found) -> list[str]:
 
 
 def log_perplexities(rows: Sequence[AblationRow], n: int, seeds: Iterable[int]) -> dict[int, float]:
-    """log PPL_n by seed; the backbone as it is has one for all of them."""
+    """log PPL_n by seed; the untrained backbone has the same for all seeds."""
     logs = {row.seed: math.log(value) for row in rows if (value := row.ppl[n - 1]) is not None}
     return dict.fromkeys(seeds, logs[0]) if logs and not rows[0].steps else logs
 
 
 def heads_only(found: Found) -> str:
-    """Heads that are trained alone leave the backbone as it is, which is no matter of seeds."""
+    """Whether heads that are trained on a frozen backbone leave its PPL₁ as it was, with every seed."""
     statement = "PPL₁ of 74M-T2-H is the backbone's"
     ours = [row.ppl[0] for row in found["74M-T2-H"]]
     if not ours or not found["backbone"]:

@@ -1,11 +1,10 @@
 """Compare the parts of dynamic decoding (DynaMo's table 8) by likelihood: `python -m benchmarks.paper.dynamo_decoding`.
 
-The paper lets a strong model judge texts at ε_b = 0.5, where its variants also differ in speed. Here each variant is
-swept over ε_b at the paper's settings of `generate`, its texts are scored (benchmarks/paper/dynamo_texts.py), and
-scores are compared at equal tokens per pass, by linear interpolation between thresholds; lower means likelier text. At
-ε_b = 1 every variant is plain sampling. Finally plain generation and dynamic decoding are timed, interleaved. Scored
-texts are stored in --out, so an interrupted call can be repeated. heads/decoding/dynamo/threshold.py explains the
-variants of adaptive thresholding.
+In the paper a strong model compares texts at ε_b = 0.5, where the variants also differ in speed. Here each variant
+writes texts at several ε_b with the paper's settings of `generate`. Their mean -log p (dynamo_texts.py) is compared at
+equal tokens per pass, by linear interpolation between thresholds; lower means likelier text. At ε_b = 1 every variant
+is plain sampling. Finally plain generation and dynamic decoding are timed in turn. Scored texts are stored in --out, so
+an interrupted call can be repeated. heads/decoding/dynamo/threshold.py explains the variants of adaptive thresholding.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ from train.data.hidden_states import checksum
 THRESHOLDS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8)
 TIMED_THRESHOLDS = (0.65, 0.5, 0.35)
 PLAIN = "plain sampling (ε_b = 1)"
-"""It always emits one token per pass; its loss stands in every column."""
+"""One token per pass; its loss is repeated in every column of speeds, for comparison."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderVariant:
-    """A row: the parts of dynamic decoding that are switched on."""
+    """A row of the tables: which parts of dynamic decoding are switched on."""
 
     name: str
     transparency: float = 1.0
@@ -129,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
 def sweep(
     console: Console, opened: Opened, table: NgramTable, judge: Any, prompts_BT: Tensor, options: argparse.Namespace
 ) -> Sweep:
-    """Texts of every variant at every threshold with the same seeds, or those stored; at ε_b = 1 all are the same."""
+    """The texts of every variant at every threshold, with the same seeds; those at ε_b = 1 are written once for all."""
     (token_heads,) = opened.token_heads.values()
 
     def texts_of(variant: DecoderVariant, threshold: float) -> Texts:
@@ -176,7 +175,7 @@ def stored_texts(variant: DecoderVariant, threshold: float, options: argparse.Na
 
 
 def at_equal_speed(texts: Sweep, speeds: Sequence[float], judge: str) -> Iterator[Table]:
-    """The losses, and their differences from the row without adaptive thresholding."""
+    """Two tables: losses at equal speeds, and their differences from those without adaptive thresholding."""
     weights_SB = weights_of(texts)
     plain_S = texts[REFERENCE][1.0].loss(weights_SB, judge)
     losses = {PLAIN: [plain_S] * len(speeds)} | {
@@ -213,7 +212,7 @@ def at_equal_threshold(texts: Sweep, threshold: float) -> Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperSettings(SampledSettings):
-    """Appendix A.1, for one prompt after another."""
+    """The settings of appendix A.1, under which prompts are decoded one after another."""
 
     def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
         return super().generate(model, prompt_1T, **PAPER_REQUEST, **more)

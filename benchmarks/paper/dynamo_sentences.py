@@ -2,11 +2,12 @@
 
 Ten prompts, ten seeds each, are continued by plain sampling and by dynamic decoding at ε_b from 0 to 1. A judge scores
 each text alone (figures 15 and 16) and compares it with plain generation's text of the same prompt and seed (figures 3,
-4, 13, 18 and 19); ablations of the method (figure 10, table 8) are compared at one ε_b. Without a server to ask, the
-judge is the demo's draft model, by log-likelihood: no judge of meaning, and named as such, with the share of repeated
-4-grams beside it. `headway evaluate HEADS --suite sentence-completion` is the same for any heads, with tokens per pass
-as its speed; here seconds count too. The demo reads Python, so the prompts are code; `--prompts english` has table 7's.
-Texts, times and answers are kept: a repeated call goes on where it was stopped.
+4, 13, 18 and 19); ablations of the method (figure 10, table 8) are compared at one ε_b. By default the judge is the
+log-likelihood under the demo's draft model, which tells nothing of meaning, so tables name it and show the share of
+repeated 4-grams too; `--judge endpoint` asks a language model. `headway evaluate HEADS --suite sentence-completion`
+does the same for any heads, with tokens per pass as the speed; here seconds are measured too. The demo was trained on
+Python, so the prompts are code; `--prompts english` takes those of table 7. Texts, times and answers are stored, so a
+repeated call goes on where it was stopped.
 """
 # E value of ε_b, N pair of a prompt and a seed, P prompt, S resample
 
@@ -58,14 +59,15 @@ KEPT = Path("checkpoints/runs/dynamo-sentences")
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Dynamic decoding at one ε_b, pair by pair.
+    """Dynamic decoding at one ε_b, for each pair of a prompt and a seed.
 
     Attributes:
-        speed_N: plain generation's seconds a token over its own; passes_N: tokens a pass, the theoretical speed-up.
-        won_N: 1 for a win against plain generation's text, 0 for a tie, -1 for a loss, nan for a verdict that cannot be
-            read, which counts as none of them.
-        score_N: of the text alone; NaN where the verdict cannot be read.
-        prompt_N: which prompt a pair has, counted from 0.
+        speed_N: plain generation's seconds a token divided by those of dynamic decoding.
+        passes_N: tokens per pass, the theoretical speed-up.
+        won_N: 1 for a win against plain generation's text, 0 for a tie, -1 for a loss; nan for an unreadable verdict,
+            which counts as none of these.
+        score_N: the judge's score of the text; nan for an unreadable verdict.
+        prompt_N: index of the pair's prompt.
         repeated: share of repeated 4-grams.
     """
 
@@ -109,7 +111,7 @@ def thresholds(step: float) -> list[float]:
 
 
 class Bench:
-    """Texts, their times and the judge's verdicts, each made once."""
+    """The texts, their times and the judge's verdicts; each is stored and made only once."""
 
     def __init__(self, opened: Opened, options: argparse.Namespace, judge: Judge) -> None:
         self.opened, self.options, self.judge = opened, options, judge
@@ -156,7 +158,7 @@ class Bench:
         )
 
     def text(self, prompt: str, seed: int, method: str, decoding: Callable[[], DynamicDecoding] | None) -> Any:
-        """The kept text, or a new one; plain generation's where `decoding` is None."""
+        """The stored text, or a new one, which is stored; `decoding` None is plain generation."""
         key = f"{method}, {seed}, {prompt}"
         if (kept := self.rows.get(key)) is None:
             kept = self.write(prompt, seed, decoding)
@@ -193,14 +195,14 @@ def win_rate(won_N: Figures) -> float:
 
 
 def regression(speeds_E: Figures, rates_E: Figures) -> tuple[float, float]:
-    """Slope and intercept; no slope where all speeds are one."""
+    """Slope and intercept of the line through the win rates; slope 0 if all speeds are the same."""
     return fit_line(speeds_E, rates_E) or (0.0, float(rates_E.mean()))
 
 
 def resampled_lines(points: Sequence[Point], speed: Callable[[Point], Figures]) -> Figures:
-    """(S, 2): lines of resampled prompts with all their seeds, the same for all ε_b: a paired bootstrap.
+    """(S, 2): slope and intercept in each resample of a bootstrap over prompts, paired over all ε_b.
 
-    Texts of one prompt resemble each other whatever their seeds, so that pairs are no independent points.
+    Prompts are resampled with all their seeds, since texts of one prompt resemble each other whatever the seed.
     """
     won_NE = np.stack([point.won_N for point in points], axis=1)
     prompt_N = points[0].prompt_N
@@ -242,13 +244,13 @@ def mean_speeds(points: Sequence[Point], speed: Callable[[Point], Figures]) -> F
 
 
 def crossing_of(points: Sequence[Point], speed: Callable[[Point], Figures]) -> float | None:
-    """The speed at which the line through the win rates is 1; None where it does not fall."""
+    """The speed at which the line through the win rates is 1; None if the line does not fall."""
     rates = np.array([win_rate(point.won_N) for point in points])
     return same_quality(regression(mean_speeds(points, speed), rates))
 
 
 def describe_same_quality(points: Sequence[Point], speed: Callable[[Point], Figures]) -> str:
-    """The crossing with its interval; * marks one beyond the speeds that were measured."""
+    """`crossing_of` with its interval; * marks a crossing beyond all measured speeds."""
     speeds, crossing = mean_speeds(points, speed), crossing_of(points, speed)
     if crossing is None:
         return "none, since the win rate does not fall with the speed here"
@@ -330,7 +332,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_judging_flags(parser: argparse.ArgumentParser, *, seeds: int, step: float) -> None:
-    """What is written and who judges it."""
+    """Add the flags that say which texts are written and who judges them."""
     parser.add_argument("--prompts", choices=["code", "english"], default="code", help="english: table 7")
     parser.add_argument("--seeds", type=int, default=seeds, help="texts of each prompt")
     parser.add_argument("--step", type=float, default=step, help="between values of ε_b")

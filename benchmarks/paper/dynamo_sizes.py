@@ -1,12 +1,12 @@
 """DynaMo against the backbone's size (figures 17 and 20): `python -m benchmarks.paper.dynamo_sizes`.
 
-Three backbones of the demo's kind are trained by `configs/demo/base.yaml` from random weights, then each with DynaMo
-heads by `configs/demo/dynamo.yaml`: equal data, steps and rates. Each is decoded and judged as in
-benchmarks/paper/dynamo_sentences.py. Figure 17 has the texts' scores against speed-up for each size, figure 20 the
-speed-up of the same quality (measured, and by tokens per pass alone) against size and against the parameters that heads
-add, at most as many as a pass can emit.
+Three backbones of the demo's architecture are trained from random weights by `configs/demo/base.yaml`, then each with
+DynaMo heads by `configs/demo/dynamo.yaml`, on equal data with equal steps and rates. Their texts are judged as in
+benchmarks/paper/dynamo_sentences.py. Figure 17 shows the texts' scores against the speed-up for each size. Figure 20
+shows the same-quality speed-up, by measured seconds and by tokens per pass, against the backbone's size and against the
+parameters that heads add.
 
-Runs, texts and answers are kept: a repeated call goes on where it was stopped, in the middle of a training too.
+Runs, texts and answers are stored, so a repeated call goes on where it was stopped, even within a training.
 """
 # E value of ε_b, N pair of a prompt and a seed
 
@@ -69,7 +69,7 @@ SIZES = (Size(width=96, layers=4), Size(width=128, layers=6), Size(width=192, la
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One size with its points, one for each ε_b."""
+    """One size with the figures of each ε_b."""
 
     size: Size
     backbone: int
@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def judged(size: Size, options: argparse.Namespace, console: Console) -> Judged:
-    """Train what is missing, decode and judge."""
+    """Train what is missing, write the texts and have them judged."""
     folder = Path(options.out) / f"{size.folder}-{options.steps}-{options.heads_steps}"
     base, heads = folder / "base", folder / "heads"
     train(folder / "config", base, "base", options.steps, size, console)
@@ -129,7 +129,7 @@ def judged(size: Size, options: argparse.Namespace, console: Console) -> Judged:
 
 
 def train(backbone: Path, out: Path, recipe: str, steps: int, size: Size, console: Console) -> None:
-    """Run the trainer with one of the demo's configs, or go on with its run; nothing where it has finished."""
+    """Train by one of the demo's configs; an interrupted run is resumed, and a finished one is left as it is."""
     if (out / "last").is_dir() and finished_steps(out) >= steps:
         return
     say(console, f"training {size.name}: configs/demo/{recipe}.yaml, {steps} steps, in {out}")
@@ -174,7 +174,7 @@ def last_loss(run: Path) -> float:
 
 
 def crossing(one: Judged, speed: Callable[[Point], Figures]) -> float | None:
-    """Figure 20's speed-up: where the win rate is 1, at most the tokens that a pass can emit."""
+    """Figure 20's same-quality speed-up, at most the number of tokens that a pass can emit."""
     found = crossing_of(one.points, speed)
     return None if found is None else min(found, float(one.drafted))
 

@@ -1,8 +1,8 @@
 """Texts of dynamic decoding, prompt by prompt: tokens per pass, and the likelihood of the text.
 
-A text is scored by another model and by the backbone that wrote it: the mean -log p of its new tokens up to its end,
-without logits processors. Averages are weighted by tokens. Intervals are 95 % of a bootstrap over prompts (Efron and
-Tibshirani, 1993), paired, as all methods continue the same resampled prompts.
+A text's score is the mean -log p of its new tokens up to its end, without logits processors, under another model and
+under the backbone that wrote it. Averages are weighted by tokens. Intervals are 95 % of a bootstrap over prompts (Efron
+and Tibshirani, 1993), paired, since all methods continue the same resampled prompts.
 """
 # B prompt, L token of prompt and text, N new token, S resample
 
@@ -29,7 +29,7 @@ PAPER_REQUEST = {"do_sample": True, "top_k": 50, "temperature": 0.7, "repetition
 """Appendix A.1."""
 RESAMPLES = 1000
 MISSING = 0.05
-"""Largest share of resamples that may not reach a speed; with more there is no interval."""
+"""If more than this share of the resamples never reach a speed, there is no interval at it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,13 +118,13 @@ def figures_of(output: Any, model: Any, judge: Any, prompt_length: int) -> list[
 
 
 def resamples(prompts: int, seed: int = 0) -> Figures:
-    """(1 + S, B): how often each prompt is taken; first every prompt once, then the resamples."""
+    """(1 + S, B): how often each prompt counts, first once each, then as in each resample."""
     taken = resample(prompts, RESAMPLES, np.random.default_rng(seed))
     return np.concatenate([np.ones((1, prompts)), taken])
 
 
 def losses_at_speed(curve: Sequence[Texts], weights_SB: Figures, judge: str, speed: float) -> Figures:
-    """(S,): a method's loss at `speed` tokens per pass, interpolated between thresholds; NaN if it never reaches them.
+    """(S,): a method's loss at `speed` tokens per pass, interpolated between thresholds; nan if it is never so fast.
 
     Args:
         curve: the same method at several thresholds.

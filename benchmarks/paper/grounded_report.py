@@ -1,6 +1,6 @@
 """The paper's statements on grounded heads and their ablations, compared with measured rows; figures 2 and 5 to 8.
 
-A difference is within noise where it is smaller than two standard errors of the difference between the rows' means over
+A difference counts as noise if it is smaller than two standard errors of the difference between two rows' means over
 seeds; with one seed the noise is unknown, and the line says so. The picture has top-1 above, top-5 below, and one
 column for each figure.
 """
@@ -55,13 +55,13 @@ def grounded_over_medusa(medusa: Sequence[Any], grounded: Sequence[Any]) -> list
 
 
 def gain_over(labels: str, medusa: Sequence[Any], grounded: Sequence[Any], measured: str = "tokens_per_pass") -> str:
-    """Section 5.2, for heads of both families with the same teacher; each on its own tree, or on one tree."""
+    """Section 5.2, for heads of both families with the same labels: each with its own tree, or all with one tree."""
     gain = mean_of(grounded, measured) - mean_of(medusa, measured)
     return f"grounded over medusa, {labels}, at least +{GAIN} tokens a pass: {verdict(gain >= GAIN)} ({gain:+.2f})"
 
 
 def gru_beside_grounded(grounded: Sequence[Any], gru: Sequence[Any]) -> str:
-    """Section 5.3.4 and the target: within noise of grounded, or better, at heads 3 and 4."""
+    """Section 5.3.4; the target for gru is to be better than grounded at heads 3 and 4, or worse only by noise."""
     pairs = [(k, points_of(grounded, k), points_of(gru, k)) for k in LATE_HEADS if k <= len(accuracy(gru, "top1"))]
     differences = {k: statistics.mean(theirs) - statistics.mean(ours) for k, ours, theirs in pairs}
     by_head = ", ".join(f"head {k} {points:+.1f} points" for k, points in differences.items())
@@ -76,7 +76,7 @@ def gru_beside_grounded(grounded: Sequence[Any], gru: Sequence[Any]) -> str:
 
 
 def beside_grounded(rows: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Sections 5.3.1 to 5.3.3: differences in the mean over heads beside the paper's words, without a verdict."""
+    """Sections 5.3.1 to 5.3.3: differences averaged over heads, beside what the paper says, without a verdict."""
     in_the_paper = {
         "layers_2": "deeper MLPs: negligible",
         "layers_3": "deeper MLPs: negligible",

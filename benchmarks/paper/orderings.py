@@ -1,8 +1,8 @@
-"""The orderings of a paper's table, and whether rows trained here with several seeds are ordered alike.
+"""Whether rows that were trained here with several seeds are ordered as those of a paper's table.
 
 Two rows are compared seed by seed, since a seed fixes the batches of both. The interval is Student's 95 % interval of
-the mean difference of their logarithms over seeds. An ordering holds, or does not hold, if the interval excludes 0;
-else these seeds do not settle it.
+the mean difference of their logarithms over seeds. If it excludes 0, the paper's ordering holds or does not hold;
+otherwise these seeds do not settle it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""The 97.5 % quantile of Student's t by degrees of freedom; the last one serves for more, where it is too careful."""
+"""The 97.5 % quantile of Student's t by degrees of freedom; for more of them the last is used, which is too wide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ordering:
-    """The paper's figure of `lower` is below that of `higher`; `ratio` is the first over the second."""
+    """In the paper, row `lower` has a smaller figure than row `higher`; `ratio` is the smaller over the larger."""
 
     lower: str
     higher: str

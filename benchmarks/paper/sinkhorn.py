@@ -4,9 +4,9 @@
 
     p ∝ Π f_i · ratio^(1/ε₁) · Π u_i        u_i = (f_i / marginal of the rest)^(ε₂ / (ε₁ + ε₂))
 
-which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginals). Each way to form the joint of two
-tokens is swept over the threshold; ways are compared by how often their second tokens are right at equal tokens per
-decision.
+which a Sinkhorn loop finds (unbalanced transport with Kullback-Leibler marginals). Several ways to form the joint
+distribution of two tokens are compared, each at many thresholds: how often is the second token right, at equal tokens
+per decision?
 """
 # B position, k candidate, T threshold, K block, S resample, V speed
 
@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @torch.no_grad()
 def read_positions(opened: Opened, count: int) -> tuple[list[Candidates], Tensor, int]:
-    """The candidates of x_{t+1} and x_{t+2} at every position t, the true x_{t+1} and x_{t+2}, and how many blocks."""
+    """At every position t the candidates of x_{t+1} and x_{t+2} and the true tokens; and the number of blocks."""
     (token_heads,) = opened.token_heads.values()
     tokens_BT = torch.stack(
         [block.tokens_T for block in read_blocks(opened, (), count, 256) if len(block.tokens_T) == 256]
@@ -163,7 +163,7 @@ def count_emitted(joint_Bkk: Tensor, places: Sequence[Candidates], true_B2: Tens
 
 
 def share_at_speeds(found: Emitted, times_K: Figures) -> list[float | None]:
-    """Share of right second tokens at each speed, where block k counts `times_K[k]` times."""
+    """The share of right second tokens at each speed, if block k counts `times_K[k]` times."""
     emitted_T, right_T = found.emitted_TK @ times_K, found.right_TK @ times_K
     speeds_T = 1 + emitted_T / (found.positions_K @ times_K)
     points = [(float(speeds_T[i]), float(right_T[i] / emitted_T[i])) for i in np.flatnonzero(emitted_T)]
@@ -171,9 +171,9 @@ def share_at_speeds(found: Emitted, times_K: Figures) -> list[float | None]:
 
 
 def describe_differences(found: Emitted, other: Emitted) -> list[str]:
-    """The share less the other way's at each speed with its 95 % interval over resampled blocks; * where 0 is outside.
+    """The difference of two ways' shares at each speed, with a 95 % interval; * marks one that excludes 0.
 
-    Both ways have the same blocks in a sample: a paired bootstrap.
+    The interval is of a bootstrap over blocks, paired: both ways have the same blocks in a resample.
     """
     blocks = len(found.positions_K)
     times_SK = np.concatenate([np.ones((1, blocks)), resample(blocks, RESAMPLES, np.random.default_rng(0))])

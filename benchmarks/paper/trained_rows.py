@@ -1,7 +1,7 @@
 """Rows of an ablation: each is trained in this process by the project's own trainer.
 
-The duration of a training depends on the machine's other load, so the cost of a step is measured separately: the models
-of all configs take interleaved steps on the same tokens.
+How long a training takes depends on the machine's other load, so the cost of a step is measured separately, with the
+models of all configs taking steps in turn on the same tokens.
 """
 # B block, T position
 
@@ -81,7 +81,7 @@ def train_row(
 
     Args:
         steps: take the config's steps; False leaves the variant untrained.
-        blocks: train only on this many of the shuffled blocks, and store hidden states of no others.
+        blocks: train only on this many of the shuffled blocks; hidden states are stored for these only.
         at_start: called with the trainer before the first step.
 
     Raises:
@@ -205,7 +205,7 @@ def step_seconds(configs: Mapping[str, TrainConfig], rounds: int, blocks: int) -
 
 
 def choose_first_tokens(model: TrainedModel) -> int:
-    """Let heads with a draft vocabulary score the first token ids, whichever they are; returns their number."""
+    """Let heads with a draft vocabulary score token ids 0 to S - 1, which cost as much as any others; returns S."""
     token_heads = model.token_heads
     if token_heads is None or token_heads.draft_tokens_S is None:
         return model.backbone.vocab_size

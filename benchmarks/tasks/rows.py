@@ -1,7 +1,7 @@
-"""Rows of the tasks in this folder, made of held-out files of the Python standard library, which comes with Python.
+"""Rows of this folder's tasks for lm-evaluation-harness, made of held-out files of Python's standard library.
 
-The demo backbone reads Python, so tasks in English would show noise. Each row shows some lines of a file; the question
-is the line that follows. Wrong choices are lines of other rows with the same indentation. Nothing is random.
+The demo backbone was trained on Python, so tasks in English would show noise. A row shows some lines of a file, and the
+answer is the next line. The wrong choices are answers of other rows with the same indentation. Nothing is random.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def questions(text: str) -> list[dict[str, str]]:
 
 
 def with_choices(rows: list[dict[str, str]]) -> list[dict[str, object]]:
-    """Each row with three answers of the rows behind it in its indentation, the right one at a place that wanders."""
+    """Add three wrong choices to each row: the next rows' answers with the same indentation.
+
+    The right one stands first, second, third and last in turn. Rows with too few of them are left out.
+    """
     by_indent: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row["answer"] not in by_indent[row["indent"]]:

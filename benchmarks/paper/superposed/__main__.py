@@ -1,6 +1,6 @@
 """Measure superposed decoding as its paper does: `python -m benchmarks.paper.superposed [PART …] [--quick]`.
 
-Finished parts are kept, so an interrupted call resumes. With PART only these are measured, nothing is reported.
+Finished parts are stored, so an interrupted call goes on. With PART only these parts are measured, without a report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every part of the measurement needs: models, n-grams, prefixes, and rows that an interrupted call keeps.
+"""What every part of the measurement needs: models, n-grams, prefixes, and the stored rows of finished parts.
 
 Prefixes are windows of held-out files, one after another; every third file is the validation split, on which α, τ and
 δ are tuned (section 4.1), all others are the test split. A finished part is a JSON file, named by a fingerprint of the
@@ -33,10 +33,10 @@ Row = dict[str, Any]
 LONGEST_PREFIX = 40
 WINDOW = 64
 BETWEEN = WINDOW
-"""Tokens from one window's begin to the next, so that windows do not overlap."""
+"""Least distance in tokens between the beginnings of two windows, so that they do not overlap."""
 HERE = "benchmarks/paper/superposed"
 PER_FILE = 12
-"""Most windows of one file, spread over it: long files with one kind of line would weigh too much."""
+"""The most windows of one file, spread over it, so that long files of like lines do not weigh too much."""
 CODE = tuple(f"{HERE}/{name}.py" for name in ("bench", "methods", "scores", "tuning"))
 DECODER = ("heads/decoding/superposed", "heads/ngrams")
 
@@ -46,9 +46,9 @@ class Plan:
     """How much is measured; the paper's sizes where these are affordable.
 
     Attributes:
-        prefixes, validation: of the test and the validation split (the paper: 5,000 documents each).
-        long_prefixes: of the texts of 200 tokens.
-        linear_batches: batches of ten prefixes (figures 3 and 15; the paper: ten).
+        prefixes, validation: prefixes of the test and the validation split (the paper: 5,000 documents each).
+        long_prefixes: prefixes of the texts of 200 tokens.
+        linear_batches: batches of ten prefixes for the cosines of figures 3 and 15 (the paper: ten).
         judge_steps: training steps of the judge with another tokenizer.
     """
 
@@ -91,8 +91,9 @@ class Bench:
     """One measurement: the decoding backbone, its judges, n-grams, and the folder of rows.
 
     Attributes:
-        backbone: decodes.
-        second: another backbone with the same tokenizer: it judges the first, and is judged by it.
+        backbone: the model that decodes.
+        second: another model with the same tokenizer, under which the first one's drafts are scored; in tables 2 and 5
+            the two change places.
     """
 
     plan: Plan
@@ -158,12 +159,12 @@ class Bench:
 
     @functools.cached_property
     def line_ends(self) -> frozenset[int]:
-        """Tokens with a line break and nothing but space behind it: a window that follows begins with a line's text."""
+        """Tokens that end in a line break and spaces: a window after one begins with a line's text."""
         tokens = range(len(self.tokenizer))
         return frozenset(token for token in tokens if self.tokenizer.decode([token]).rstrip(" \t").endswith("\n"))
 
     def row(self, part: str, measure: Callable[[Bench], Row], *needs: Any) -> Row:
-        """A finished part's row, or the part is measured and stored.
+        """The stored row of a part, or else the one that `measure` returns, which is stored.
 
         Args:
             needs: results of other parts that it depends on.
@@ -177,7 +178,7 @@ class Bench:
         return json.loads(path.read_text(encoding="utf-8"))
 
     def fingerprint(self, measure: Any, needs: Any) -> str:
-        """Of the plan, the models, the decoder, and the code of one part."""
+        """A digest of all that a row depends on: plan, models, the decoder's code, and that of the part."""
         plan = json.dumps([dataclasses.asdict(self.plan), self.backbone, self.second, needs], default=str)
         digest = hashlib.sha256(plan.encode())
         for model in (self.backbone, self.second):
@@ -191,7 +192,7 @@ class Bench:
 
 @functools.cache
 def weights_digest(folder: str) -> str:
-    """Of all weights of a local model; its name where it is none."""
+    """The checksums of a local model's weights; for any other name, the name itself."""
     files = sorted(Path(folder).glob("*.safetensors"))
     return "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files) or folder
 
@@ -207,7 +208,9 @@ def spread(found: list[Any], count: int) -> list[Any]:
 
 
 def windows_of(tokens: list[int], line_ends: frozenset[int]) -> list[list[int]]:
-    """Windows behind line ends, at least `BETWEEN` tokens apart, past a third of a file: behind imports and licences.
+    """Windows that follow line ends, at least `BETWEEN` tokens apart.
+
+    They begin after a third of the file, so that imports and licences are left out.
 
     >>> [window[:2] for window in windows_of(list(range(300)), frozenset({120, 150, 220}))]
     [[121, 122], [221, 222]]

@@ -1,8 +1,8 @@
-"""What the paper claims, each as a figure with an interval: it holds here, does not hold here, or stays open.
+"""The paper's claims, each as a figure that should lie below or above a bound.
 
-A claim is a figure that should lie below or above a bound. Its interval is 95 % of a paired bootstrap over prefixes
-(batches for the cosines, questions for the facts). It holds if the whole interval lies on the claimed side, does not
-hold if the whole interval lies on the other, and is open if the interval contains the bound.
+The figure's 95 % interval comes from a paired bootstrap over prefixes (over batches for the cosines, over questions for
+the facts). The claim holds if the whole interval lies on the claimed side of the bound, does not hold if it lies on the
+other side, and is open if it contains the bound.
 """
 # B prefix, K draft, S resample
 
@@ -69,7 +69,7 @@ def judge_claims(rows: Rows) -> list[Claim]:
 
 
 def of_all(*columns_B: Figures, form: Callable[..., Figures]) -> Figures:
-    """(1 + S,): a form of the columns' means, over all prefixes and in each resample."""
+    """(1 + S,): a function of the columns' means, over all prefixes and in each resample."""
     weights_SB = resamples(len(columns_B[0]))
     means = [weights_SB @ column_B / weights_SB.sum(axis=1) for column_B in columns_B]
     return np.asarray(form(*means))
@@ -84,7 +84,7 @@ def difference(one_B: Figures, other_B: Figures) -> Figures:
 
 
 def deviation_ratio(one_B: Figures, other_B: Figures) -> Figures:
-    """Standard deviations over prefixes, one by the other."""
+    """The ratio of two standard deviations over prefixes."""
     squares = of_all(
         one_B, one_B**2, other_B, other_B**2, form=lambda a, aa, b, bb: np.sqrt((aa - a * a) / (bb - b * b))
     )
@@ -251,7 +251,7 @@ def claims_of_facts(found: Row) -> list[Claim]:
 
 
 def claims_of_rankings(found: Row) -> list[Claim]:
-    """Figures 7 and 12; shares of wins, and what drafts of equal quality would win."""
+    """Figures 7 and 12: shares of wins against the share that equally good drafts would win."""
     wins = {name: np.asarray(values) for name, values in found["wins"].items()}
     return [
         Claim(
@@ -313,7 +313,7 @@ def claims_of_linearity(found: Row) -> list[Claim]:
 
 
 def claims_of_sweeps(found: Row) -> list[Claim]:
-    """Figures 8 to 11: the least favourable point of each sweep is judged."""
+    """Figures 8 to 11: a claim about a sweep is decided by its least favourable point."""
     claims = []
     for axis, place, words in (
         ("drafts", "figure 9", "for every number of drafts"),

@@ -1,8 +1,8 @@
 """P@k by exact match on questions with short answers (section 4.2, figure 5): is one of the first k drafts right?
 
-The questions are rows {"prompt": …, "answers": […]} of a JSONL file; the one that ships asks for names of Python and
-its standard library. A draft's answer is its first name: letters, digits, underscores and dots after leading space. As
-in the paper superposed decoding has no n-grams here. TriviaQA or Natural Questions are such a file too.
+The questions are rows {"prompt": …, "answers": […]} of a JSONL file, in which TriviaQA or Natural Questions can be
+written too; the one that ships asks for names of Python and its standard library. A draft's answer is its first name:
+letters, digits, underscores and dots after leading space. As in the paper, superposed decoding has no n-grams here.
 """
 # B question, K draft, N new token, T prompt position
 
@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).parent / "data/code_facts.jsonl"
 ANSWER = re.compile(r"\s*([\w.]+)")
 NEW_TOKENS = 8
 SEEDS = 5
-"""Draws of nucleus sampling, whose mean is taken: one draw of each question would be mostly chance."""
+"""How often nucleus sampling answers each question; P@k is the mean, since a single draw would be mostly chance."""
 
 
 def read_facts(path: Path) -> list[tuple[str, list[str]]]:

@@ -1,9 +1,9 @@
 """How linear a backbone is in superposed embeddings, by step and by layer (equation 8, figures 3 and 15).
 
-Beam search writes three texts. In every step each beam's newest token is read behind the beam's own text, and the
-superposition of the three behind the earlier superpositions; the cosine is between the superposed reading and the
-weighted sum of the beams' readings. Hidden states of any two texts are alike to a degree, so the same cosine with the
-beams of another prefix stands beside it: linearity counts only above that.
+Beam search writes three texts. At every step the backbone reads each beam's newest token after that beam's text, and
+the superposition of the three tokens after the earlier superpositions. The cosine compares its output on the
+superposition with the weighted sum of its outputs on the beams. Hidden states of any two texts are alike to a degree,
+so a control has the same cosine with the beams of another prefix: only what lies above it is linearity.
 """
 # B prefix, K beam, D width, S layer (0: the embedding, then each layer, then the logits), V vocabulary
 
@@ -35,7 +35,7 @@ def measure_linearity(bench: Bench) -> Row:
 
 
 def cosines(model: Any, prefixes_BT: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """(B, steps, S) twice: with the prefix's own beams, and with the next prefix's."""
+    """Cosines with the prefix's own beams, and with the next prefix's; (B, steps, S) each."""
     many = len(prefixes_BT)
     beams_cache, superposed_cache = DynamicCache(), DynamicCache()
     rows_RT = prefixes_BT.repeat_interleave(BEAMS, dim=0)

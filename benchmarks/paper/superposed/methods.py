@@ -1,7 +1,7 @@
-"""The ways to write drafts that are compared; each gives (B, K, N) new tokens, likeliest first where there is an order.
+"""The compared ways to write drafts; each gives (B, K, N) new tokens, the likeliest draft first if they are ordered.
 
-Greedy, beam search and nucleus sampling are `generate` of transformers; the paper gives no p of its nucleus, 0.95 is
-the value of Holtzman et al. The n-grams alone (tables 1 and 3) take the likeliest token of equation 5.
+Greedy, beam search and nucleus sampling are transformers' `generate`. The paper does not give the p of its nucleus;
+0.95 is the value of Holtzman et al. "N-grams alone" (tables 1 and 3) takes the likeliest token of equation 5 each time.
 """
 # B prefix, K draft, T prefix position, N new token, M candidate token
 
@@ -19,7 +19,7 @@ from heads.ngrams.table import NgramTable
 
 NUCLEUS = 0.95
 ROWS = 320
-"""Rows of a batch, so that memory does not grow with the number of prefixes."""
+"""The most rows of a batch, so that memory does not grow with the number of prefixes."""
 PLAIN: dict[str, Any] = {"use_cache": True, "repetition_penalty": 1.0}
 
 
@@ -59,7 +59,7 @@ def generate(model: Any, prefixes_BT: Tensor, k: int, length: int, **settings: A
 
 
 def ngrams_alone(table: NgramTable, prefixes_BT: Tensor, length: int) -> Tensor:
-    """(B, 1, length): the likeliest token of equation 5, again and again; the table's commonest where none is known."""
+    """(B, 1, length): each time the likeliest token of equation 5, or the most frequent one if no n-gram is known."""
     texts = [prefix_T.tolist() for prefix_T in prefixes_BT]
     for text in texts:
         for _ in range(length):
@@ -68,7 +68,7 @@ def ngrams_alone(table: NgramTable, prefixes_BT: Tensor, length: int) -> Tensor:
 
 
 def likeliest(table: NgramTable, text: Sequence[int], weights: Sequence[float]) -> int:
-    """The token with the highest p_ngram; every token that a longer n-gram knows, the pairs know too."""
+    """The token with the highest p_ngram, sought among those of known pairs, which include those of longer n-grams."""
     tokens, _ = table.next_counts(list(text[-1:]))
     if not len(tokens):
         return int(table.unigrams_V.argmax())

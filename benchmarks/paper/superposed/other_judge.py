@@ -1,7 +1,7 @@
-"""A judge with another tokenizer (section 5.1): a small model with 1,024 tokens of its own, trained by our recipe.
+"""A model with another tokenizer, under which drafts are scored (section 5.1): small, with 1,024 tokens of its own.
 
-It learns from the training files alone, for about four minutes, and stays in its folder. An interrupted training
-resumes from its last checkpoint.
+It is trained by the demo backbone's recipe on the training files, for about four minutes, and stays in its folder. An
+interrupted training resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRAINED = "last"
 
 
 def open_other_judge(folder: Path, heldout_list: str, steps: int) -> tuple[Any, Any]:
-    """The judge and its tokenizer; they are trained if the folder does not hold them yet."""
+    """The model and its tokenizer; they are trained if the folder does not hold them yet."""
     shape, weights = folder / "shape", folder / f"run-{steps}" / TRAINED
     if not (weights / "config.json").is_file():
         if not (shape / "config.json").is_file():

@@ -1,6 +1,7 @@
 """Drafts of every method on the test split: perplexities, rankings, repetition and likeness, short and long.
 
-Every row holds figures of each prefix, so that claims are judged by a bootstrap over prefixes, all methods together.
+Every row holds the figures of each prefix, so that claims can be tested by a bootstrap over prefixes, paired over
+methods.
 """
 # B prefix, K draft, N new token, T prefix position
 
@@ -26,7 +27,7 @@ def rounded(values: Tensor) -> list[Any]:
 
 
 def measure_drafts(bench: Bench, settings: dict[str, Setting]) -> Row:
-    """Tables 1 to 5 and the drafts of figures 4, 7, 12 and 14: k drafts of ten tokens behind 15."""
+    """Tables 1 to 5 and the drafts of figures 4, 7, 12 and 14: k drafts of ten tokens after prefixes of 15."""
     plan = bench.plan
     prefixes_BT = bench.windows[:, : plan.prefix]
     model, second = bench.opened.model, bench.opened_second.model
@@ -112,7 +113,7 @@ def sweep_point(bench: Bench, setting: Setting, *, k: int, prefix: int, length: 
 
 
 LONGEST = 40
-"""Prefixes of every length end at the same place of a window, so that all continue the same point of the text."""
+"""Prefixes of all lengths end after so many tokens of a window, so that drafts continue the same place in the text."""
 
 
 def unique_shares(drafts_BKN: Tensor) -> list[list[float]]:

@@ -1,8 +1,8 @@
 """Drafts ranked against each other (section 4.4, figures 7 and 12), by a judge in place of people.
 
-1 nucleus draft v 3 superposed ones, 2 v 3, and 1 v the superposed draft of lowest perplexity, which another judge
-chooses: no judge ranks its own choice. A superposed draft that is ranked first is a win. Prefixes with two equal drafts
-are left out, as in the paper, and so are verdicts that cannot be read.
+Three settings: 1 draft of nucleus sampling against 3 superposed ones, 2 against 3, and 1 against the superposed draft
+of lowest perplexity under another model, since no judge should rank its own choice. A superposed draft in first place
+is a win. Prefixes with two equal drafts are left out, as in the paper, and so are unreadable verdicts.
 """
 # K draft
 
@@ -17,12 +17,12 @@ from heads.evaluation.judged.llm_judges import EndpointJudge
 SUPERPOSED, MOST_NUCLEUS = 3, 2
 JUDGES = ("likelihood", "endpoint")
 EXPECTED = {"1v3": 0.75, "2v3": 0.6, "1v1": 0.5}
-"""Wins of drafts that are all equally good."""
+"""The share of wins if all drafts were equally good."""
 PAPER = {"1v3": 0.636, "2v3": 0.606, "1v1": 0.514}
 
 
 def measure_rankings(bench: Bench, drafts: Row, judge: str) -> Row:
-    """Wins (1 or 0) of each prefix in the three settings, and who judged."""
+    """For each setting whether a superposed draft won (1 or 0), prefix by prefix; and the judge's name."""
     asked = open_judge(bench, judge)
     lists, left_out = lists_of(drafts)
     return {
@@ -34,7 +34,7 @@ def measure_rankings(bench: Bench, drafts: Row, judge: str) -> Row:
 
 
 def open_judge(bench: Bench, judge: str) -> Judge:
-    """The likelihood of the judge with another tokenizer, or the server that the environment names.
+    """The log-likelihood under the model with another tokenizer, or the server that the environment names.
 
     Raises:
         ValueError: the environment names none.
@@ -45,7 +45,7 @@ def open_judge(bench: Bench, judge: str) -> Judge:
 
 
 def lists_of(drafts: Row) -> tuple[dict[str, list[tuple[str, list[str]]]], int]:
-    """(prefix, texts), nucleus sampling's first, for each setting; and how many prefixes are left out."""
+    """For each setting the (prefix, texts) to rank, nucleus sampling's first; and the number of prefixes left out."""
     found: dict[str, list[tuple[str, list[str]]]] = {name: [] for name in EXPECTED}
     rows = zip(
         drafts["prefixes"],
@@ -67,5 +67,5 @@ def lists_of(drafts: Row) -> tuple[dict[str, list[tuple[str, list[str]]]], int]:
 
 
 def wins(judge: Judge, lists: Sequence[tuple[str, list[str]]], nucleus: int) -> list[float]:
-    """1 where the text ranked first is not one of the first `nucleus`."""
+    """1.0 for each list whose best text is not one of the first `nucleus`, which are nucleus sampling's."""
     return [float(order[0] >= nucleus) for order in judge.orders(lists, seed=0) if order is not None]

@@ -39,7 +39,7 @@ def print_report(console: Console, bench: Bench, rows: Rows, claims: Sequence[Cl
 
 
 def begin(console: Console, title: str, *columns: str) -> Table:
-    """A table below its title, which is one line however narrow the table is."""
+    """A new table; its title is printed first, on one line of its own, however narrow the table is."""
     say(console, title)
     return figures_table(None, *columns)
 

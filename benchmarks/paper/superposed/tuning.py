@@ -1,8 +1,7 @@
 """α, τ and δ by the lowest mean perplexity over the k drafts on the validation split (section 4.1).
 
-α and τ are searched together at the δ that is `SuperposedDecoding`'s default, then δ at the best of them. The search is
-done for n up to 6, for n up to 4 (appendix C, which retunes both) and, τ alone, without n-grams (the fact-based
-setting, section 4.2).
+α and τ are searched together with the default δ of `SuperposedDecoding`, then δ with the best α and τ. This is done
+with n-grams up to 6, and anew with those up to 4 (appendix C). Without n-grams (section 4.2) only τ is searched.
 """
 # B prefix, T prefix position, K draft
 
@@ -24,7 +23,7 @@ FIRST_PENALTY = DEFAULT_PENALTY
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """α, τ and δ, and the longest n-grams that are read; 0 is none."""
+    """α, τ and δ, and the longest n-grams that are used; 0 uses none."""
 
     alpha: float
     temperature: float
@@ -55,7 +54,7 @@ PAPER_TO_4 = Setting(alpha=0.55, temperature=0.1, longest=4)
 
 
 def tune(bench: Bench) -> Row:
-    """The best setting of each kind, and the mean perplexity of every one tried."""
+    """The best setting of each kind, and the mean perplexity of every setting that was tried."""
     plan = bench.plan
     tried: list[Row] = []
 
