@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 
 from benchmarks.speed.real_costs.microscaling import Row, describe_product, main, packed_copy
-from benchmarks.speed.real_costs.shapes import SHAPES, Shape
+from benchmarks.speed.real_costs.shapes import SHAPES, WideShape
 from heads.checkpoint.opening import open_backbone
 from heads.quantization.linear import MXLinear
 
-SMALL = Shape(name="0.16B", hidden=384, layers=8, intermediate=512, key_value_heads=12)
+SMALL = WideShape(name="0.16B", hidden=384, layers=8, intermediate=512, key_value_heads=12)
 
 
 def test_every_method_is_measured_and_writes_plain_text_on_its_weights(tmp_path, monkeypatch, capsys):

@@ -16,10 +16,10 @@ from benchmarks.budget import Budget
 from benchmarks.shared import held_out, write_block
 from benchmarks.speed.real_costs import __main__ as command
 from benchmarks.speed.real_costs import cells, methods
-from benchmarks.speed.real_costs.cells import Line, Speeds
+from benchmarks.speed.real_costs.cells import MethodSpeed, Speeds
 from benchmarks.speed.real_costs.methods import make_method
 from benchmarks.speed.real_costs.report import figures, markdown, verdicts
-from benchmarks.speed.real_costs.shapes import SHAPES, Shape, what_stops
+from benchmarks.speed.real_costs.shapes import SHAPES, WideShape, what_stops
 from benchmarks.speed.real_costs.wide_backbone import wide_config, widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
 from benchmarks.speed.real_costs.widened import open_widened
@@ -30,8 +30,8 @@ from heads.evaluation.methods import GreedySettings, SampledSettings
 
 # One with more layers and a width that is no power of 4 of the demo's; one whose attention heads share keys and values.
 SMALL = [
-    Shape(name="deeper", hidden=384, layers=10, intermediate=768, key_value_heads=12),
-    Shape(name="grouped", hidden=512, layers=8, intermediate=512, key_value_heads=8),
+    WideShape(name="deeper", hidden=384, layers=10, intermediate=768, key_value_heads=12),
+    WideShape(name="grouped", hidden=512, layers=8, intermediate=512, key_value_heads=8),
 ]
 FAMILIES = ["medusa", "grounded", "gru", "eagle", "dynamo"]
 
@@ -42,13 +42,13 @@ def opened(family: str) -> Opened:
 
 
 @functools.cache
-def widened(family: str, shape: Shape) -> Any:
+def widened(family: str, shape: WideShape) -> Any:
     return widen_backbone(opened(family).model, shape, torch.float32)
 
 
 @covering(family=FAMILIES, shape=SMALL)
 @torch.no_grad()
-def test_a_widened_backbone_is_the_same_function(family: str, shape: Shape) -> None:
+def test_a_widened_backbone_is_the_same_function(family: str, shape: WideShape) -> None:
     prompts_PT = torch.cat(held_out(opened(family), 3))
     logits, found = opened(family).model(prompts_PT).logits, widened(family, shape)(prompts_PT).logits
     torch.testing.assert_close(found, logits, atol=1e-4, rtol=0)  # float32 sums in another order; seen were 1.2e-5
@@ -56,7 +56,7 @@ def test_a_widened_backbone_is_the_same_function(family: str, shape: Shape) -> N
 
 
 @covering(family=FAMILIES, shape=SMALL)
-def test_widened_heads_draft_the_same_and_as_much_is_accepted(family: str, shape: Shape) -> None:
+def test_widened_heads_draft_the_same_and_as_much_is_accepted(family: str, shape: WideShape) -> None:
     own = opened(family)
     narrow = own.token_heads[family]
     model = widened(family, shape)
@@ -89,7 +89,7 @@ def test_all_that_is_widened_is_dense_but_for_what_must_be_zero() -> None:
 
 
 def test_a_smaller_shape_and_an_unknown_field_are_refused_in_a_sentence() -> None:
-    small = Shape(name="small", hidden=128, layers=8, intermediate=512, key_value_heads=6)
+    small = WideShape(name="small", hidden=128, layers=8, intermediate=512, key_value_heads=6)
     with pytest.raises(ValueError, match="small has hidden_size 128; a model of 192 cannot be widened"):
         wide_config(opened("medusa").model.config, small)
     own = opened("medusa")
@@ -188,8 +188,8 @@ def test_what_does_not_fit_into_the_minutes_is_named(monkeypatch: pytest.MonkeyP
     assert said == [f"{name} is left out: its share of the run, 1 minutes, is over" for name in left]
 
 
-def line(method: str, ratio: float, tree: str = "a tree") -> Line:
-    return Line(
+def line(method: str, ratio: float, tree: str = "a tree") -> MethodSpeed:
+    return MethodSpeed(
         method=method,
         tree=tree,
         tokens_per_pass=2.0,
@@ -201,7 +201,7 @@ def line(method: str, ratio: float, tree: str = "a tree") -> Line:
     )
 
 
-def speeds(shape: str, dtype: str, batch: int, lines: list[Line]) -> Speeds:
+def speeds(shape: str, dtype: str, batch: int, lines: list[MethodSpeed]) -> Speeds:
     return Speeds(shape=shape, dtype=dtype, batch=batch, decoding="greedy", lines=lines)
 
 

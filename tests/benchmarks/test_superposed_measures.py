@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_model
 
 from benchmarks.paper.superposed import bench as bench_module
-from benchmarks.paper.superposed.bench import WINDOW, Bench, Plan, windows_of
+from benchmarks.paper.superposed.bench import WINDOW, Plan, SuperposedBench, windows_of
 from benchmarks.paper.superposed.claims import Claim, ratio
 from benchmarks.paper.superposed.facts import SHIPPED, is_right, precision_at, read_facts
 from benchmarks.paper.superposed.linearity import BEAMS, cosines
@@ -183,7 +183,9 @@ def test_a_finished_part_is_kept_until_what_it_depends_on_changes(tmp_path, monk
     monkeypatch.setattr(bench_module, "weights_digest", lambda folder: folder)
 
     def bench_of(**changed):
-        return Bench(plan=Plan(**changed), backbone="a", second="b", folder=tmp_path, ngrams_folder=tmp_path / "none")
+        return SuperposedBench(
+            plan=Plan(**changed), backbone="a", second="b", folder=tmp_path, ngrams_folder=tmp_path / "none"
+        )
 
     calls = []
 

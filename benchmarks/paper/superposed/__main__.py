@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper.superposed.bench import QUICK, Bench, Plan
+from benchmarks.paper.superposed.bench import QUICK, Plan, SuperposedBench
 from benchmarks.paper.superposed.claims import Rows, judge_claims
 from benchmarks.paper.superposed.facts import SHIPPED, measure_facts, read_facts
 from benchmarks.paper.superposed.linearity import measure_linearity
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(options.parts) - set(PARTS):
         raise ValueError(f"The part {sorted(unknown)[0]!r} was given; allowed are {', '.join(PARTS)}.")
     plan = QUICK if options.quick else Plan()
-    bench = Bench(
+    bench = SuperposedBench(
         plan=dataclasses.replace(plan, prefixes=options.prefixes or plan.prefixes),
         backbone=options.backbone,
         second=options.second,
@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(bench: Bench, parts: Sequence[str], facts: Path, judge: str) -> Rows:
+def measure(bench: SuperposedBench, parts: Sequence[str], facts: Path, judge: str) -> Rows:
     """The rows of some parts; all but the cosines need the tuned settings, rankings need the drafts."""
     tuned = bench.row("tune", tune)
     settings = settings_of(tuned)

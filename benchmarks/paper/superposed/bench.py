@@ -87,7 +87,7 @@ QUICK = Plan(
 
 
 @dataclasses.dataclass(kw_only=True)
-class Bench:
+class SuperposedBench:
     """One measurement: the decoding backbone, its judges, n-grams, and the folder of rows.
 
     Attributes:
@@ -163,7 +163,7 @@ class Bench:
         tokens = range(len(self.tokenizer))
         return frozenset(token for token in tokens if self.tokenizer.decode([token]).rstrip(" \t").endswith("\n"))
 
-    def row(self, part: str, measure: Callable[[Bench], Row], *needs: Any) -> Row:
+    def row(self, part: str, measure: Callable[[SuperposedBench], Row], *needs: Any) -> Row:
         """The stored row of a part, or else the one that `measure` returns, which is stored.
 
         Args:

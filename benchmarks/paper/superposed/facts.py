@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper.superposed.bench import Bench, Row
+from benchmarks.paper.superposed.bench import Row, SuperposedBench
 from benchmarks.paper.superposed.methods import beam, greedy, nucleus, superposed
 from benchmarks.paper.superposed.tuning import Setting
 
@@ -69,7 +69,7 @@ def precision_at(right: Sequence[bool], k: int) -> float:
     return float(any(right[:k]))
 
 
-def measure_facts(bench: Bench, facts: Path, settings: dict[str, Setting]) -> Row:
+def measure_facts(bench: SuperposedBench, facts: Path, settings: dict[str, Setting]) -> Row:
     """Each method's P@1 … P@k for each question; nucleus sampling is given one draft, and k drafts beside it."""
     model, tokenizer, k = bench.opened.model, bench.tokenizer, bench.plan.k
     plain = Setting(alpha=0.0, temperature=1.0, longest=0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from benchmarks.paper.superposed.bench import Bench, Row
+from benchmarks.paper.superposed.bench import Row, SuperposedBench
 from benchmarks.paper.superposed.quality import rounded
 
 BEAMS = 3
@@ -23,7 +23,7 @@ BATCH = 10
 
 
 @torch.no_grad()
-def measure_linearity(bench: Bench) -> Row:
+def measure_linearity(bench: SuperposedBench) -> Row:
     """Cosines of each batch of ten prefixes, step and layer, (batch, step, layer); and of the control."""
     plan, model = bench.plan, bench.opened.model
     batches = bench.windows[: BATCH * plan.linear_batches, : plan.prefix].split(BATCH)

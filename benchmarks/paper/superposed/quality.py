@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper.superposed.bench import Bench, Row
+from benchmarks.paper.superposed.bench import Row, SuperposedBench
 from benchmarks.paper.superposed.methods import beam, greedy, ngrams_alone, nucleus, superposed
 from benchmarks.paper.superposed.scores import perplexities, self_bleu, text_perplexities, texts_of, unique_ngrams
 from benchmarks.paper.superposed.tuning import PAPER, PAPER_TO_4, Setting
@@ -26,7 +26,7 @@ def rounded(values: Tensor) -> list[Any]:
     return torch.round(values.double(), decimals=6).tolist()
 
 
-def measure_drafts(bench: Bench, settings: dict[str, Setting]) -> Row:
+def measure_drafts(bench: SuperposedBench, settings: dict[str, Setting]) -> Row:
     """Tables 1 to 5 and the drafts of figures 4, 7, 12 and 14: k drafts of ten tokens after prefixes of 15."""
     plan = bench.plan
     prefixes_BT = bench.windows[:, : plan.prefix]
@@ -53,7 +53,9 @@ def measure_drafts(bench: Bench, settings: dict[str, Setting]) -> Row:
     }
 
 
-def drafts_of_all(bench: Bench, model: Any, prefixes_BT: Tensor, settings: dict[str, Setting]) -> dict[str, Tensor]:
+def drafts_of_all(
+    bench: SuperposedBench, model: Any, prefixes_BT: Tensor, settings: dict[str, Setting]
+) -> dict[str, Tensor]:
     k, length = bench.plan.k, bench.plan.length
     ways = {
         "superposed": settings["6"],
@@ -71,7 +73,9 @@ def drafts_of_all(bench: Bench, model: Any, prefixes_BT: Tensor, settings: dict[
     }
 
 
-def drafts_of(bench: Bench, model: Any, prefixes_BT: Tensor, setting: Setting, name: str, **sizes: int) -> Tensor:
+def drafts_of(
+    bench: SuperposedBench, model: Any, prefixes_BT: Tensor, setting: Setting, name: str, **sizes: int
+) -> Tensor:
     """Drafts of one method; `sizes` are k and length where they are not the plan's."""
     k, length = sizes.get("k", bench.plan.k), sizes.get("length", bench.plan.length)
     if name == "greedy":
@@ -83,7 +87,7 @@ def drafts_of(bench: Bench, model: Any, prefixes_BT: Tensor, setting: Setting, n
     return superposed(model, prefixes_BT, length, setting.decoding(bench, k))
 
 
-def measure_sweeps(bench: Bench, settings: dict[str, Setting]) -> Row:
+def measure_sweeps(bench: SuperposedBench, settings: dict[str, Setting]) -> Row:
     """Figures 8 to 11: best perplexity by number of drafts, prefix and length; repetition and Self-BLEU beside it."""
     plan = bench.plan
     ks = [sweep_point(bench, settings["6"], k=k, prefix=plan.prefix, length=plan.length, value=k) for k in plan.ks]
@@ -98,7 +102,7 @@ def measure_sweeps(bench: Bench, settings: dict[str, Setting]) -> Row:
     return {"drafts": ks, "prefix": prefixes, "length": lengths}
 
 
-def sweep_point(bench: Bench, setting: Setting, *, k: int, prefix: int, length: int, value: int) -> Row:
+def sweep_point(bench: SuperposedBench, setting: Setting, *, k: int, prefix: int, length: int, value: int) -> Row:
     """One point of the three sweeps, for each method."""
     prefixes_BT = bench.windows[:, LONGEST - prefix : LONGEST]
     found: Row = {"value": value}
@@ -126,7 +130,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def measure_long_texts(bench: Bench, settings: dict[str, Setting]) -> Row:
+def measure_long_texts(bench: SuperposedBench, settings: dict[str, Setting]) -> Row:
     """Appendix I: texts of 200 tokens with and without resets, and nucleus sampling's; how much they repeat."""
     plan = bench.plan
     prefixes_BT = bench.windows[: plan.long_prefixes, : plan.prefix]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.paper.superposed.bench import Bench, Row
+from benchmarks.paper.superposed.bench import Row, SuperposedBench
 from heads.evaluation.judged.judge import Judge, LikelihoodJudge
 from heads.evaluation.judged.llm_judges import EndpointJudge
 
@@ -21,7 +21,7 @@ EXPECTED = {"1v3": 0.75, "2v3": 0.6, "1v1": 0.5}
 PAPER = {"1v3": 0.636, "2v3": 0.606, "1v1": 0.514}
 
 
-def measure_rankings(bench: Bench, drafts: Row, judge: str) -> Row:
+def measure_rankings(bench: SuperposedBench, drafts: Row, judge: str) -> Row:
     """For each setting whether a superposed draft won (1 or 0), prefix by prefix; and the judge's name."""
     asked = open_judge(bench, judge)
     lists, left_out = lists_of(drafts)
@@ -33,7 +33,7 @@ def measure_rankings(bench: Bench, drafts: Row, judge: str) -> Row:
     }
 
 
-def open_judge(bench: Bench, judge: str) -> Judge:
+def open_judge(bench: SuperposedBench, judge: str) -> Judge:
     """The log-likelihood under the model with another tokenizer, or the server that the environment names.
 
     Raises:

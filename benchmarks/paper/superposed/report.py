@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paper.dynamo_texts import with_interval
-from benchmarks.paper.superposed.bench import Bench, Row
+from benchmarks.paper.superposed.bench import Row, SuperposedBench
 from benchmarks.paper.superposed.claims import Claim, Rows, drafts_in, of_all
 from benchmarks.paper.superposed.rankings import EXPECTED, PAPER
 from benchmarks.paper.superposed.tuning import FIRST_PENALTY, Setting, settings_of
@@ -19,7 +19,7 @@ from benchmarks.shared import describe_cpu, figures_table, say
 EXAMPLES = 6
 
 
-def print_report(console: Console, bench: Bench, rows: Rows, claims: Sequence[Claim]) -> None:
+def print_report(console: Console, bench: SuperposedBench, rows: Rows, claims: Sequence[Claim]) -> None:
     plan = bench.plan
     say(
         console,

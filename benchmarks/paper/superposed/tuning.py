@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from benchmarks.paper.superposed.bench import Bench, Row
+from benchmarks.paper.superposed.bench import Row, SuperposedBench
 from benchmarks.paper.superposed.methods import superposed
 from benchmarks.paper.superposed.scores import perplexities
 from heads import SuperposedDecoding
@@ -30,7 +30,7 @@ class Setting:
     penalty: float = FIRST_PENALTY
     longest: int = 6
 
-    def decoding(self, bench: Bench, k: int, **more: Any) -> SuperposedDecoding:
+    def decoding(self, bench: SuperposedBench, k: int, **more: Any) -> SuperposedDecoding:
         """λ of longer n-grams is 0."""
         with_ngrams = bool(self.longest and self.alpha)
         weights = [weight if n <= self.longest else 0.0 for n, weight in enumerate(PAPER_WEIGHTS, start=2)]
@@ -53,7 +53,7 @@ PAPER = Setting(alpha=0.54, temperature=0.06)
 PAPER_TO_4 = Setting(alpha=0.55, temperature=0.1, longest=4)
 
 
-def tune(bench: Bench) -> Row:
+def tune(bench: SuperposedBench) -> Row:
     """The best setting of each kind, and the mean perplexity of every setting that was tried."""
     plan = bench.plan
     tried: list[Row] = []
@@ -71,7 +71,7 @@ def tune(bench: Bench) -> Row:
     return {"best": {name: dataclasses.asdict(setting) for name, setting in chosen.items()}, "tried": tried}
 
 
-def mean_perplexity(bench: Bench, setting: Setting) -> float:
+def mean_perplexity(bench: SuperposedBench, setting: Setting) -> float:
     prefixes_BT = bench.validation_windows[:, : bench.plan.prefix]
     drafts_BKN = superposed(bench.opened.model, prefixes_BT, bench.plan.length, setting.decoding(bench, bench.plan.k))
     return float(perplexities(bench.opened_second.model, prefixes_BT, drafts_BKN).mean())

@@ -2,7 +2,7 @@
 
 The demo backbone's passes cost almost what their nodes cost, which no large model's do. Widened to the shapes of 0.16
 to 7 billion weights it writes the same text, and as many drafts are accepted; milliseconds are those of the shape.
-Passes over 1 to 64 nodes are timed, and plain generate, heads alone, lookup without heads, heads with lookup and
+PassTimes over 1 to 64 nodes are timed, and plain generate, heads alone, lookup without heads, heads with lookup and
 transformers' assistant_model, greedily with a repetition penalty and, with --sampled, at temperature 1; on a GPU, or
 with --compile, plain generate and heads alone compiled too. Every row (a shape, a dtype, a batch size) is stored in
 --out once it is done, so that a call that was interrupted goes on, and a call for more rows measures only those;
@@ -35,8 +35,8 @@ from benchmarks.shared import (
     write_block,
 )
 from benchmarks.speed.real_costs.cells import (
-    Line,
-    Passes,
+    MethodSpeed,
+    PassTimes,
     Speeds,
     measure_passes,
     measure_speeds,
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.report:
         measure_all(rows, Budget(options.minutes), say=lambda text: say(console, text))
     found = [content for row in rows if (content := row.stored.read()) is not None]
-    passes = [Passes(**content) for content in found if "milliseconds" in content]
+    passes = [PassTimes(**content) for content in found if "milliseconds" in content]
     speeds = [Speeds(**content) for content in found if "lines" in content]
     show(console, passes, speeds)
     say(console, f"rows were made by {' and '.join(sorted({row.stored.made() for row in rows if row.stored.read()}))}")
@@ -126,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class WantedRow:
     """One row that was asked for: passes where `batch` is 0, else methods at that batch size."""
 
     stored: StoredRow
@@ -137,7 +137,7 @@ class Row:
     options: argparse.Namespace
 
 
-def wanted(options: argparse.Namespace) -> Iterator[Row]:
+def wanted(options: argparse.Namespace) -> Iterator[WantedRow]:
     """Rows in the order in which they are measured: one shape in one dtype after another.
 
     What a row depends on beside its settings is the machine and torch.
@@ -159,10 +159,12 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
                 settings = {**common, **asked, "shape": shape, "dtype": dtype, "batch": batch}
                 name = f"{shape}-{dtype}-" + ("sampled" if at_random else f"batch{batch}" if batch else "passes")
                 stored = StoredRow(folder=Path(options.out), name=name, settings=settings)
-                yield Row(stored=stored, shape=shape, dtype=dtype, batch=batch, sampled=at_random, options=options)
+                yield WantedRow(
+                    stored=stored, shape=shape, dtype=dtype, batch=batch, sampled=at_random, options=options
+                )
 
 
-def measure_all(rows: Sequence[Row], budget: Budget, say: Callable[[str], None]) -> None:
+def measure_all(rows: Sequence[WantedRow], budget: Budget, say: Callable[[str], None]) -> None:
     """Measure what is not stored yet: small batches of every shape first, and passes, which heads do not need, last."""
     for row in sorted(rows, key=lambda row: row.batch or math.inf):
         if row.stored.read() is not None:
@@ -174,7 +176,7 @@ def measure_all(rows: Sequence[Row], budget: Budget, say: Callable[[str], None])
             measure(row, say)
 
 
-def measure(row: Row, say: Callable[[str], None]) -> None:
+def measure(row: WantedRow, say: Callable[[str], None]) -> None:
     """Measure a row that is not stored yet; one that does not fit this machine's memory is named and left out."""
     shape, dtype = SHAPES[row.shape], getattr(torch, row.dtype)
     gc.collect()  # the last row's weights go before the next ones come
@@ -188,8 +190,8 @@ def measure(row: Row, say: Callable[[str], None]) -> None:
     if not row.batch:
         load_or_measure(
             row.stored,
-            Passes,
-            lambda _: Passes(
+            PassTimes,
+            lambda _: PassTimes(
                 shape=row.shape, dtype=row.dtype, milliseconds=measure_passes(opened(("medusa",)), row.options.rounds)
             ),
         )
@@ -201,10 +203,10 @@ def measure(row: Row, say: Callable[[str], None]) -> None:
 
 
 def measure_methods(
-    row: Row, settings: Settings, opened: Callable[[Sequence[str]], Widened], say: Callable[[str], None]
+    row: WantedRow, settings: Settings, opened: Callable[[Sequence[str]], Widened], say: Callable[[str], None]
 ) -> Speeds:
     """All families; a family that has a backbone of its own is held against that backbone's plain generate."""
-    lines: list[Line] = []
+    lines: list[MethodSpeed] = []
     for families in (ON_BASE, OWN_BACKBONE):
         widened, options = opened(families), row.options
         if reason := options.compile and families == ON_BASE and why_not_compiled(widened):

@@ -45,7 +45,7 @@ ALSO_PACKED = ("plain", f"{BEST} alone", f"{BEST} alone, {TUNED}", LOOKUP_ALONE,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class PassTimes:
     """Median milliseconds of a pass by its nodes, for weights as they are ("plain") and packed, where they can be."""
 
     shape: str
@@ -54,7 +54,7 @@ class Passes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class MethodSpeed:
     """One method: `interval` is the ratio's 95 % interval over groups of prompts, `tree` what it verified.
 
     `repeated_4grams` is the share of its texts' 4-grams that stood in them before, which copying lives on.
@@ -82,7 +82,7 @@ class Speeds:
 
     def __post_init__(self) -> None:
         """Lines that come from a file are dicts."""
-        object.__setattr__(self, "lines", [Line(**x) if isinstance(x, dict) else x for x in self.lines])
+        object.__setattr__(self, "lines", [MethodSpeed(**x) if isinstance(x, dict) else x for x in self.lines])
 
 
 def measure_passes(widened: Widened, rounds: int) -> dict[str, dict[str, float]]:
@@ -117,7 +117,7 @@ def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
 
 def measure_speeds(
     widened: Widened, settings: Settings, batch: int, groups: int, *, repeats: int, tuned: bool, compile: bool
-) -> list[Line]:
+) -> list[MethodSpeed]:
     """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together.
 
     Beside the best family's heads stand compiled methods where `compile`, and `assistant_model` for groups of one row.
@@ -138,7 +138,7 @@ def measure_speeds(
     same = SameRows(widened, settings)
     found = compare(methods, prompts, repeats=repeats, verdict=same, clock=clock_of(widened.model.device))
     return [
-        Line(
+        MethodSpeed(
             method=row.name,
             tree=trees.get(row.name, ""),
             tokens_per_pass=row.tokens_per_pass,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.shared import figures_table, ratio_cell, say
-from benchmarks.speed.real_costs.cells import NODES, PACKED, TUNED, Line, Passes, Speeds
+from benchmarks.speed.real_costs.cells import NODES, PACKED, TUNED, MethodSpeed, PassTimes, Speeds
 from benchmarks.speed.real_costs.methods import COMPILED
 
 TARGET = 0.9
@@ -19,7 +19,7 @@ LABEL = (
 )
 
 
-def show(console: Console, passes: Sequence[Passes], speeds: Sequence[Speeds]) -> None:
+def show(console: Console, passes: Sequence[PassTimes], speeds: Sequence[Speeds]) -> None:
     """Print all that was measured so far."""
     say(console, LABEL)
     if passes:
@@ -31,7 +31,7 @@ def show(console: Console, passes: Sequence[Passes], speeds: Sequence[Speeds]) -
             say(console, line)
 
 
-def passes_table(found: Sequence[Passes]) -> Table:
+def passes_table(found: Sequence[PassTimes]) -> Table:
     """Milliseconds by nodes, and in brackets in passes of one node."""
     table = figures_table(
         "\nmilliseconds of a pass (plain steps)", "shape", "dtype", "weights", *map(str, NODES), left=3
@@ -60,7 +60,7 @@ def speeds_table(found: Sequence[Speeds], decoding: str) -> Table:
     return table
 
 
-def figures(cell: Speeds, line: Line) -> tuple[str, ...]:
+def figures(cell: Speeds, line: MethodSpeed) -> tuple[str, ...]:
     low, high = line.interval
     return (
         f"{line.tokens_per_pass:.2f}",
@@ -72,7 +72,7 @@ def figures(cell: Speeds, line: Line) -> tuple[str, ...]:
     )
 
 
-def reached(cell: Speeds, line: Line) -> float:
+def reached(cell: Speeds, line: MethodSpeed) -> float:
     """The share of the speed that passes at the price of plain steps would give: × plain divided by tokens per pass.
 
     Heads on packed weights, and compiled ones, are held against plain generation on packed weights, or compiled. The
@@ -81,7 +81,7 @@ def reached(cell: Speeds, line: Line) -> float:
     return line.ratio / plain_like(cell, line).ratio / line.tokens_per_pass
 
 
-def plain_like(cell: Speeds, line: Line) -> Line:
+def plain_like(cell: Speeds, line: MethodSpeed) -> MethodSpeed:
     """Plain generation of the line's kind."""
     kind = next((kind for kind in KINDS if line.method.endswith(kind)), "")
     return next(x for x in cell.lines if x.method == f"plain{kind}")
@@ -108,7 +108,7 @@ def verdicts(found: Sequence[Speeds]) -> list[str]:
     return lines
 
 
-def is_compiled(line: Line) -> bool:
+def is_compiled(line: MethodSpeed) -> bool:
     return line.method.endswith(COMPILED)
 
 

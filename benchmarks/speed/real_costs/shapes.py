@@ -13,7 +13,7 @@ import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class WideShape:
     """Sizes of a Llama beside the width of its attention heads.
 
     Attributes:
@@ -39,12 +39,12 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape(name="0.16B", hidden=1024, layers=12, intermediate=2816, key_value_heads=32),
-        Shape(name="0.4B", hidden=1536, layers=14, intermediate=4096, key_value_heads=48),
-        Shape(name="0.83B", hidden=2048, layers=16, intermediate=5632, key_value_heads=64),
-        Shape(name="0.96B", hidden=4096, layers=8, intermediate=6144, key_value_heads=32),
-        Shape(name="1.2B", hidden=2048, layers=20, intermediate=8192, key_value_heads=16),
-        Shape(name="7B", hidden=4096, layers=32, intermediate=11008, key_value_heads=128),
+        WideShape(name="0.16B", hidden=1024, layers=12, intermediate=2816, key_value_heads=32),
+        WideShape(name="0.4B", hidden=1536, layers=14, intermediate=4096, key_value_heads=48),
+        WideShape(name="0.83B", hidden=2048, layers=16, intermediate=5632, key_value_heads=64),
+        WideShape(name="0.96B", hidden=4096, layers=8, intermediate=6144, key_value_heads=32),
+        WideShape(name="1.2B", hidden=2048, layers=20, intermediate=8192, key_value_heads=16),
+        WideShape(name="7B", hidden=4096, layers=32, intermediate=11008, key_value_heads=128),
     )
 }
 """From 0.83B on these are the widths and depths of published models of about that size; 0.96B alone is a shallow one
@@ -54,7 +54,7 @@ BESIDE_WEIGHTS = 1.5
 """Times the backbone's own bytes: its heads (of grounded ones 0.1 to 0.3 of it), and what a pass holds."""
 
 
-def what_stops(shape: Shape, dtype: torch.dtype, device: torch.device) -> str:
+def what_stops(shape: WideShape, dtype: torch.dtype, device: torch.device) -> str:
     """Why a shape is not measured in the device's free memory; empty where it fits."""
     needed = BESIDE_WEIGHTS * shape.parameters() * dtype.itemsize / 2**30
     free = free_bytes(device) / 2**30

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from benchmarks.speed.real_costs.shapes import Shape
+from benchmarks.speed.real_costs.shapes import WideShape
 
 STD = 0.02
 """Of the random numbers, as Llamas draw them."""
@@ -71,7 +71,7 @@ def place_vector(wide_D: Tensor, narrow_D: Tensor, *, scale: float = 1.0) -> Non
 
 
 @torch.no_grad()
-def widen_backbone(model: Any, shape: Shape, dtype: torch.dtype) -> Any:
+def widen_backbone(model: Any, shape: WideShape, dtype: torch.dtype) -> Any:
     """The model, which has as many key-value heads as heads, in a larger shape.
 
     Args:
@@ -98,7 +98,7 @@ def widen_backbone(model: Any, shape: Shape, dtype: torch.dtype) -> Any:
     return wide.requires_grad_(False)
 
 
-def wide_config(narrow: Any, shape: Shape) -> Any:
+def wide_config(narrow: Any, shape: WideShape) -> Any:
     """The narrow config with the shape's sizes; the heads' width, and so all rotary angles, stays."""
     sizes = {
         "hidden_size": shape.hidden,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.shared import shipped
-from benchmarks.speed.real_costs.shapes import Shape, free_bytes
+from benchmarks.speed.real_costs.shapes import WideShape, free_bytes
 from benchmarks.speed.real_costs.wide_backbone import widen_backbone
 from benchmarks.speed.real_costs.wide_heads import widen_heads
 from heads.backbone.model import Backbone
@@ -28,7 +28,7 @@ class Widened:
     token_heads: dict[str, TokenHeads]
 
 
-def open_widened(families: Sequence[str], shape: Shape, dtype: torch.dtype) -> Widened:
+def open_widened(families: Sequence[str], shape: WideShape, dtype: torch.dtype) -> Widened:
     """Families on one backbone, in another shape."""
     narrow = open_heads(shipped(*families))
     narrow.model.generation_config.eos_token_id = None
