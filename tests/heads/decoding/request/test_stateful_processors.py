@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import llguidance.hf
 import pytest
 import torch
 from repository import DEMO
@@ -207,6 +208,48 @@ def test_a_watermark_is_refused_where_ngrams_are_chosen():
     token_heads = fitted_heads("medusa", "llama")
     with pytest.raises(ValueError, match=r"A watermark was asked for, .* decode with TreeDecoding"):
         run(token_heads.backbone.model, heads.DynamicDecoding(token_heads), None, **WATERMARK)
+
+
+class Guided(LogitsProcessor):
+    """llguidance's matcher as a processor: it consumes each token once, and can be copied."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, *, started: bool = False) -> None:
+        self.matcher, self.started = matcher, started
+
+    def __deepcopy__(self, memo: Any) -> Guided:
+        return Guided(self.matcher.deep_copy(), started=self.started)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.started:
+            assert self.matcher.consume_token(int(input_ids[0, -1])), self.matcher.get_error()
+        self.started = True
+        bias_V = torch.frombuffer(bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8)
+        return scores.masked_fill(bias_V[: scores.shape[1]] == 0, -torch.inf)
+
+
+def test_llguidance_gives_generates_json():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "base")
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "base", dtype=torch.float64)
+    token_heads = heads.load(DEMO / "grounded", model, dtype=torch.float64)
+    known = llguidance.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    inputs = tokenizer("settings = ", return_tensors="pt", return_token_type_ids=False)
+
+    def text(decoding: Any, **sampled: Any) -> Tensor:
+        torch.manual_seed(0)
+        processor = Guided(llguidance.LLMatcher(known, grammar))
+        asked = {**inputs, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0, **sampled}
+        return model.generate(**asked, logits_processor=[processor], custom_generate=decoding)
+
+    wanted = text(None)
+    assert tokenizer.decode(wanted[0, inputs["input_ids"].shape[1] :]).startswith("{")
+    draft = AutoModelForCausalLM.from_pretrained(DEMO / "draft", dtype=torch.float64)
+    for decoding in (heads.TreeDecoding(token_heads), heads.DraftModelDecoding(draft)):
+        assert torch.equal(text(decoding), wanted)
+    assert torch.equal(text(heads.TreeDecoding(token_heads), **SAMPLED), text(None, **SAMPLED))
+    typical = text(heads.TreeDecoding(token_heads, rule="typical"), **SAMPLED)  # raises where a token is not in it
+    assert tokenizer.decode(typical[0, inputs["input_ids"].shape[1] :]).startswith("{")
 
 
 @pytest.fixture(scope="module")
