@@ -210,7 +210,7 @@ def markdown(blocks: Mapping[str, Sequence[MethodResult]]) -> str:
         verdicts = dict.fromkeys(row.same_text for row in rows)
         lines.append(f"|{rows[0].name}|{figures}|{'; '.join(verdicts)}|")
     shares = "".join(f"{rows[0].repeated_4grams:.0%}| |" for rows in blocks.values())
-    lines.append(f"|*4-grams that were in the text before*|{shares} |")
+    lines.append(f"|*share of repeated 4-grams*|{shares} |")
     return "\n".join(lines) + "\n"
 
 

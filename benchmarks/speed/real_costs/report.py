@@ -142,7 +142,7 @@ def markdown(found: Sequence[Speeds]) -> str:
             for line in lines
         )
         verdicts = dict.fromkeys(line.same_text for line in lines if line is not None)
-        rows.append(f"|{name}|{figures}|{'; '.join(verdicts)}|")
+        rows.append(f"|{name}|{figures}|{'; '.join(verdicts).replace(' ', '&nbsp;')}|")
     shares = (f"{cell.lines[0].repeated_4grams:.0%}| " for cell in cells)
     rows.append(f"|*share of repeated 4-grams*|{'|'.join(shares)}| |")
     return "\n".join(rows) + "\n"
