@@ -25,6 +25,7 @@ from torch import Tensor
 from benchmarks.shared import (
     add_decoding_flags,
     describe_cpu,
+    describe_state,
     held_out,
     parse_with_defaults_of,
     parser_of,
@@ -83,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if options.readme:
         shutil.copyfile(run / "report.png", PICTURE)
-        write_block(README, MARKERS, f"{markdown(blocks)}\n{drafts}\n{measured}; {describe_cpu()}; {seconds}.\n")
+        write_block(
+            README, MARKERS, f"{markdown(blocks)}\n{measured}; {describe_cpu()}; {seconds}; {describe_state()}.\n"
+        )
     say(console, f"{drafts}\n{measured}; {seconds}\nheads: {run / 'last'}\npicture: {run / 'report.png'}")
 
 
@@ -155,7 +158,10 @@ def settings_of(new_tokens: int) -> dict[str, Settings]:
 
 
 def methods_of(opened: Opened, request: Settings, *, compiles: bool) -> list[Method]:
-    """Plain, heads alone, lookup without heads, and heads with lookup, each followed by its compiled form if any."""
+    """Plain and heads alone, each followed by its compiled form; then lookup without heads, and heads with lookup.
+
+    Compiled heads with lookup stand beside compiled lookup without heads, or compiling would pass for heads.
+    """
     model = opened.model
     all_heads = dict(zip([TRAINED, *SHIPPED], opened.token_heads.values(), strict=True))
     best = all_heads["grounded"]
@@ -170,6 +176,7 @@ def methods_of(opened: Opened, request: Settings, *, compiles: bool) -> list[Met
     methods += [lookup_alone(model, best, request), prompt_lookup(model, request)]
     methods += [tree(model, all_heads[name], request, f"{name}, heads with lookup") for name in SHIPPED]
     if compiles:
+        methods.append(lookup_alone(model, best, request, compile=True))
         methods.append(tree(model, best, request, "grounded, heads with lookup, compiled", compile=True))
     return methods
 

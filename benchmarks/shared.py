@@ -7,6 +7,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.stale import git
 from heads.checkpoint.opening import Opened
 from heads.cli.ngrams import count_ngrams_command
 from heads.evaluation.prompts import default_prompts
@@ -104,6 +106,11 @@ def describe_cpu() -> str:
     machine = describe_machine(torch.device("cpu"))
     bfloat16 = " with bfloat16" if multiplies_bfloat16() else ""
     return f"{machine['cpu']}, {torch.backends.cpu.get_cpu_capability()}{bfloat16}, {machine['threads']} threads"
+
+
+def describe_state() -> str:
+    """The day and the commit, for figures on a page: "2026-11-24, commit abc1234"."""
+    return f"{datetime.now(UTC):%Y-%m-%d}, commit {(git('rev-parse', '--short', 'HEAD') or 'unknown')}"
 
 
 def figures_table(title: str | None, *columns: str, left: int = 1, look: box.Box = box.SIMPLE_HEAD) -> Table:

@@ -206,9 +206,16 @@ def tree(
     return Method(name=name, run=run, promises="lossy" if lossy else "same text")
 
 
-def lookup_alone(model: Any, token_heads: TokenHeads, settings: Settings, num_tokens: int = DEFAULT_LOOKUP) -> Method:
+def lookup_alone(
+    model: Any,
+    token_heads: TokenHeads,
+    settings: Settings,
+    num_tokens: int = DEFAULT_LOOKUP,
+    compile: bool | None = None,
+) -> Method:
     """Our decoder with the looked-up chain and without heads."""
-    return tree(model, token_heads, settings, LOOKUP_ALONE, Tree.root_only(), num_tokens)
+    name = f"{LOOKUP_ALONE}, compiled" if compile else LOOKUP_ALONE
+    return tree(model, token_heads, settings, name, Tree.root_only(), num_tokens, compile)
 
 
 def dynamic(

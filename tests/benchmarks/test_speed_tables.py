@@ -30,6 +30,8 @@ def test_the_demo_leads_with_heads_alone_and_shows_lookup_without_heads_before_h
         assert names[:4] == ["plain", *(f"{name}, heads alone" for name in (demo.TRAINED, "medusa", "grounded"))]
         assert names[4:6] == ["lookup without heads", "prompt lookup"]
         assert names[6:] == ["medusa, heads with lookup", "grounded, heads with lookup"]
+        compiled = [one.name for one in demo.methods_of(opened("new", "a", "b"), settings, compiles=True)]
+        assert compiled[-2:] == ["lookup without heads, compiled", "grounded, heads with lookup, compiled"]
 
 
 def test_the_readmes_cells_have_plains_speed_once_and_the_interval_beside_each_ratio():

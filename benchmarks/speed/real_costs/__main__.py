@@ -27,6 +27,7 @@ from benchmarks.shared import (
     ON_BASE,
     OWN_BACKBONE,
     describe_cpu,
+    describe_state,
     parse_with_defaults_of,
     parser_of,
     run_benchmark,
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         how = (
             f"{options.groups} held-out prompts, {options.new_tokens} new tokens, {described_rounds(options.repeats)}, "
             f"in brackets the ratio's 95 % interval over prompts. "
-            f"{TIES} {describe_cpu()}.\n"
+            f"{TIES} {describe_cpu()}; {describe_state()}.\n"
         )
         write_block(README, MARKERS, f"{markdown(speeds)}\n{how}")
 
