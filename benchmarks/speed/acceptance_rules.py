@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """One rule with one tree under one setting."""
+    """Measurements of one rule with one tree under one setting."""
 
     heads: str
     tree: str
@@ -141,8 +141,9 @@ def measure(
         )
         stats = out.stats
         texts += out.sequences[:, prompts_BT.shape[1] :].tolist()
-        # A row's pass gives its drafts and one token more, so tokens that were not drafted count passes; the first is
-        # the prompt's. A row's last pass may be cut by the text's end.
+        # `drafted` says of each emitted token whether it was drafted. A pass emits its accepted drafts and one token of
+        # the backbone's own, so the tokens that were not drafted count the passes. The first one is the prompt's pass,
+        # which is left out. Of the last pass the limit on new tokens may have cut some.
         per_pass += [(len(row) - 1) / max(1, len(row) - 1 - sum(row)) for row in stats.drafted]
         seconds += stats.seconds["draft"] + stats.seconds["accept"]
         passes += stats.row_passes - len(prompts_BT)
@@ -179,7 +180,7 @@ def quality_table(name: str, kept: Sequence[Accepted]) -> Table:
 
 
 def by_tree_and_rule(kept: Sequence[Accepted]) -> dict[tuple[str, str], list[Accepted]]:
-    """The settings of each row."""
+    """The measurements by tree and rule, in the order of the settings."""
     rows: dict[tuple[str, str], list[Accepted]] = {}
     for one in kept:
         rows.setdefault((one.tree, one.rule), []).append(one)

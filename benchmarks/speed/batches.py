@@ -2,9 +2,9 @@
 
 The same prompts are decoded in batches of one, two and so on, with a repetition penalty (without it a small model's
 text loops, and copying a loop shows nothing about speed). Prompt lengths differ, so batches are padded on the left;
-rows accept different numbers of tokens and end at different places. A pass over a batch of trees multiplies batch x
-nodes rows, so the best tree shrinks as the batch grows. Hence the heads alone are measured with several node budgets,
-and then heads with lookup beside lookup without heads.
+rows accept different numbers of tokens and end at different places. A pass over a batch of trees computes batch × nodes
+rows, so the best tree is smaller in larger batches. Hence heads alone are measured with several node budgets, and then
+heads with lookup beside lookup without heads.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def cut_prompt(i: int, prompt_1T: Tensor) -> Tensor:
-    """Prompt i cut to one of several lengths, from its whole length down to `SHORTEST`, in turn by i."""
+    """Prompt i, cut to one of `LENGTHS` lengths from `SHORTEST` to its whole length, which prompts have in turn."""
     step = (prompt_1T.shape[1] - SHORTEST) / (LENGTHS - 1)
     return prompt_1T[:, : prompt_1T.shape[1] - round(i % LENGTHS * step)]
 
@@ -216,7 +216,7 @@ def tokens_of(found: Sequence[Decoded]) -> NDArray[np.float64]:
 
 
 def compare(verdict: SameText, batches: Sequence[Batch], plain: Sequence[Decoded], ours: Sequence[Decoded]) -> str:
-    """Compare all batches row by row; where two texts differ, a float32 judge decides which of the two is right."""
+    """Compare all batches row by row; `verdict` decides whether rounding explains a difference."""
     return describe_verdicts(
         [
             verdict(batch.prompt(b), plain_text, text)
@@ -257,7 +257,7 @@ def runner(opened: Opened, request: GreedySettings, decoding: Any) -> Run:
 
 
 def until_end(tokens: list[int], opened: Opened) -> list[int]:
-    """A row up to its end token: plain generate pads ended rows to the longest."""
+    """A row up to its end token, without what plain generate pads it with."""
     named = opened.model.generation_config.eos_token_id
     ends = [] if named is None else named if isinstance(named, list) else [named]
     at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))

@@ -1,7 +1,7 @@
 """The shipped heads on the same questions: `python -m benchmarks.speed.compare`.
 
 Runs `headway evaluate --suite speed` for each family of shipped heads, and `headway compare` of the runs.
-Rows that an earlier call finished are kept in the folder --out.
+Rows that an earlier call finished are read from the folder --out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def headway(*words: str) -> None:
-    """Run a command as a user types it; its tables go to stdout, as wide as they are."""
+    """Run a command as a user types it; its tables are printed at full width."""
     os.environ.setdefault("COLUMNS", COLUMNS)
     if code := app(list(words), standalone_mode=False):
         sys.exit(code)

@@ -2,10 +2,10 @@
 
 Two tables. (1) A vocabulary of 128k at a Llama-like width, with random weights and draft vocabularies of several sizes:
 parameters of the heads' own unembeddings, milliseconds (ms) of drafting a tree of 16 nodes with four grounded heads,
-and of forward and backward of the loss of one training step. Each time stands beside its limit: the longer of the time
-to read the necessary bytes at this machine's bandwidth, and the time of the products at the rate of a large one. Sizes
-take turns; times are medians. (2) The shipped demo heads cut to the most frequent tokens of their training set, without
-further training: tokens per pass on held-out prompts, greedy, heads alone, with the same tree for all.
+and of forward and backward of the loss of one training step. Each time stands beside its limit: the time to read the
+necessary bytes at this machine's bandwidth, or that of the products at the FLOP/s of a large one, whichever is longer.
+Sizes are timed in turn; times are medians. (2) The shipped demo heads cut to the most frequent tokens of their training
+set, without further training: tokens per pass on held-out prompts, greedy, heads alone, with the same tree for all.
 """
 # R row, S scored token, D model width
 
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The largest bandwidth and rate of products that were measured on this machine."""
+    """The largest bandwidth (bytes/s) and speed of matrix products (FLOP/s) measured on this machine."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -211,7 +211,7 @@ def acceptance_table(options: argparse.Namespace) -> Table:
     columns = ("scored", "of training tokens", "of the text", "tokens per pass", "of the full", "same text")
     table = figures_table(title, *columns, left=0, look=box.MARKDOWN)
     whole = None
-    for count in dict.fromkeys([vocab, *options.kept]):  # the full heads first: the others are shares of theirs
+    for count in dict.fromkeys([vocab, *options.kept]):  # the full heads first: the others are compared with them
         ids = heads.most_frequent_tokens(counts_V, count)
         few = full if count == vocab else heads.prune_vocabulary(full, ids)
         tokens, passes, same = decode_all(opened.model, few, tree, prompts, plain, options.new_tokens)

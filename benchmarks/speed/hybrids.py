@@ -3,10 +3,11 @@
     python -m benchmarks.speed.hybrids [--quick]
 
 Equality: tiny random models of nine architectures with every family of heads, static and dynamic trees, greedy and
-sampled, single prompts and a padded batch. Cost: a hybrid shape beside one of attention alone, in plain steps of the
-same backbone, and the three ways in which recurrent layers could follow drafted tokens: level by level (what Headway
-does), whole chains from a saved state whose accepted tokens are read again in the next pass (replay), and the paths of
-a tree as rows of a batch. Replay reads up to R tokens more in each pass; its column for a chain of N counts none.
+sampled, single prompts and a padded batch. Cost: passes of a hybrid shape and of one with attention alone, in plain
+steps of the same backbone, for three ways to run recurrent layers over drafted tokens: level by level (what Headway
+does); as a whole chain from a saved state, after which the next pass reads the accepted tokens again (replay); and a
+tree's paths as rows of a batch. Replay reads up to R tokens more in each pass; its column for a chain of N leaves these
+out.
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ def compare_texts(names: Sequence[str]) -> None:
 
 
 def texts_of(model: Any, family: str, requests: dict[str, tuple[Tensor, Tensor]]) -> list[tuple[bool, float]]:
-    """For each kind of tree and request whether the text is the same, and tokens per pass."""
+    """For each kind of tree and request, whether the text is plain generation's, and the tokens per pass."""
     torch.manual_seed(1)
     token_heads = heads.create(family, model, num_heads=3)
     found = []
     for kind, (tokens_BT, mask_BT) in requests.items():
-        # Rows of a sampled batch draw in another order than plain generation's.
+        # Rows of a sampled batch take their random numbers in another order than plain generation's.
         samplings = ({"do_sample": False}, {"do_sample": True, "temperature": 0.8})[: 2 if len(tokens_BT) == 1 else 1]
         for asked in samplings:
             given = {**asked, "attention_mask": mask_BT, "max_new_tokens": 24}
@@ -201,7 +202,7 @@ def whole(backbone: Backbone, state: Any, rows: int, length: int) -> Callable[[]
 
 
 def timed(passes: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turn."""
+    """Median seconds of each pass, timed in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for run in passes.values():
         run()

@@ -1,10 +1,10 @@
 """Products with microscaling weights beside bfloat16 and float32 ones: `python -m benchmarks.speed.mx`.
 
-For square layers of 1k to 8k and 1 to 64 rows of x, all in turn in one run: milliseconds, bytes of the weight that one
-product reads, the bandwidth that makes, and the ratio to bfloat16 and float32. Each product takes the next of so many
-weights that no cache holds them, as the layers of a model do. The limit is the machine's own bandwidth, measured
-between the products: by summing as many bytes, or what the fewest rows in float32 reached where that is more. The whole
-takes about 5 minutes on 2 threads; --quick 1. Whole texts: benchmarks/speed/real_costs/microscaling.py.
+For square layers of width 1k to 8k and 1 to 64 rows of x, all timed in turn: milliseconds, bytes of the weight that one
+product reads, the bandwidth that follows, and the ratio to bfloat16 and float32. Products take turns with so many
+weights that no cache holds them all, as in a model. The limit is the machine's bandwidth, measured between the products
+by summing as many bytes; if the product of fewest rows in float32 was faster, it is that one's. The whole takes about 5
+minutes on 2 threads; --quick 1. Whole texts: benchmarks/speed/real_costs/microscaling.py.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WIDTHS, ROWS = (1024, 2048, 4096, 8192), (1, 8, 16, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BANDWIDTH = "bandwidth"
 AIM_FROM, AIM = 4096, 0.5
-"""On layers of this width and more, one row in MXFP4 and MXFP6 is to gain this share of the ratio of bytes."""
+"""The target: on layers at least so wide, one row in MXFP4 and MXFP6 gains this share of the ratio of bytes."""
 AIMED = ("mxfp4_e2m1", "mxfp6_e2m3", "mxfp6_e3m2")
 QUICK: dict[str, Any] = {"widths": [1024, 4096], "formats": ["mxfp4_e2m1", "mxfp6_e2m3"], "rounds": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """One layer, number of rows and kind of weight; `read` is bytes of the weight, `limit` bytes a second."""
+    """One width, number of rows and kind of weight; `read` is in bytes, `limit` in bytes a second."""
 
     width: int
     rows: int
@@ -116,7 +116,7 @@ def measure(width: int, options: argparse.Namespace) -> Iterator[Product]:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Weights of one kind that take turns; `run` multiplies x with one of them."""
+    """Several weights of one kind, used in turn; `run` multiplies x with one of them."""
 
     weights: list[Any]
     run: Callable[[Tensor, Any], Tensor]
@@ -133,7 +133,7 @@ class Kind:
 
     @classmethod
     def packed(cls, width: int, format: Format, least: int, dtype: torch.dtype) -> Kind:
-        """Random codes; a code's value does not change what it costs."""
+        """Weights of random codes, since a code's value does not change what it costs."""
         groups = width // BLOCK
         codes_OP = torch.randint(64, (width, groups * format.block_bytes), dtype=torch.uint8)
         scales_OG = torch.full((width, groups), 120, dtype=torch.uint8)
@@ -168,7 +168,7 @@ def turns(least: int, read: int) -> int:
 
 
 def bandwidth_task(size: int, clock: Callable[[], float]) -> Callable[[], float]:
-    """Seconds to read so many bytes once, by the sum of float32 numbers."""
+    """Seconds to read so many bytes once, by summing them as float32 numbers."""
     numbers = torch.ones(size // 4)
 
     def measured() -> float:
@@ -198,7 +198,7 @@ def show(console: Console, found: Sequence[Product]) -> None:
 
 
 def describe_aim(console: Console, found: Sequence[Product]) -> None:
-    """Whether one row gains what it should, and every place where packed weights are slower than bfloat16 ones."""
+    """Print whether one row meets the target, and where packed weights are slower than bfloat16 ones."""
     for one in found:
         if one.rows == 1 and one.width >= AIM_FROM and one.kind in AIMED:
             bytes_ = 2 * one.width**2 / one.read

@@ -2,9 +2,9 @@
 
 The corpus is sampled from a fixed seed: tokens of a Zipf distribution over 50,000, in documents of 1,000. A joint of
 50 × 50 × 50 candidates is looked up in a table of over 10 million different trigrams, on one core: with candidates
-sampled as the tokens are, and, the hardest case, with the 50 commonest tokens at every position. Beside it: a dict of
-this joint's trigrams alone, and a backbone's pass in the shape of Llama 3.2 1B, of which one layer and an eighth of
-the unembedding are timed, with random weights.
+sampled as the tokens are, and, the hardest case, with the 50 commonest tokens at every position. For comparison the
+same is looked up in a Python dict that holds only this joint's trigrams, and a pass of a backbone in the shape of Llama
+3.2 1B is timed: one layer and an eighth of the unembedding, with random weights.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def look_up_plainly(counts: dict[tuple[int, ...], int], joint: Sequence[Sequence
 
 @torch.no_grad()
 def time_pass(rows: int, repeats: int = 9) -> float:
-    """Milliseconds of a 1B-shaped float32 pass over some rows: a layer and a part of the unembedding, multiplied."""
+    """Milliseconds of a 1B-shaped float32 pass, extrapolated from one layer and a part of the unembedding."""
     config = LlamaConfig(**LLAMA_1B, attn_implementation="sdpa")
     layer = LlamaDecoderLayer(config, layer_idx=0).eval()
     unembedding = torch.randn(config.vocab_size // UNEMBEDDING_PARTS, config.hidden_size)

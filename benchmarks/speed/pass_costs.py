@@ -61,7 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Median milliseconds of a pass; `steps` are those of a pass with one node after the same context."""
+    """Median milliseconds of a pass; `steps` is the same in passes of one node after the same context."""
 
     shape: str
     compiled: bool
@@ -140,7 +140,7 @@ def forms(console: Console, backbone: Backbone, *, compile: bool) -> list[Backbo
 def measure_within(
     console: Console, budget: Budget, name: str, form: Backbone, batch: int, options: argparse.Namespace
 ) -> list[Cost]:
-    """The passes after each context for which time and memory last; the others are named."""
+    """Measure passes after each context, as far as time and memory allow; contexts that are left out are named."""
     costs = []
     for context in options.contexts:
         reason = budget.describe() if budget.is_spent() else ""

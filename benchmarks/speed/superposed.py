@@ -1,10 +1,9 @@
 """Seconds for k drafts, figure 6 of the paper: `python -m benchmarks.speed.superposed`.
 
-k drafts of 10 tokens follow prefixes of 15: by superposed decoding with and without n-grams, by nucleus sampling of k
-drafts one after another, the paper's comparison, and by nucleus sampling of a batch of k, the honest one: a batch is
-nearly free where a pass is one reading of the weights, and costs what its rows cost where it is not. All four take
-turns, and ratios are medians over prefixes and repeats. The demo's shape, and with `--shape` the same widened to a
-larger model's price.
+k drafts of 10 tokens follow prefixes of 15, by four methods in turn: superposed decoding with and without n-grams,
+nucleus sampling of k drafts one after another (the paper's comparison), and nucleus sampling of a batch of k, which is
+the fair comparison: if a pass waits for its weights, a batch costs little more than one row. Ratios are medians over
+prefixes and repeats. The backbone is the demo's or, with `--shape`, the demo's widened to a larger model's price.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class Cell:
 
     Attributes:
         milliseconds: of all k drafts of one prefix, by method.
-        ratios: median, lowest and highest over prefixes and repeats of each method's time to superposed decoding's.
-        lookup: share of a superposed step that n-gram look-ups and interpolation take.
+        ratios: each method's time divided by superposed decoding's: median, least and most over prefixes and repeats.
+        lookup: the share of a superposed step's time that n-gram look-ups and interpolation take.
     """
 
     k: int
@@ -107,7 +106,7 @@ def measure(methods: dict[str, Callable[[Tensor], Any]], k: int, prefixes: Seque
 
 
 def build_methods(model: Any, ngrams: NgramTable, k: int) -> dict[str, Callable[[Tensor], Any]]:
-    """Each takes one prefix (1, T) and makes k drafts."""
+    """The methods by name; each takes one prefix (1, T) and writes k drafts."""
     length = {"max_new_tokens": LENGTH, "pad_token_id": 0}
     superposed = {"do_sample": False, "return_dict_in_generate": True, **length}
     with_ngrams = heads.SuperposedDecoding(k=k, ngrams=ngrams)

@@ -3,9 +3,9 @@
 For each folder of heads a tree is tuned on one half of held-out prompts. The other half is decoded with plain
 `generate`, with the default, the best static and the best dynamic tree of the heads alone, with prompt lookup and the
 tree fitted for it, and with prompt lookup without heads, of which nothing is predicted. Then the halves swap and both
-results are pooled: one half may repeat itself more than the other, which a fit to one half cannot know and the swap
-cancels; the deviations of each half stay in the table. Predictions and measurements leave out the prompts' passes. A
-last line tunes the heads that were fastest alone for a large batch, where trees do not pay.
+results are pooled. If the texts of one half repeat themselves more than the other's, one prediction is too high and the
+other too low, which pooling cancels; the table also has each half's deviation. Predictions and measurements leave out
+the prompts' passes. Finally the heads that were fastest alone are tuned for a large batch, where trees do not pay.
 """
 
 from __future__ import annotations
@@ -146,13 +146,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def say_choice(console: Console, name: str, tuning: Tuning) -> None:
-    """What was chosen, and from which node budget each head pays on these prompts."""
+    """Print the chosen tree, and for each head the node budget from which on it pays on these prompts."""
     say(console, f"{name}: {verdict(tuning)}")
     say(console, f"  {describe_heads(tuning)}")
 
 
 def pool(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
-    """Pool the halves, for each decoding that both have: with equally many tokens, rates have a harmonic mean."""
+    """Pool the two halves of each decoding that both have; tokens a second are averaged by the harmonic mean.
+
+    That is the rate over both halves if they have equally many tokens.
+    """
     by_name = {line.decoding: line for line in second}
     return [
         Line(

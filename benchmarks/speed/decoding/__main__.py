@@ -5,11 +5,11 @@ without heads, and transformers'), heads with lookup, and a draft model (our own
 then, with a repetition penalty, plain `generate` and our trees compiled. Prompts are decoded greedily, with a
 repetition penalty, and by sampling at temperature 1: a small model's greedy text loops, which favours every way to
 draft and copying most of all, and sampled text does not. Another model scores all texts, since typical acceptance and
-dynamic decoding are lossy. DynaMo's heads have a backbone of their own, so their tables have a plain row of their own.
-Then follow the parts of each millisecond, the headlines and the targets. First of all each folder's tree is fitted to
-this machine as `headway tune-tree` does it, and graphs are compiled; neither is timed. Trees and finished settings are
-stored in --out, so that a run can be divided (`--settings penalty`) and goes on where it was interrupted; the page says
-where and when each was measured (stored.py). `--quick` is a share of all this for a short time.
+dynamic decoding are lossy. DynaMo's heads have their own backbone, so their tables have a plain row of their own. Then
+follow the parts of each millisecond, the headlines and the targets. Before that, each folder's tree is fitted to this
+machine as `headway tune-tree` does it, and graphs are compiled; neither is timed. Trees and finished settings are
+stored in --out, so a run can be divided (`--settings penalty`) and an interrupted one goes on; the page says where and
+when each setting was measured (stored.py). `--quick` is a shorter run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PENALISED = f"greedy, repetition penalty {REPETITION_PENALTY}"
 LOOPS = "greedy"  # the setting whose text loops, so that no target is asked of it
 SAMPLED = "sampled, temperature 1"
 SETTINGS = {"greedy": LOOPS, "penalty": PENALISED, "sampled": SAMPLED}
-"""The names of tables by those that --settings takes."""
+"""The names of tables by the names that --settings takes."""
 NOT_MEASURED_BY = ("settings", "out", "json", "picture", "quick")  # options on which no figure depends
 QUICK: dict[str, Any] = {
     "new_tokens": 32,
@@ -103,7 +103,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Settings]:
-    """By the name of a table: how its methods choose tokens."""
+    """How the methods of each table choose tokens, by the table's name."""
     new_tokens = options.new_tokens
     return {
         LOOPS: GreedySettings(new_tokens=new_tokens),
@@ -264,7 +264,7 @@ def say_what_runs(console: Console, opened: Opened, options: argparse.Namespace)
 
 
 def may_compile(console: Console, opened: Opened, options: argparse.Namespace) -> bool:
-    """Whether rows that compile are measured; the reason is printed where they are not."""
+    """Whether compiled rows are measured; if not, the reason is printed."""
     obstacle = "--no-compile was given" if options.no_compile else ""
     wrapped = next(iter(opened.token_heads.values())).backbone
     obstacle = obstacle or what_stops_compiling(wrapped)

@@ -46,7 +46,7 @@ from heads.interface.token_heads import TokenHeads
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is decoded with what: the heads on one backbone, their best trees without lookup, and the prompts."""
+    """One backbone with its heads, the best trees of these without lookup, and the prompts that they decode."""
 
     opened: Opened
     alone: Trees
@@ -82,8 +82,8 @@ def tree_methods(
 ) -> list[tuple[TokenHeads, Method]]:
     """Each folder of heads, alone or with lookup, with its fitted or its default tree.
 
-    Where tuning found that lookup alone is faster, its tree without lookup stands beside the chain, or else the default
-    tree: a row of heads with lookup uses its heads, and lookup without heads has a row of its own.
+    If tuning found lookup alone to be the fastest, a row "with lookup" uses the fitted tree without lookup beside the
+    chain, or the default tree if there is none, since lookup without heads has a row of its own.
     """
     found = []
     for name, heads in ours.opened.token_heads.items():
@@ -115,7 +115,7 @@ def build_methods(ours: Measured, settings: Settings, draft: Any) -> list[Method
 def measure_speed(
     console: Console, ours: Measured, settings: Settings, name: str, compile: bool, draft: Any
 ) -> tuple[list[MethodResult], str]:
-    """Compare all methods; returns their rows, and what compiling took where there is `compile`."""
+    """Compare all methods; returns their rows and, with `compile`, a sentence on what compiling took."""
     model, warm_up = ours.opened.model, ""
     methods = build_methods(ours, settings, draft)
     if compile:

@@ -1,6 +1,6 @@
 """The report of the decoding benchmark: tables, the picture, the headlines, and a line for each target.
 
-Every headline is computed from rows of the tables, and says beside its ratio how far it varies.
+Every headline is computed from rows of the tables and has the ratio's interval.
 
 For a method that reports its phases, the largest possible ratio to plain generation is
     tokens per pass × seconds of a plain step / seconds of (verify + draft) in a pass,
@@ -47,7 +47,7 @@ def parts_table(parts: Sequence[Parts], title: str) -> Table:
 
 
 def scaled(parts: Sequence[Parts], rows: Sequence[MethodResult]) -> list[Parts]:
-    """Parts as shares of each row's own milliseconds for a token, so that all tables have one speed of a method.
+    """Scale each method's parts so that they add up to the milliseconds a token of its row in the other tables.
 
     >>> plain = MethodResult(name="plain", tokens=9, tokens_per_second=100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0,
     ...             interval=(1.0, 1.0), tokens_per_pass=1.0, repeated_4grams=0.0, same_text="yes")
@@ -63,9 +63,9 @@ def scaled(parts: Sequence[Parts], rows: Sequence[MethodResult]) -> list[Parts]:
 
 
 def headlines(name: str, rows: Sequence[MethodResult]) -> list[str]:
-    """The best heads alone first; then the best with lookup, beside lookup without heads; then the best that compile.
+    """The best heads alone first; then the best with lookup, beside lookup without heads; then the best compiled ones.
 
-    What compiles is held against plain generation that compiles, and never leads.
+    Compiled methods are compared with compiled plain generation, and come last.
     """
     alone, with_lookup = (best_lossless(rows, kind) for kind in (ALONE, WITH_LOOKUP))
     copied = next(row for row in rows if row.name == LOOKUP_ALONE)
@@ -132,7 +132,7 @@ FORWARDS = ("prefill", "verify", "draft")
 def say_targets(
     console: Console, rows: Sequence[MethodResult], parts: Sequence[Parts], *, counts: bool, alone: bool = False
 ) -> None:
-    """The targets of one block; speed is asked for where `counts` (greedy text that loops flatters every method).
+    """Print the targets of one block; there is a target of speed if `counts`, since looping text flatters every method.
 
     Args:
         alone: whether the block is the one of which `TARGET_ALONE` is asked.
@@ -166,7 +166,7 @@ def say_targets(
 
 
 def say_best(console: Console, rows: Sequence[MethodResult], ours: Sequence[MethodResult]) -> None:
-    """The best of each kind against plain generation, compiled or not as it is, and what limits those that miss."""
+    """The best of each kind against plain generation, compiled if it is, and what limits those that miss the target."""
     for suffix, plain in (("", rows[0].name), (COMPILED, STATIC)):
         for beside in (row for row in rows if row.name == plain):
             for kind in (ALONE, WITH_LOOKUP):
@@ -197,7 +197,7 @@ def say_alone(console: Console, rows: Sequence[MethodResult]) -> None:
 
 
 def passes_allow(row: MethodResult, plain: MethodResult) -> float:
-    """The ratio to plain generation if only forwards took time.
+    """The ratio to plain generation if nothing but verifying and drafting took time.
 
     >>> plain = MethodResult(name="plain", tokens=9, tokens_per_second=100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0,
     ...             interval=(1.0, 1.0), tokens_per_pass=1.0, repeated_4grams=0.0, same_text="yes")

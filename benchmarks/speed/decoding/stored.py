@@ -1,9 +1,8 @@
-"""What calls of `benchmarks.speed.decoding` have measured, part by part, so that a divided or interrupted run goes on.
+"""Stores what `benchmarks.speed.decoding` measures, part by part, so that a divided or interrupted run goes on.
 
 A part is the fitted trees, or one setting's tables. It is used again on the same machine, with the same packages,
 options and trees, as long as neither the benchmark nor the demo's folders have changed since its commit. Each part
-knows its commit, machine, packages, day and minutes, which the page prints: parts may be of several commits, and the
-page then says so.
+has its commit, machine, packages, day and minutes, which the page prints; it says so if commits differ.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import MethodResult
 
 MEASURED = ("benchmarks/speed/decoding", "checkpoints/demo")
-"""What makes a part stale, as `benchmarks.verify --stale` has it."""
+"""Folders whose changes make a part stale, by the rules of `benchmarks.verify --stale`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class Part:
         )
 
     def why_unusable(self) -> str:
-        """Why it is no longer what this checkout would measure; empty where it is."""
+        """Why this checkout would measure something else; empty if it would not."""
         if self.commit.endswith(UNCOMMITTED):
             return "it was measured on files that no commit holds"
         files = changed_since(self.commit, MEASURED)
@@ -70,7 +69,7 @@ class Store:
         return StoredRow(folder=self.folder, name=what, settings={**here, **self.options, **more})
 
     def read(self, what: str, **more: Any) -> Part | None:
-        """The stored part; None where there is none, or where it cannot be used, which is said."""
+        """The stored part; None if there is none, or if it cannot be used, for a reason that is printed."""
         found = self.row(what, **more).read()
         if found is None:
             return None

@@ -23,7 +23,7 @@ from heads.tuning.tune import tune
 from heads.tuning.tuned_tree import build_tuned_tree
 
 REPETITION_PENALTY = 1.1
-FITTED_ON = 16  # prompts at least: fewer tell more of themselves than of the trees
+FITTED_ON = 16  # prompts at least: trees fitted to fewer fit these prompts and no others
 Trees = dict[str, Tree | DynamicTree]
 
 
@@ -35,9 +35,11 @@ def fitted_trees(store: Store, opened: Mapping[str, Opened], prompts: Sequence[T
 
 
 def fit_trees(opened: Opened, prompts: Sequence[Tensor], new_tokens: int) -> dict[str, Any]:
-    """Fit a tree to each of the heads: by their name the verdict, the choice, and the fastest tree without lookup.
+    """Fit a tree to each of the heads.
 
-    The last is None where no draft is accepted.
+    Returns:
+        By the heads' name: the verdict in words, the chosen tree, and the fastest tree without lookup; the last is None
+        if no draft was accepted.
     """
     config = TuneConfig(new_tokens=new_tokens, repetition_penalty=REPETITION_PENALTY, checked_prompts=FITTED_ON // 2)
     found: dict[str, Any] = {}
@@ -60,7 +62,7 @@ def as_tuned(tree: Tree | DynamicTree) -> TunedTree:
 def use_trees(console: Console, opened: Opened, fitted: Mapping[str, Any]) -> Trees:
     """Let `TreeDecoding` use the choices, and print them; returns the fastest trees without lookup.
 
-    They replace a tree.json beside shipped heads, which was fitted on another machine.
+    They take the place of the tree.json beside shipped heads, which was fitted on another machine.
     """
     alone: Trees = {}
     for name, token_heads in opened.token_heads.items():

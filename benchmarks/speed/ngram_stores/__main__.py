@@ -1,11 +1,11 @@
 """Stores of 6-grams side by side, and how ours grows: `python -m benchmarks.speed.ngram_stores`.
 
-The corpus is the Python source of the installed packages. Each store is built and asked in a process of its own, on one
-core: this library's, the paper's Python dictionaries, DuckDB, Polars, and the infini-gram engine. Packages that are
-missing here are looked for in the Python of `--python` or HEADWAY_STORES; a store whose package is nowhere is left
-out, and a line says so. Seconds are the processor's, so that a busy machine changes little; a question is one
-probability of one n-gram order after one draft, and a step of 8 drafts asks 320 of them. The curve of our building is
-continued to 200 million tokens, the paper's corpus, by the power law of its last two points.
+The corpus is the Python source of the installed packages. Each store is built and queried in its own process, on one
+core: this library's, the paper's Python dictionaries, DuckDB, Polars, and the infini-gram engine. A package that is
+missing here is looked for in the Python of `--python` or HEADWAY_STORES; a store without its package is left out, and a
+line says so. Seconds are CPU seconds, which depend little on a busy machine. A question asks for one probability of one
+n-gram order after one draft; a step of 8 drafts has 320 of them. The cost of building ours is extrapolated to 200
+million tokens, the paper's corpus, by the power law of the last two points.
 """
 # N tokens counted
 
@@ -35,7 +35,7 @@ from heads.evaluation.tables import describe_machine
 
 PAPER_TOKENS, MEMORY_TARGET = 200_000_000, 24 * 2**30
 PAPER_DISK = 14e9  # bytes of the paper's dictionaries (section 4)
-LIBRARIES, TIMES_AS_FAST = ("duckdb", "polars"), 2.0  # what counting of our own has to beat, and by how much
+LIBRARIES, TIMES_AS_FAST = ("duckdb", "polars"), 2.0  # libraries that our own counting has to beat, and how clearly
 MIB = 2**20
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS", "RAYON_NUM_THREADS"), "1")
 Figures = dict[str, Any]
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_store(store: str, tokens: int, corpus: Path, python: str) -> Figures | None:
-    """One store's figures; None where its package is missing."""
+    """One store's figures; None if its package is missing."""
     here = next((found for found in (sys.executable, python) if has_packages(found, store)), None)
     if here is None:
         return None
@@ -116,7 +116,7 @@ def show_stores(console: Console, stores: dict[str, Figures | None]) -> None:
 
 
 def verdict(store: str, found: Figures, ours: Figures) -> str:
-    """Whether counting of our own is worth keeping beside a library's.
+    """A sentence on whether our own counting is at least `TIMES_AS_FAST` as fast as a library's.
 
     >>> verdict("duckdb", {"cpu_seconds": 3.0}, {"cpu_seconds": 2.0})
     'counting at least twice as fast as duckdb: does not hold (1.50 ×)'
@@ -127,7 +127,7 @@ def verdict(store: str, found: Figures, ours: Figures) -> str:
 
 
 def compare(store: str, found: Figures, ours: Figures) -> str:
-    """What another store takes, as multiples of ours; and whether it answers as ours does.
+    """A sentence with another store's costs as multiples of ours, and whether its answers are ours.
 
     >>> ours = {"cpu_seconds": 2.0, "disk": 10, "step_ms": 0.5, "seen": 7, "total": 3.0}
     >>> compare("slow", {"cpu_seconds": 5.0, "disk": 5, "step_ms": 1.0, "seen": 7, "total": 3.0}, ours)
@@ -142,7 +142,7 @@ def compare(store: str, found: Figures, ours: Figures) -> str:
         return text + f"; OTHER ANSWERS: {found['seen']} n-grams seen, ours {ours['seen']}"
     if math.isclose(found["total"], ours["total"], rel_tol=1e-9):
         return text + "; the same answers"
-    # infini-gram divides by the places of the beginning, a document's end included
+    # infini-gram divides by all occurrences of the prefix, those at a document's end included
     return text + f"; the same n-grams seen, probabilities' sum {found['total']:.2f}, ours {ours['total']:.2f}"
 
 

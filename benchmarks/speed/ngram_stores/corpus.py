@@ -1,7 +1,7 @@
 """A corpus of some million tokens that every machine has: the Python files of the installed packages.
 
-Files are read in the order of a hash of their names, so that the first N tokens are a sample of all, and are tokenised
-with the demo's tokenizer once; the ids are kept under checkpoints/runs/.
+Files are read in the order of a hash of their names, so that the first N tokens are a sample of all. They are tokenised
+once, with the demo's tokenizer, and the ids are stored under checkpoints/runs/.
 """
 # T token of the corpus, L document
 
@@ -55,7 +55,7 @@ def corpus_file(tokens: int) -> Path:
 
 
 def kept_file(tokens: int) -> Path | None:
-    """The smallest file of at least so many tokens."""
+    """The smallest stored file of at least so many tokens."""
     found = sorted(int(path.stem) for path in FOLDER.glob("*.npz") if path.stem.isdecimal())
     return next((FOLDER / f"{size}.npz" for size in found if size >= tokens), None)
 

@@ -1,4 +1,4 @@
-"""One store's figures, in the process that builds it: seconds, memory, disk, and questions a second."""
+"""Measures one store in the process that builds it: seconds, memory, disk, and questions a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.speed.ngram_stores.questions import Questions, make_questions
 
-SPARE_TOKENS = 1_000_000  # behind what is counted: the texts whose steps ask
+SPARE_TOKENS = 1_000_000  # after those that are counted: texts along whose steps questions are asked
 EVERY = 0.05  # seconds between two looks at the folder
 FREQUENT = 100
 KIB = 1024
@@ -26,8 +26,8 @@ def measure_store(
     """Build a store of the corpus's first tokens and ask it.
 
     Returns:
-        seconds and those of the processor; memory above what the process had with the corpus in memory; disk of the
-        store, and the most that its building took; questions a second and the answers, where it answers.
+        Seconds and CPU seconds of building; the memory that it added to the process with the corpus; the disk space of
+        the store, and the most while it was built; and, of a store that answers, questions a second and the answers.
     """
     documents, asked = split_corpus(corpus, tokens)
     frequent = np.bincount(np.concatenate(documents)).argsort()[::-1][:FREQUENT]
@@ -49,7 +49,7 @@ def measure_store(
 
 
 def split_corpus(corpus: Path, tokens: int) -> tuple[list[Any], list[Any]]:
-    """The first whole documents of at least so many tokens, and those behind them."""
+    """The first whole documents of at least so many tokens, and the documents after them."""
     with np.load(corpus) as arrays:
         tokens_T, ends_L = arrays["tokens_T"], np.cumsum(arrays["lengths_L"])
     documents = np.split(tokens_T, ends_L[:-1])
@@ -58,7 +58,7 @@ def split_corpus(corpus: Path, tokens: int) -> tuple[list[Any], list[Any]]:
 
 
 def time_questions(ask: Callable[[Any, Any], Any], questions: Questions) -> dict[str, Any]:
-    """Questions a second, the first pass over the steps left out: it reads the store from disk."""
+    """Questions a second, without the first pass over all steps, which reads the store from disk."""
     steps = list(zip(questions.contexts_SNC, questions.tokens_SNM, strict=True))
     half = len(steps) // 2
     for contexts_NC, tokens_NM in steps[:half]:
@@ -76,13 +76,13 @@ def time_questions(ask: Callable[[Any, Any], Any], questions: Questions) -> dict
 
 
 def cpu_seconds() -> float:
-    """Of this process and its children: what a busy machine does not change much."""
+    """CPU seconds of this process and its children, which depend little on a busy machine."""
     times = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(found.ru_utime + found.ru_stime for found in times)
 
 
 def forget_peak() -> int:
-    """Bytes that this process holds now; from here on its peak is counted anew, where the system can."""
+    """Start the peak of this process anew, if the system can; returns the bytes that it holds now."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -91,7 +91,7 @@ def forget_peak() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held, or one of its children, which are processes of their own."""
+    """Peak bytes of this process, or of one of its children if that is more."""
     children = KIB * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     if Path("/proc/self/status").is_file():
         return max(status_bytes("VmHWM"), children)
@@ -114,7 +114,7 @@ def size_of(folder: Path) -> int:
 
 
 class LargestSize:
-    """Looks at a folder's size again and again while the block runs."""
+    """A context that reads a folder's size every `EVERY` seconds and keeps the largest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bytes = folder, 0

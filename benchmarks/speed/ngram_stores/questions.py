@@ -18,12 +18,12 @@ class Questions(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """Probabilities that are asked for in all steps."""
+        """The number of probabilities that all steps ask for."""
         return self.tokens_SNM.size * (ORDER - 1)
 
 
 def make_questions(documents: Sequence[Any], frequent: NDArray[np.int64]) -> Questions:
-    """Steps along the texts of some documents, as drafts grow: what followed is asked for, and 7 frequent tokens.
+    """Steps along documents, as drafts grow: each asks for the token that followed and for 7 frequent ones.
 
     >>> found = make_questions([np.arange(100)] * 9, np.arange(50))
     >>> found.contexts_SNC.shape, found.tokens_SNM.shape

@@ -1,4 +1,4 @@
-"""The stores that are compared, each a `build` and, where it answers questions, an `ask`; every one on one core.
+"""The compared stores: each has a function that builds it on one core and, if it answers questions, one that asks it.
 
     headway      this library
     dictionaries {n-gram: count} of each order, the paper's way, pickled
@@ -7,7 +7,7 @@
     infini-gram  a suffix array of the corpus (Liu et al. 2024): all orders at once, counted when they are asked for
 
 `python -m benchmarks.speed.ngram_stores.stores STORE CORPUS TOKENS FOLDER` prints one store's figures as JSON. It runs
-in a process of its own, in any Python that has the store's package: this file asks for nothing but NumPy before.
+in its own process, in any Python that has the store's package; apart from that this file imports only NumPy.
 """
 # T token of the corpus, N n-gram
 
@@ -33,7 +33,7 @@ Ask = Callable[[Any, Any], Any]
 
 
 def windows(documents: Sequence[Any]) -> dict[str, Any]:
-    """Six columns, the n-gram that begins at each token."""
+    """Six columns: the 6-gram that begins at each token."""
     joined = np.concatenate([np.append(ids.astype(np.int16), [NO_TOKEN] * (ORDER - 1)) for ids in documents])
     joined = joined.astype(np.int16)
     begins = np.flatnonzero(joined != NO_TOKEN)
@@ -141,7 +141,7 @@ PACKAGES = {
     "polars": ("polars",),
     "infini-gram": ("infini_gram.engine",),
 }
-"""What each needs."""
+"""The modules that each store imports."""
 
 
 def main() -> None:

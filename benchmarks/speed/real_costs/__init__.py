@@ -1,1 +1,1 @@
-"""The demo's text and acceptance at a larger model's price: its backbone and heads, zero-padded to larger shapes."""
+"""The demo's backbone and heads, padded with zeros to the shapes, and so to the costs, of larger models."""

@@ -1,13 +1,14 @@
-"""What heads gain at a larger model's price: `python -m benchmarks.speed.real_costs`. Rows that are done are kept.
+"""What heads gain at a larger model's price: `python -m benchmarks.speed.real_costs`.
 
-The demo backbone's passes cost almost what their nodes cost, which no large model's do. Widened to the shapes of 0.16
-to 7 billion weights it writes the same text, and as many drafts are accepted; milliseconds are those of the shape.
-PassTimes over 1 to 64 nodes are timed, and plain generate, heads alone, lookup without heads, heads with lookup and
-transformers' assistant_model, greedily with a repetition penalty and, with --sampled, at temperature 1; on a GPU, or
-with --compile, plain generate and heads alone compiled too. Every row (a shape, a dtype, a batch size) is stored in
---out once it is done, so that a call that was interrupted goes on, and a call for more rows measures only those;
---report prints what is stored. With --minutes the smallest batch of all shapes comes first, and what does not fit is
-named.
+A pass of the small demo backbone takes longer with every node, while a large model's waits for its weights and takes
+nearly as long for 16 nodes as for one. So the demo backbone is padded with zeros to the shapes of models with 0.16 to
+7 billion weights: it writes the same text and accepts the same drafts, in the milliseconds of the larger shape.
+
+Timed are passes over 1 to 64 nodes; and plain generate, heads alone, lookup without heads, heads with lookup, and
+transformers' assistant_model, greedily with a repetition penalty and, with --sampled, at temperature 1. On a GPU, or
+with --compile, plain generate and heads alone are compiled too. Every row (a shape, a dtype, a batch size) is stored in
+--out, so an interrupted call goes on, and a call for more rows measures only those; --report prints what is stored.
+With --minutes the smallest batches of all shapes come first, and rows that are left out are named.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def described_rounds(repeats: int) -> str:
-    """How often each method decodes each group.
+    """In words, how often each method decodes each group of prompts.
 
     >>> described_rounds(3)
     'medians of 3 interleaved rounds of all methods'
@@ -128,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class WantedRow:
-    """One row that was asked for: passes where `batch` is 0, else methods at that batch size."""
+    """One requested row: passes if `batch` is 0, otherwise methods at that batch size."""
 
     stored: StoredRow
     shape: str
@@ -141,7 +142,7 @@ class WantedRow:
 def wanted(options: argparse.Namespace) -> Iterator[WantedRow]:
     """Rows in the order in which they are measured: one shape in one dtype after another.
 
-    What a row depends on beside its settings is the machine and torch.
+    Beside its settings a row depends on the machine and the version of torch.
     """
     common = {"machine": describe_machine(torch.device(default_device())), "torch": versions()["torch"]}
     for shape in options.shapes:
@@ -178,7 +179,7 @@ def measure_all(rows: Sequence[WantedRow], budget: Budget, say: Callable[[str], 
 
 
 def measure(row: WantedRow, say: Callable[[str], None]) -> None:
-    """Measure a row that is not stored yet; one that does not fit this machine's memory is named and left out."""
+    """Measure a row that is not stored yet; if it does not fit this machine's memory, say so and leave it out."""
     shape, dtype = SHAPES[row.shape], getattr(torch, row.dtype)
     gc.collect()  # the last row's weights go before the next ones come
     if reason := what_stops(shape, dtype, torch.device(default_device())):
@@ -206,7 +207,7 @@ def measure(row: WantedRow, say: Callable[[str], None]) -> None:
 def measure_methods(
     row: WantedRow, settings: Settings, opened: Callable[[Sequence[str]], Widened], say: Callable[[str], None]
 ) -> Speeds:
-    """All families; a family that has a backbone of its own is held against that backbone's plain generate."""
+    """Measure all families; one with its own backbone is compared with that backbone's plain generate."""
     lines: list[MethodSpeed] = []
     for families in (ON_BASE, OWN_BACKBONE):
         widened, options = opened(families), row.options

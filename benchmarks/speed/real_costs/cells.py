@@ -1,8 +1,8 @@
 """What is measured of one shape in one dtype: what a pass costs, and methods side by side at one batch size.
 
-Every method decodes the same prompts, one group of rows after another, in turn with plain `generate`. End tokens are
-not heeded, so that all rows of a batch run to the end and none waits for another. Trees are chosen for the shape: what
-is accepted is replayed on the demo's own backbone, which is the same function, and only times are the larger one's.
+Every method decodes the same groups of prompts, in turn with plain `generate`. End tokens do not end a text, so all
+rows of a batch are equally long. Trees are chosen for the shape: acceptance is replayed on the demo's own backbone,
+which computes the same function, and passes are timed on the widened one.
 """
 # B row of a group, T prompt position, L text position
 
@@ -46,7 +46,7 @@ ALSO_PACKED = ("plain", f"{BEST} alone", f"{BEST} alone, {TUNED}", LOOKUP_ALONE,
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """Median milliseconds of a pass by its nodes, for weights as they are ("plain") and packed, where they can be."""
+    """Median milliseconds of a pass by its nodes, with "plain" weights and, if they can be packed, with packed ones."""
 
     shape: str
     dtype: str
@@ -81,12 +81,12 @@ class Speeds:
     lines: list[Any]
 
     def __post_init__(self) -> None:
-        """Lines that come from a file are dicts."""
+        """Turn the dicts of a file into lines."""
         object.__setattr__(self, "lines", [MethodSpeed(**x) if isinstance(x, dict) else x for x in self.lines])
 
 
 def measure_passes(widened: Widened, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds by form and nodes, in interleaved rounds; the first, not counted, pays for allocations."""
+    """Milliseconds by form and nodes, in interleaved rounds; the first round allocates memory and is not counted."""
     forms = {"plain": widened, PACKED: packed_twin(widened)}
     tasks: dict[tuple[str, int], Callable[[], float]] = {}
     for form, one in forms.items():
@@ -99,7 +99,7 @@ def measure_passes(widened: Widened, rounds: int) -> dict[str, dict[str, float]]
 
 
 def timed(run: Callable[[], Any], clock: Callable[[], float]) -> Callable[[], float]:
-    """The function that runs another one and returns its seconds."""
+    """A function that runs `run` and returns its seconds."""
 
     def measured() -> float:
         start = clock()
@@ -118,9 +118,9 @@ def groups_of(widened: Widened, count: int, batch: int) -> list[Tensor]:
 def measure_speeds(
     widened: Widened, settings: Settings, batch: int, groups: int, *, repeats: int, tuned: bool, compile: bool
 ) -> list[MethodSpeed]:
-    """Plain, each of the heads alone, and for the best family a tuned tree, lookup alone, and both together.
+    """Measure plain, each family's heads alone, and for the best family a tuned tree, lookup alone, and both together.
 
-    Beside the best family's heads stand compiled methods where `compile`, and `assistant_model` for groups of one row.
+    With `compile`, the best family and plain are also compiled; groups of one row have `assistant_model` too.
     """
     prompts = groups_of(widened, groups, batch)
     methods, trees = build_methods(widened, settings, batch, tuned=tuned)
@@ -155,7 +155,7 @@ def measure_speeds(
 def build_methods(
     widened: Widened, settings: Settings, batch: int, *, tuned: bool
 ) -> tuple[list[Method], dict[str, str]]:
-    """Methods, plain `generate` first, and the trees of the others in words."""
+    """The methods, plain `generate` first, and by method the words for its tree."""
     decodings: dict[str, TreeDecoding | None] = {"plain": None}
     for name, token_heads in widened.token_heads.items():
         decodings[f"{name} alone"] = TreeDecoding(token_heads, lookup=0)
@@ -186,7 +186,8 @@ def tuned_choice(widened: Widened, settings: GreedySettings, batch: int) -> Choi
 class SameRows:
     """Compares a group's texts with plain generation's row by row.
 
-    Where a low precision's texts differ, the demo's own backbone in float32 is the judge: it is the same function.
+    Where bfloat16 texts differ, float32 scores of the demo's own backbone, which is the same function, decide whether
+    rounding explains it.
     """
 
     def __init__(self, widened: Widened, settings: Settings) -> None:

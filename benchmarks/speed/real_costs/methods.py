@@ -1,8 +1,8 @@
-"""Methods over a group of prompts: plain `generate`, trees, and what heads alone stand beside.
+"""Methods that decode a group of prompts: plain `generate`, trees, and what they are compared with.
 
-Beside them stand plain `generate` compiled with a static cache, heads alone compiled, and transformers'
-`assistant_model`, which decodes one text at a time. Its draft is the demo's draft model as it is, not widened: it costs
-far less beside a large backbone than a real model's draft does, so this row flatters it.
+These are plain `generate` compiled with a static cache, heads alone compiled, and transformers' `assistant_model`,
+which decodes one text at a time. Its draft model is the demo's, not widened: beside a large backbone it costs far less
+than a real model's draft model does, so this row flatters it.
 """
 # B row of a group, T prompt position, L text position
 
@@ -32,10 +32,10 @@ COMPILED = ", compiled"
 
 
 def make_method(name: str, model: Any, settings: Settings, decoding: TreeDecoding | None, **more: Any) -> Method:
-    """A method over a group of prompts (B, T), which all get as many new tokens; `more` is for `generate`.
+    """A method that gives all prompts (B, T) of a group equally many new tokens; `more` is passed to `generate`.
 
-    Sampled text is plain generation's for a seed in float32. Half precision rounds the logits of a pass over several
-    tokens otherwise, so a random number can fall on another token: there the distribution alone is promised.
+    In float32 sampled text is plain generation's for the same seed. In half precision a pass over several tokens rounds
+    logits differently, so a random number can fall on another token; there only the distribution is promised.
     """
     half = isinstance(settings, SampledSettings) and model.dtype != torch.float32
     promises: Promise = "same distribution" if half else "same text"
@@ -68,7 +68,7 @@ def compiled_methods(widened: Widened, settings: Settings, family: str) -> tuple
 
 
 def why_not_compiled(widened: Widened) -> str:
-    """Why nothing compiles here; empty where it does."""
+    """Why nothing can be compiled here; empty if it can."""
     return what_stops_compiling(next(iter(widened.token_heads.values())).backbone)
 
 

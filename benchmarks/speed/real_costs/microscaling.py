@@ -1,9 +1,9 @@
 """Speculation and MX weights, alone and together: `python -m benchmarks.speed.real_costs.microscaling`.
 
-*Speculative sampling and microscaling formats*, figures 7 and 8, in its shape: batch 1, a draft model at 16 bits with
-K = 7, a target at 16 bits and in MXFP6; here also MXFP4, float32, and the grounded heads alone. The target is the
-demo's backbone at a larger one's price (wide_backbone.py). All methods decode the same prompts in turn, in one run;
-each text is compared with plain generation's on the same weights.
+The setting is that of *Speculative sampling and microscaling formats*, figures 7 and 8: batch 1, a draft model at 16
+bits that drafts K = 7 tokens, a target at 16 bits and in MXFP6. Added are MXFP4, float32, and grounded heads alone. The
+target is the demo's backbone widened to a larger shape (wide_backbone.py). All methods decode the same prompts in turn,
+in one run, and each text is compared with plain generation's on the same weights.
 
 The weights of 0.96B take about 8 GiB in all; --quick, at 0.16B, takes 2 minutes on one busy thread.
 """
@@ -55,7 +55,10 @@ Texts = dict[tuple[str, int], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The backbone with one kind of weights, and heads on it; `judge` is the same function in float32, or None."""
+    """The backbone with one kind of weights, and heads on it; `judge` is the same function in float32, or None.
+
+    `judge` gives the scores by which differences of 16-bit texts are explained.
+    """
 
     kind: str
     model: Any
@@ -113,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def open_targets(shape: str, formats: Sequence[str]) -> tuple[Opened, list[Target]]:
-    """The demo as it is, and targets in bfloat16, float32 and packed formats beside 16-bit activations."""
+    """The demo as it is, and targets in bfloat16, in float32, and with packed weights and 16-bit activations."""
     targets: list[Target] = []
     for kind in DENSE:
         widened = open_widened([BEST], SHAPES[shape], getattr(torch, kind))
@@ -162,7 +165,7 @@ def measure(
 
 
 def recorded(method: Method, name: str, prompts: Sequence[Tensor], texts: Texts) -> Method:
-    """The method under another name; its texts are kept, and not compared with those of other weights."""
+    """The method under another name, whose texts are put into `texts` and not compared with those of other weights."""
     numbers = {id(prompt): number for number, prompt in enumerate(prompts)}
 
     def run(prompt_1T: Tensor) -> Outcome:
@@ -178,7 +181,7 @@ def nothing_promised(*_: Any) -> Any:
 
 
 def same_text(target: Target, name: str, prompts: Sequence[Tensor], texts: Texts, settings: GreedySettings) -> str:
-    """Whether a method wrote plain generation's texts on the same weights; in bfloat16 float32 judges differences."""
+    """Whether a method wrote plain generation's texts on the same weights, up to rounding, in words."""
     judge = None
     if target.model.dtype != torch.float32:
         judge = Float32Judge(model=target.model, settings=settings)
@@ -227,10 +230,10 @@ def show(console: Console, title: str, rows: Sequence[Row]) -> None:
 
 
 def describe_product(console: Console, rows: Sequence[Row]) -> None:
-    """The paper's conclusion is that the two gains multiply, to about 4 ×: what they give here, and their product.
+    """Print what speculation and packed weights gain each, together, and multiplied; the paper has about 4 × together.
 
-    Where a processor has no products in bfloat16, plain float32 is faster than plain 16-bit generation, and a ratio to
-    the latter alone would flatter; so the ratio to the faster of both is said first.
+    On a processor without bfloat16 products plain float32 is faster than plain 16-bit generation, and ratios to the
+    latter would flatter; so the ratio to the faster of the two comes first.
     """
     ratios = {(row.weights, row.method): row.ratio for row in rows}
     fastest = max(DENSE, key=lambda kind: ratios[kind, PLAIN])

@@ -32,7 +32,7 @@ def show(console: Console, passes: Sequence[PassTimes], speeds: Sequence[Speeds]
 
 
 def passes_table(found: Sequence[PassTimes]) -> Table:
-    """Milliseconds by nodes, and in brackets in passes of one node."""
+    """Milliseconds of a pass by its nodes, and in brackets its cost in passes of one node."""
     table = figures_table(
         "\nmilliseconds of a pass (plain steps)", "shape", "dtype", "weights", *map(str, NODES), left=3
     )
@@ -73,24 +73,25 @@ def figures(cell: Speeds, line: MethodSpeed) -> tuple[str, ...]:
 
 
 def reached(cell: Speeds, line: MethodSpeed) -> float:
-    """The share of the speed that passes at the price of plain steps would give: × plain divided by tokens per pass.
+    """The ratio to plain generation, divided by tokens per pass.
 
-    Heads on packed weights, and compiled ones, are held against plain generation on packed weights, or compiled. The
-    share can exceed one, since `generate` does more around a pass than our loop.
+    If drafting and a pass cost as much as a plain step, the ratio would be the tokens per pass and this share 1. It can
+    exceed 1, since `generate` does more around a pass than our loop. Packed or compiled methods are compared with plain
+    generation that is packed or compiled too.
     """
     return line.ratio / plain_like(cell, line).ratio / line.tokens_per_pass
 
 
 def plain_like(cell: Speeds, line: MethodSpeed) -> MethodSpeed:
-    """Plain generation of the line's kind."""
+    """Plain generation with packed weights, or compiled, if the line's method is."""
     kind = next((kind for kind in KINDS if line.method.endswith(kind)), "")
     return next(x for x in cell.lines if x.method == f"plain{kind}")
 
 
 def verdicts(found: Sequence[Speeds]) -> list[str]:
-    """For each cell of one row the fastest heads alone and their share of the bound, beside the target.
+    """For each cell with a batch of one: the fastest heads alone, and whether `reached` meets the target.
 
-    The target is one of passes as they are or packed; compiled heads are named beside compiled plain generation.
+    The target is for passes that are not compiled; compiled heads have lines beside compiled plain generation.
     """
     lines = []
     for cell in found:
@@ -113,7 +114,7 @@ def is_compiled(line: MethodSpeed) -> bool:
 
 
 def beside_compiled(cell: Speeds) -> list[str]:
-    """Compiled heads against compiled plain `generate`, which is the harder comparison."""
+    """Lines on compiled heads against compiled plain `generate`, the harder comparison."""
     by_name = {line.method: line for line in cell.lines}
     plain = by_name.get(f"plain{COMPILED}")
     ours = [line for line in cell.lines if is_compiled(line) and line.tree]
@@ -126,7 +127,7 @@ def beside_compiled(cell: Speeds) -> list[str]:
 
 
 def markdown(found: Sequence[Speeds]) -> str:
-    """One line for each method of a single row, with shapes and decodings side by side; a dash where one lacks it.
+    """A line for each method at a batch of one, with shapes and decodings side by side; a dash if it was not measured.
 
     Tuned trees are left to the results: on these texts they are level with the default tree.
     """

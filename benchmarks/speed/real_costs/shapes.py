@@ -1,7 +1,7 @@
-"""The shapes that the demo backbone is widened to: what a pass costs follows from them, what it says does not.
+"""The shapes that the demo backbone is widened to, which change what a pass costs and not what it computes.
 
-The width of an attention head and the vocabulary stay the demo's: rotary angles depend on the first, and a padded token
-would be drawn. A real model of the same size has wider heads, fewer of them, and a larger vocabulary.
+The width of an attention head and the vocabulary stay the demo's: rotary angles depend on the former, and added tokens
+would be sampled. A real model of the same size has fewer and wider attention heads, and a larger vocabulary.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class WideShape:
-    """Sizes of a Llama beside the width of its attention heads.
+    """Sizes of a Llama; the width of its attention heads is the demo's.
 
     Attributes:
-        key_value_heads: attention heads are `hidden / head_dim`, and each of these serves an equal share of them.
+        key_value_heads: divides the number of attention heads, which is `hidden / head_dim`.
     """
 
     name: str
@@ -47,15 +47,15 @@ SHAPES = {
         WideShape(name="7B", hidden=4096, layers=32, intermediate=11008, key_value_heads=128),
     )
 }
-"""From 0.83B on these are the widths and depths of published models of about that size; 0.96B alone is a shallow one
-of 4,096, whose layers are as large as a 7B model's attention."""
+"""From 0.83B on these are widths and depths of published models of about that size, except 0.96B: a few layers of width
+4,096, the width of 7B models."""
 
 BESIDE_WEIGHTS = 1.5
-"""Times the backbone's own bytes: its heads (of grounded ones 0.1 to 0.3 of it), and what a pass holds."""
+"""Memory that is needed, in times of the backbone's bytes: heads (grounded: 0.1 to 0.3 of it) and what a pass holds."""
 
 
 def what_stops(shape: WideShape, dtype: torch.dtype, device: torch.device) -> str:
-    """Why a shape is not measured in the device's free memory; empty where it fits."""
+    """Why a shape does not fit the device's free memory; empty if it fits."""
     needed = BESIDE_WEIGHTS * shape.parameters() * dtype.itemsize / 2**30
     free = free_bytes(device) / 2**30
     if needed <= free:

@@ -1,4 +1,4 @@
-"""A Llama zero-padded to a larger shape: the same function at the larger shape's cost.
+"""A Llama padded with zeros to a larger shape: the same function at the larger shape's cost.
 
           d     D - d                   The residual stream is c·x in its first d units and zero behind, c = √(D/d). Its
        ┌──────┬────────┐                mean square is then what it was, so that every norm, and the heads' scaling of
@@ -7,9 +7,9 @@
  D - d │ zero │ random │                multiplied by c; the unembedding is not, and so no longer tied.
        └──────┴────────┘
 
-Columns that meet zeros alone hold random numbers, so that the products are those of dense weights; attention heads and
-units behind the first have zero inputs and outputs. Further layers write zeros, and stand before the narrow ones, so
-that the last layers are those that heads tap. In float32 all that differs is the order of sums.
+Columns that are multiplied only by zeros hold random numbers, so that products cost what dense weights cost. Added
+attention heads and units have zero inputs and outputs. Added layers write zeros and come before the original ones, so
+that the last layers are those that heads tap. In float32 only the order of sums differs.
 """
 # D wide and d narrow model width, V vocabulary, O outputs and I inputs of a matrix, B blocks of inputs, G groups of
 # outputs or inputs, H a group's units
@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.speed.real_costs.shapes import WideShape
 
 STD = 0.02
-"""Of the random numbers, as Llamas draw them."""
+"""Standard deviation of the random numbers, as of a Llama's initial weights."""
 
 
 def stream_scale(narrow: int, wide: int) -> float:
@@ -44,8 +44,8 @@ def place(wide_OGI: Tensor, narrow_OGI: Tensor, *, scale: float = 1.0, live: int
 
     Args:
         wide_OGI: a view of the wider matrix, which is filled.
-        scale: what the narrow one is multiplied by.
-        live: inputs of each of the narrow one's groups that may not be zero; the narrow ones where it is not given.
+        scale: factor on the narrow matrix.
+        live: how many inputs of each group may be other than zero; by default the narrow matrix's.
 
     >>> wide = torch.empty(2, 2, 3)
     >>> place(wide, torch.ones(1, 1, 2), scale=5.0)
@@ -65,17 +65,17 @@ def place_matrix(wide_OI: Tensor, narrow_OI: Tensor, *, scale: float = 1.0) -> N
 
 
 def place_vector(wide_D: Tensor, narrow_D: Tensor, *, scale: float = 1.0) -> None:
-    """A norm's weight or a bias: zeros behind."""
+    """Write a norm's weight or a bias into the front of a wider vector, followed by zeros."""
     wide_D.zero_()
     wide_D[: len(narrow_D)] = narrow_D * scale
 
 
 @torch.no_grad()
 def widen_backbone(model: Any, shape: WideShape, dtype: torch.dtype) -> Any:
-    """The model, which has as many key-value heads as heads, in a larger shape.
+    """The model in a larger shape; it has as many key-value heads as attention heads.
 
     Args:
-        model: a Llama without biases; float32 tells its numbers best.
+        model: a Llama without biases, best in float32, which rounds its scaled numbers least.
 
     Raises:
         ValueError: a shape that is smaller than the model's somewhere.
@@ -120,7 +120,7 @@ def widen_layer(wide: nn.Module, narrow: nn.Module, scale: float, groups: int, *
     """Fill a decoder layer, whose attention heads stand in `groups` groups with one key-value head each.
 
     Args:
-        blocks: how many vectors of the model's width its attention reads side by side.
+        blocks: how many vectors of the model's width are concatenated to the attention's input.
     """
     ours: Any = wide
     theirs: Any = narrow
@@ -133,9 +133,9 @@ def widen_layer(wide: nn.Module, narrow: nn.Module, scale: float, groups: int, *
 
 
 def widen_attention(wide: Any, narrow: Any, scale: float, groups: int, blocks: int) -> None:
-    """Head j of the narrow attention becomes the first of group j; the other heads ask nothing.
+    """Make head j of the narrow attention the first head of group j; the others have zero queries.
 
-    A head that asks nothing averages its group's values, so o_proj takes none of its outputs.
+    A head with zero queries averages its group's values, so its columns of o_proj are zero.
     """
     for name in ("k_proj", "v_proj"):
         place(*(getattr(attention, name).weight.unflatten(1, (blocks, -1)) for attention in (wide, narrow)))

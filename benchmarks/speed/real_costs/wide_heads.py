@@ -1,8 +1,8 @@
 """Heads of each family on a widened backbone: the same drafts at the larger shape's cost.
 
-The matrices of heads read blocks of the backbone's width: f, which the final norm returns as it was with zeros behind,
-and embeddings, which stand c times as large in the widened backbone. So each block is padded by itself, and those that
-meet embeddings are divided by c (benchmarks/speed/real_costs/wide_backbone.py).
+The inputs of heads' matrices are vectors of the backbone's width, one after another: the final state f, which the
+widened backbone's norm returns unchanged with zeros behind it, and embeddings, which are c times as large there. So the
+columns of each vector are padded separately, and those of embeddings are divided by c (wide_backbone.py).
 """
 # V vocabulary, D wide and d narrow model width, O outputs and I inputs of a matrix, D and d among them
 
@@ -42,7 +42,7 @@ def widen_heads(token_heads: TokenHeads, backbone: Backbone) -> TokenHeads:
 
 
 def refuse_what_is_not_widened(family: str, config: dict[str, Any]) -> None:
-    """The shipped heads use few fields; others would need blocks of their own."""
+    """Refuse fields of a config that the shipped heads do not use, since nothing here widens what they add."""
     if family not in WIDEN:
         raise ValueError(f"{family} heads cannot be widened; allowed are {', '.join(WIDEN)}.")
     plain = dict.fromkeys(("hidden_width", "draft_vocabulary", "lora_rank", "taps", "rope_theta"))
@@ -54,7 +54,7 @@ def refuse_what_is_not_widened(family: str, config: dict[str, Any]) -> None:
 
 
 def widen_unembeddings(wide: Any, narrow: Any) -> None:
-    """Those that heads own; a shared one is the backbone's."""
+    """Widen the heads' own unembeddings; a shared one is the backbone's."""
     for wide_VD, narrow_VD in zip(wide.unembeddings.weights, narrow.unembeddings.weights, strict=True):
         place_matrix(wide_VD, narrow_VD)
 
@@ -86,7 +86,7 @@ def widen_grounded(wide: Any, narrow: Any, scale: float) -> None:
 
 
 def widen_gru(wide: Any, narrow: Any, scale: float) -> None:
-    """Each gate is padded by itself. A new unit starts at 0 and its candidate state is tanh(0), so it stays there."""
+    """Pad each gate separately. An added unit starts at 0, and its candidate state is tanh(0), so it stays 0."""
     for name, own in narrow.cell.named_parameters():
         for ours, theirs in zip(getattr(wide.cell, name).chunk(GATES), own.chunk(GATES), strict=True):
             if name.startswith("bias"):
@@ -107,7 +107,7 @@ def widen_dynamo(wide: Any, narrow: Any, scale: float) -> None:
 
 
 def widen_eagle(wide: Any, narrow: Any, scale: float) -> None:
-    """fc reads blocks of the residual stream and writes one; the attention reads an embedding beside it."""
+    """Widen fc, which reads several states and writes one, and the layer, which reads that and an embedding."""
     blocks = len(narrow.tap_layers)
     place(wide.fc.weight.unflatten(1, (blocks, -1)), narrow.fc.weight.unflatten(1, (blocks, -1)))
     widen_layer(wide.midlayer, narrow.midlayer, scale, wide.shape.num_key_value_heads, blocks=2)

@@ -1,4 +1,4 @@
-"""The demo's backbone and heads as they are, widened to a shape, and with packed weights beside the plain ones."""
+"""The demo's backbone and heads: as they are, widened to a shape, and widened with packed weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from heads.packed import pack_weights, what_stops_packing
 
 @dataclass(frozen=True, kw_only=True)
 class Widened:
-    """The demo's backbone and heads, as they are and widened; neither ends a text."""
+    """The demo's backbone and heads, as they are and widened; end tokens end no text on either."""
 
     narrow: Opened
     model: Any
@@ -29,7 +29,7 @@ class Widened:
 
 
 def open_widened(families: Sequence[str], shape: WideShape, dtype: torch.dtype) -> Widened:
-    """Families on one backbone, in another shape."""
+    """Open families on one backbone, and widen them."""
     narrow = open_heads(shipped(*families))
     narrow.model.generation_config.eos_token_id = None
     backbone = Backbone(widen_backbone(narrow.model, shape, dtype))
@@ -38,7 +38,7 @@ def open_widened(families: Sequence[str], shape: WideShape, dtype: torch.dtype) 
 
 
 def packed_twin(widened: Widened) -> Widened | None:
-    """The same weights, and a packed copy of them; None without kernels for their dtype, or memory for the copy."""
+    """The backbone with a packed copy of its weights; None without kernels for the dtype, or memory for the copy."""
     weights = sum(weight.nbytes for weight in widened.model.parameters())
     if what_stops_packing(widened.model.lm_head.weight) or free_bytes(widened.model.device) < weights:
         return None
