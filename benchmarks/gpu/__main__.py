@@ -1,4 +1,4 @@
-"""What a machine with a GPU shows, in commands of under ten minutes each: `make gpu`, or `python3 -m benchmarks.gpu`.
+"""Tests and measurements on a machine with a GPU, in commands of under ten minutes: `python3 -m benchmarks.gpu`.
 
     python3 -m benchmarks.gpu tests     # what needs CUDA or several processes on GPUs
     python3 -m benchmarks.gpu costs     # passes and training steps at the shapes of 1B and 7B models
@@ -6,12 +6,12 @@
     python3 -m benchmarks.gpu mx        # products with microscaling weights beside bfloat16 and humming-kernels
     python3 -m benchmarks.gpu learn     # a 100M model and heads on it, trained here, then tokens per pass and second
 
-The machine needs no network and keeps nothing: each command reads the repository, and a folder of wheels for what the
-machine's Python lacks (`--wheels`, filled on another machine by `make gpu-wheels`). Each program's output goes to a
-file of its own in `--out`, whether it ends or is stopped at its limit, so that what was measured can be brought home.
-Each program has its share of 25 minutes, which --help lists, and is stopped when it is over. Programs that measure
-begin nothing that would not end in time, and name what they leave out.
-`--tiny` runs the same programs on a CPU with tiny shapes: it shows that they work, and its figures mean nothing.
+`make gpu` runs all five. The machine needs no network: packages that its Python lacks are unpacked from a folder of
+wheels (`--wheels`), which `make gpu-wheels` fills on another machine. Each program prints into a file of its own in
+`--out`, the folder to copy from the machine afterwards. A program is stopped when its share of the 25 minutes (--help
+lists the shares) is over; what it has printed by then stays. Programs that measure begin only what should end in time,
+and name what they leave out. `--tiny` runs them on a CPU with tiny shapes, to show that they work; its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pathlib import Path
 from benchmarks.gpu.wheels import install
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LARGEST = 16 * 2**20  # bytes of one file that is brought home
-STOPPED = 124  # as `timeout` ends
+LARGEST = 16 * 2**20  # bytes of a file in --out at most
+STOPPED = 124  # exit code of a program that was stopped, as of `timeout`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Program:
     """One program of a command.
 
     Attributes:
-        name: of its file in `--out`.
-        asked: its arguments behind `python3`.
-        tiny: its arguments where there is no GPU and only the command itself is tried.
-        minutes: after which it is stopped; what it has printed by then stays.
+        name: the name of its file in `--out`.
+        asked: its arguments after `python3`.
+        tiny: these arguments with --tiny, on a CPU.
+        minutes: the time after which it is stopped.
     """
 
     name: str
@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             minutes=1.25,
         ),
         Program(
-            name="compiled_pass_costs",  # two graphs for each context: their compiling is what lasts
+            name="compiled_pass_costs",  # two graphs for each context, whose compiling takes most of the time
             asked="-m benchmarks.speed.pass_costs --shapes 1b 7b --nodes 16 --batches 1 4 16 --compile --minutes 1.8",
             tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --repeats 2 --minutes 0.01",
             minutes=2,
@@ -203,7 +203,7 @@ def run(program: Program, asked: str, file: Path, environment: dict[str, str]) -
 
 
 def stop(process: subprocess.Popen[str], stopped: threading.Event) -> None:
-    """End a program and whatever it started, since its time is over."""
+    """End a program and all that it has started."""
     stopped.set()
     os.killpg(process.pid, signal.SIGKILL)
 

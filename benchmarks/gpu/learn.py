@@ -1,9 +1,9 @@
 """A 100M Llama and heads on it, trained within minutes, and what they give: `python -m benchmarks.gpu.learn`.
 
 The text is the source of the standard library and of all installed packages; one file in twenty is held out. The
-backbone trains for most of --minutes, each family of heads for the same shorter time, and the rest measures tokens per
-pass and per second against plain generation. All of it goes through the project's own trainer and decoder, and nothing
-but the printed tables and --json is meant to survive. `--tiny` has a tiny model and few steps, to try it on a CPU.
+backbone trains for most of --minutes, each family of heads for the same shorter time; in the rest tokens per pass and
+per second are measured against plain generation. Trainer and decoder are the project's own. Only the printed tables and
+--json are kept. `--tiny` has a tiny model and few steps, to try it on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOKENIZER_TEXT = 30_000_000  # characters that the tokenizer is trained on
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Sizes of a whole run; `shares` are the parts of --minutes of the backbone and of each family of heads."""
+    """Sizes of a run; `shares` are the parts of --minutes for training the backbone, and each family of heads."""
 
     characters: int
     vocabulary: int
@@ -59,7 +59,7 @@ FULL = Scale(characters=160_000_000, vocabulary=16_384, width=768, layers=12, bl
 TINY = Scale(
     characters=2_000_000, vocabulary=512, width=64, layers=2, block=64, batch=4, steps=4, prompts=2, new_tokens=16
 )
-PROBED = 20  # steps, after as many that warm up, from which the time of a step is taken
+PROBED = 20  # steps that are timed, after as many that warm up
 RATES = {"grounded": 5e-3, "medusa": 1e-2}
 
 
@@ -91,7 +91,7 @@ def default_device() -> torch.device:
 
 
 def python_files() -> Iterator[Path]:
-    """The .py files of the standard library and of installed packages, in an order of their own."""
+    """The .py files of the standard library and of installed packages, in a fixed random order."""
     roots = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
     files = sorted({file for root in roots for file in root.rglob("*.py")})
     random.Random(0).shuffle(files)
@@ -155,7 +155,7 @@ def make_backbone_folder(folder: Path, scale: Scale) -> Any:
 
 
 def train(folder: Path, name: str, backbone: Path | None, scale: Scale, seconds: float, console: Any) -> Path:
-    """Train the backbone, or heads on it, for about `seconds`; returns the folder of what came out."""
+    """Train the backbone, or heads on it, for about `seconds`; returns the folder with the result."""
     probe = 2 * PROBED if scale.steps is None else scale.steps
     config = config_of(folder, name, backbone, scale, probe)
     steps = scale.steps
@@ -205,7 +205,7 @@ def config_of(folder: Path, name: str, backbone: Path | None, scale: Scale, step
 
 
 def prompts_of(held_out: Sequence[str], tokenizer: Any, scale: Scale, device: torch.device) -> list[Tensor]:
-    """(1, T) each, from files that no training saw."""
+    """Prompts (1, T) from files that nothing was trained on."""
     cut = [cut_prompt(text, tokenizer, scale.block // 4) for text in held_out]
     return [prompt_1T.to(device) for prompt_1T in cut if prompt_1T.shape[1] == scale.block // 4][: scale.prompts]
 

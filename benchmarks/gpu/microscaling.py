@@ -1,10 +1,10 @@
 """Products with microscaling weights on a GPU: `python -m benchmarks.gpu.microscaling`.
 
 For square layers and 1 to 64 rows of x in bfloat16: microseconds with bfloat16 weights, with packed ones, and with
-humming-kernels' MXFP6 where that is installed, as vLLM computes it. A CUDA graph holds one product with each of so many
-weights that no cache holds them, so that launching costs nothing; all kinds take turns and medians count. The aims are
-those of the project's plan for MXFP6: at one row 1.6 × bfloat16, at 64 at most 1.1 × slower, and at 1 to 16 rows at
-least 0.9 × humming. `--tiny` runs on a CPU, to show that the program works.
+humming-kernels' MXFP6, as vLLM computes it, where that is installed. A CUDA graph has one product with each of so many
+weights that no cache holds them all, so launching costs nothing. All kinds take turns; times are medians. The targets
+for MXFP6 are 1.6 × the speed of bfloat16 at one row, at least 1 / 1.1 of it at 64 rows, and 0.9 × humming's at 1 to 16
+rows. `--tiny` runs on a CPU, to show that the program works.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def turns(device: torch.device, size: int) -> int:
 
 
 def task(x_NI: Tensor, weights: Sequence[Any], run: Run) -> Callable[[], float]:
-    """Seconds of one product, by one replay of a graph with a product for each weight."""
+    """A function that returns the seconds of one product, from a replay of a graph with a product for each weight."""
 
     def all_of_them() -> None:
         for weight in weights:

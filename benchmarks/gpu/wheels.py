@@ -1,9 +1,9 @@
-"""Wheels for a machine without a network: fetched on one that has it, unpacked into a folder of their own there.
+"""Wheels for a machine without a network: downloaded on another machine, unpacked there into a folder of their own.
 
     python3 -m benchmarks.gpu.wheels build/wheels --python 3.12        # or `make gpu-wheels`
 
-The versions are those that are installed here, so that figures are of the code that was tested. torch stays the
-machine's: it fits the machine's driver.
+The versions are those installed on the downloading machine, where they were tested. torch is not among them: the GPU
+machine's own fits its driver.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NEEDED = (
     "pytest-timeout",
     "xxhash",
 )
-"""What training, decoding and their tests import and an image with PyTorch may lack or have in another version."""
+"""What training, decoding and their tests import, and an image with PyTorch may lack or have in another version."""
 IN_THE_IMAGE = {"torch", "numpy", "pandas", "pyarrow", "psutil", "pyyaml", "setuptools"}
-"""Compiled packages of any image with PyTorch; whatever only they need stays too."""
+"""Compiled packages that every image with PyTorch has; these, and what only they need, are not downloaded."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 

@@ -1,4 +1,4 @@
-"""One answer as other harnesses want it: the tokens of each pass, and when each pass ended."""
+"""One answer as other harnesses need it: the tokens of each pass, and when each pass ended."""
 # T prompt position, L prompt and new tokens
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import heads
 
 @dataclass(kw_only=True)
 class Passes:
-    """A streamer that keeps what each pass emitted; plain `generate` emits one token a pass."""
+    """A streamer that stores the tokens and the end of each pass; a pass of plain `generate` has one token."""
 
     chunks: list[list[int]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Passes:
         self._keep(tokens)
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Called after the last token; nothing is left to store."""
 
     def _keep(self, tokens: Tensor) -> None:
         self.times.append(time.perf_counter())

@@ -1,6 +1,6 @@
-"""Our own chain on the same prompts: what each pass drafted and how many of it were accepted, nothing cut at the end.
+"""Headway's decoding with a chain of drafts, to compare with other engines: each pass's drafted ids and accepted count.
 
-`heads.TreeDecoding` on the same chain counts too; it does not count drafts that lie behind the last token asked for.
+`heads.TreeDecoding` counts on the same chain, but leaves out drafts after the last requested token; here none are.
 """
 # T prompt position, B = 1 row, N node
 
@@ -21,9 +21,9 @@ class Chain:
     """One text.
 
     Attributes:
-        text: the new tokens, at least as many as asked for.
-        drafts: what each pass after the prompt's verified.
-        accepted: how many of these were accepted.
+        text: the new tokens, at least as many as requested.
+        drafts: the drafted tokens that each pass after the prompt's verified.
+        accepted: how many of them each pass accepted.
         begins: how many new tokens there were before each of these passes.
     """
 

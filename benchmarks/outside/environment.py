@@ -1,6 +1,6 @@
-"""An environment of its own for another engine, made once below build/; nothing of it enters Headway's.
+"""A virtual environment for another engine, made once below build/, apart from Headway's own.
 
-The packages are builds by others for CPUs, so they are no dependencies of ours.
+The engines are other people's builds for CPUs, so they are no dependencies of Headway.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from benchmarks.shared import ROOT
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What is installed into it, and how an engine runs in it.
+    """The packages of an environment, and how scripts run in it.
 
     Attributes:
-        engine: the name of the engine, for people.
-        folder: below build/.
-        packages: with their versions; where these change, the environment is completed anew.
-        removed: packages that these bring and that cannot be imported here.
-        plugin: a folder of ours that is installed on every call, as it stands.
-        variables: what its processes have set.
+        engine: the engine's name in messages.
+        folder: the environment's folder below build/.
+        packages: requirements with versions; `install` runs pip again if they have changed.
+        removed: packages that come with these and cannot be imported on this machine.
+        plugin: a package of this repository, installed in editable form.
+        variables: environment variables of its processes.
     """
 
     engine: str
@@ -60,7 +60,7 @@ class Environment:
             self.run([*pip, "install", "--no-deps", "--no-build-isolation", "--quiet", "--editable", str(self.plugin)])
 
     def all_variables(self) -> dict[str, str]:
-        """The variables of a process in it: ours without what would lead to Headway's own packages."""
+        """`variables`, and this process's without PYTHONPATH and the like, which lead to Headway's packages."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         return {**ours, **self.variables}
 
@@ -71,13 +71,14 @@ class Environment:
             raise ValueError(f"{' '.join(command[1:4])} … failed: {' '.join(said)}. Look at {self.folder}.")
 
     def run_job(self, script: Path, place: Path, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
-        """What a script writes that runs in it, with a job as JSON.
+        """Run a script in the environment, and return the JSON that it writes.
 
         Args:
-            place: a folder for the job, NAME.json, and what is written, NAME.out.json.
+            place: folder for the script's input, NAME.json, and its output, NAME.out.json.
+            job: what the script reads.
 
         Raises:
-            ValueError: the engine failed; the last lines of what it said.
+            ValueError: the engine failed; the error has the end of its output.
         """
         print(f"{self.engine}: {name}", flush=True)
         out = place / f"{name}.out.json"

@@ -2,8 +2,8 @@
 
 FOLDER (by default $HEADWAY_HARNESSES) holds the checkouts Spec-Bench (github.com/hemingkx/Spec-Bench) and
 Model-Optimizer (github.com/NVIDIA/Model-Optimizer); neither is a part of this project. Both decode the demo's held-out
-prompts, greedily and without lookup, with the adapters beside this file. Counts have to be equal, or the command fails;
-a different way of counting is named in a sentence. Speeds are of separate runs and differ as those do.
+prompts, greedily and without lookup, with the adapters beside this file. Counts must be equal, or the command fails; if
+a harness counts in another way, a sentence says how. Speeds are of separate runs, so they differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BASELINE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One harness's figures for one method; None where it does not give one."""
+    """One harness's figures for one method; None for a figure that it does not give."""
 
     harness: str
     method: str
@@ -156,7 +156,7 @@ def of_lengths(harness: str, method: str, lengths: Sequence[Sequence[int]], seco
 
 
 def of_spec_bench(method: str, answers: Sequence[dict[str, Any]]) -> Row:
-    """From its file of answers; its summary is the mean of all accept lengths."""
+    """The figures of its file of answers; Spec-Bench sums up by the mean of all passes' accept lengths."""
     choices = [answer["choices"][0] for answer in answers]
     lengths = [length for choice in choices for length in choice["accept_lengths"]]
     tokens = sum(sum(choice["new_tokens"]) for choice in choices)

@@ -2,8 +2,9 @@
 
 FOLDER (by default $HEADWAY_SERVERS) holds checkouts of github.com/huggingface/text-generation-inference,
 github.com/predibase/lorax and github.com/NVIDIA/TensorRT-LLM (up to 1.2); none is a part of this project. The parts
-that load heads and compute their logits are executed on a CPU, in float64 (TensorRT-LLM's: loaded as float32, its graph
-restated); what they import of kernels is left out. Servers do not run. Logits that differ from ours end in an error.
+that load heads and compute their logits are executed on a CPU in float64, without the kernels that they import; the
+servers themselves do not run. TensorRT-LLM's loader gives float32, and its graph is restated here. Logits that differ
+from ours end in an error.
 """
 # B row, K head, V vocabulary, D model width
 
@@ -37,7 +38,7 @@ CHECKOUTS = ("text-generation-inference", "lorax", "TensorRT-LLM")
 LM_HEAD = "lm_head"
 ROWS = 5
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""Of the largest number; TGI holds probabilities of float64 states in float32."""
+"""Allowed difference, in shares of the largest number; TGI rounds probabilities of float64 states to float32."""
 
 
 def main() -> None:
@@ -82,7 +83,7 @@ def found_in(copies: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Heads, the format they are written in, and the programs that read it."""
+    """Heads, the format that they are written in, and the programs that read it."""
 
     format: str
     said: str
@@ -143,7 +144,7 @@ def imported(folder: Path, package: str, inner: tuple[str, ...], given: Mapping[
 
     Args:
         inner: packages in it.
-        given: what stands in place of a module, by its whole name; attributes by name.
+        given: attributes of stand-ins for modules that it imports, by the module's full name.
     """
     before = set(sys.modules)
     try:
@@ -162,7 +163,7 @@ def imported(folder: Path, package: str, inner: tuple[str, ...], given: Mapping[
 
 
 def backbone_file(folder: Path, model: Any) -> Path:
-    """The unembedding under the name by which these programs ask for it."""
+    """Write the backbone's unembedding under the name by which these programs read it."""
     path = folder.with_suffix(".backbone.safetensors")
     save_file({f"{LM_HEAD}.weight": model.get_output_embeddings().weight.clone()}, path)
     return path

@@ -1,9 +1,9 @@
-"""Headway in Spec-Bench: the `forward_func` of its `evaluation/eval.py: run_eval`, and its run without CUDA.
+"""Headway in Spec-Bench: the `forward_func` of its `evaluation/eval.py: run_eval`, also on machines without CUDA.
 
-Nothing of github.com/hemingkx/Spec-Bench is a part of this project; a checkout is imported from where the user has it.
-Its loop is run as it is. Three things around it are given by us: fastchat and shortuuid, whose question reader, chat
-template and random id it imports (the template is the prompt alone, for a backbone that is no chat model), and on a
-machine without CUDA its `.to("cuda")` and `torch.cuda.synchronize`.
+Nothing of github.com/hemingkx/Spec-Bench is a part of this project; the user's checkout is imported. Its loop runs
+unchanged. Replaced are fastchat and shortuuid, from which it imports a reader of questions, a chat template and a
+random id (our template is the prompt alone, since the backbone is no chat model), and on a machine without CUDA its
+`.to("cuda")` and `torch.cuda.synchronize`.
 """
 # T prompt position
 
@@ -75,7 +75,7 @@ def speed(
 
 @contextlib.contextmanager
 def imported(copy: Path) -> Iterator[Any]:
-    """Its module `evaluation.eval`, with ours in place of fastchat and shortuuid.
+    """Its module `evaluation.eval`, with `stand_ins` for fastchat and shortuuid.
 
     Raises:
         ValueError: the folder is no checkout of Spec-Bench.
@@ -113,7 +113,7 @@ def load_questions(path: str, begin: int | None, end: int | None) -> list[dict[s
 
 @dataclass
 class PromptAlone:
-    """A conversation whose prompt is all turns, one behind the other, without a template."""
+    """A conversation whose prompt is the text of its turns, without a template."""
 
     roles: tuple[str, str] = ("user", "assistant")
     messages: list[list[Any]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class PromptAlone:
 
 @contextlib.contextmanager
 def without_cuda(device: torch.device) -> Iterator[None]:
-    """On another device, synchronising CUDA does nothing."""
+    """A context in which, on another device, synchronising CUDA does nothing."""
     if device.type == "cuda":
         yield
         return

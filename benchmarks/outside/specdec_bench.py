@@ -1,8 +1,7 @@
-"""Headway in Model-Optimizer's `examples/specdec_bench`: its `Model` with `run`, driven by its own loop and metrics.
+"""Headway in Model-Optimizer's `examples/specdec_bench`: a `Model` for its own loop and metrics.
 
-Nothing of github.com/NVIDIA/Model-Optimizer is a part of this project; a checkout is imported from where the user has
-it. `run` returns the token chunks of each pass and the moment each ended; a text's end-of-text token is left out, as
-its guide asks.
+Nothing of github.com/NVIDIA/Model-Optimizer is a part of this project; the user's checkout is imported. `run` returns
+the tokens of each pass and when it ended, without the end-of-text token, as its guide asks.
 """
 # T prompt position
 
@@ -56,7 +55,7 @@ class HeadwayModel:
         return {"decoding": type(self.decoding).__name__}
 
     def stop(self) -> None:
-        """Nothing to free."""
+        """Called at the end; there is nothing to free."""
 
 
 def run(copy: Path, opened: Any, decoding: Any, questions: Path, new_tokens: int, out: Path) -> dict[str, Any]:

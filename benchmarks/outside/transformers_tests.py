@@ -7,9 +7,9 @@ tests, src and utils); the tests need the package `parameterized`. Neither is a 
 architectures builds a tiny random model and compares greedy text with and without a drafter, processors and scores
 included. This module is the pytest plugin too: it replaces `generate` where an `assistant_model` was given.
 
-What is changed in the tests' requests: masks are ones, and token types, attentions, hidden states and the cache that
-they ask for are left out, which decoding refuses in a sentence. The tests skip models with a recurrent state, since
-transformers' assisted decoding refuses them; here that mark is taken from their classes, so that they run too.
+The tests' requests are changed in two ways: masks are all ones, and token types, attentions, hidden states and the
+cache are not requested, since decoding refuses these. The tests skip models with a recurrent state (`_is_stateful`),
+which transformers' assisted decoding refuses; here that mark is removed from their classes, so that they run too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run(files: Path, method: str, models: list[str]) -> ElementTree.Element:
 
 
 def outcomes(report: ElementTree.Element) -> list[tuple[str, str, str]]:
-    """For each test how it ended, its name and what was said; a ValueError is a refusal, as decoding words them.
+    """For each test how it ended, its name and its message; a ValueError counts as refused: so decoding refuses.
 
     >>> case = '<testcase classname="x.LlamaTest" name="test_0"><failure message="ValueError: No."/></testcase>'
     >>> outcomes(ElementTree.fromstring(f"<testsuite>{case}</testsuite>"))
@@ -132,7 +132,7 @@ def decoding_for(model: Any, assistant: Any) -> Any:
 
 
 def pytest_collection_modifyitems() -> None:
-    """Masks of ones, and no check of the outputs that are left out."""
+    """Give the tests masks of ones, and drop their checks of outputs that are not requested."""
     mixin: Any = importlib.import_module("tests.generation.test_utils").GenerationTesterMixin
     prepare = mixin.prepare_config_and_inputs_for_generate
 
@@ -148,7 +148,7 @@ def pytest_collection_modifyitems() -> None:
 
 
 def take_mark(model_class: Any) -> None:
-    """`_is_stateful`, which tests and assisted decoding look at, from a class and those below it."""
+    """Remove `_is_stateful`, which tests and assisted decoding read, from a class and its subclasses."""
     if vars(model_class).get("_is_stateful"):
         model_class._is_stateful = False
     for below in model_class.__subclasses__():

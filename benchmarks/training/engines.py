@@ -37,12 +37,12 @@ from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wid
 
 STEPS = 20
 TOLERANCE = 1e-5
-"""Allowed difference of losses and weights, relative above 1: float32 sums have another order."""
+"""Allowed difference of losses and weights, relative for values above 1, since float32 sums have another order."""
 NORM_TOLERANCE = 1e-4
 """Allowed difference of gradient norms: the root of one long float32 sum, which engines split differently."""
 
 FUTURE_WARNING = re.compile(r"^.*FutureWarning: .*\n(?:  .*\n)?", re.MULTILINE)
-"""With the line of source that Python prints below it."""
+"""A warning, and the line of source that Python prints below it."""
 
 GROUNDED = {"family": "grounded", "heads": {"num_heads": 2}, "rates": {"heads": 3e-3}}
 THREE_RATES = {"heads": 3e-3, "base": 1e-3, "heads_to_base": 5e-4}
@@ -57,7 +57,7 @@ class RunCase:
         config: keys of its config beside those that all runs share.
         tied: the backbone's embeddings are tied.
         experts: the backbone is a mixture of experts.
-        tolerance: allowed difference between engines. In bfloat16, with 8 bits, another order of sums changes the third
+        tolerance: allowed difference between engines; bfloat16 has 8 bits, so another order of sums changes the third
             digit.
     """
 
@@ -237,7 +237,7 @@ def launch(config: Path, engine: str, split: Split, *arguments: str) -> str:
 
 
 def tail(output: str, length: int = 4000) -> str:
-    """The last characters, without warnings of libraries about their own future, of which a run prints pages.
+    """The last characters of a run's output, without libraries' FutureWarnings, which fill pages.
 
     >>> tail("x.py:7: FutureWarning: y goes away\\n  warnings.warn(\\nKilled")
     'Killed'
@@ -252,14 +252,14 @@ def free_port() -> str:
 
 
 def read_logged(run: Path, kind: str) -> dict[tuple[int, str], float]:
-    """(step, name) -> what was logged, of names that end in `kind`: at every step and in the last evaluation."""
+    """The logged values whose names end in `kind`, by step and name: those of every step and the last evaluation."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     untimed = [line for line in lines if "train_runtime" not in line]
     return {(line["step"], name): line[name] for line in untimed for name in line if name.endswith(kind)}
 
 
 def read_weights(run: Path) -> dict[str, torch.Tensor]:
-    """Everything that was saved: heads, the trained backbone or its adapter."""
+    """All tensors that a run saved: heads, and the trained backbone or its adapter."""
     return {
         f"{path.name}: {name}": tensor
         for path in sorted((run / "last").rglob("*.safetensors"))

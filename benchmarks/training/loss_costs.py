@@ -40,8 +40,8 @@ class Loss:
     Attributes:
         teacher: fields of its `Distillation`; None is hard labels.
         trained: the unembedding is the head's own and is trained.
-        heads: heads with an unembedding each; the ratio is to as many with hard labels.
-        apart: each head computes the teacher's logits again, as heads with different teachers would.
+        heads: number of heads, each with its own unembedding; the ratio is to as many with hard labels.
+        apart: whether each head computes the teacher's logits itself, as heads with different teachers do.
     """
 
     teacher: Mapping[str, Any] | None
@@ -56,7 +56,7 @@ class Loss:
 
     @property
     def limit(self) -> float:
-        """Number of products over that of hard labels."""
+        """The number of products divided by that of hard labels."""
         own = self.heads * (3 if self.trained else 2)
         asked = self.heads if self.apart else 1
         return (own + asked * (self.teacher is not None)) / own

@@ -2,9 +2,9 @@
 
     PYTHON modelopt_step.py FOLDER THREADS
 
-FOLDER holds the backbone, `heads.safetensors` by Medusa's names and `batch.safetensors`. Each line on stdin is a step,
-answered with its seconds and its loss; at the end of stdin follows the memory that model, optimizer and steps added.
-Nothing of this library is imported.
+FOLDER holds the backbone, `heads.safetensors` with Medusa's names, and `batch.safetensors`. For each line on stdin it
+takes a step and prints its seconds and loss; at the end of stdin it prints the memory that model, optimizer and steps
+added. Nothing of Headway is imported.
 """
 
 from __future__ import annotations

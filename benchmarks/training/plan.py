@@ -161,7 +161,7 @@ def build_trainer(config: TrainConfig) -> Any:
 
 
 def measured(config: TrainConfig) -> tuple[int, int]:
-    """Peak and resident bytes, measured in a new process, since a process's peak never falls."""
+    """Peak bytes of tensors and growth of resident memory, in a new process, since a process's peak never falls."""
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
     process = context.Process(target=train_once, args=(config, answer))

@@ -1,9 +1,9 @@
 """Kill a run at random moments, resume it, compare with one that never stopped: `python -m benchmarks.training.resume`.
 
 The real command trains heads on the demo backbone, in one process and in two under DDP. It is killed with SIGKILL a
-random time after its start or in the middle of a save, and resumed, until it has ended; of two processes one is killed,
-and the launcher ends the other. Final weights must be equal bit by bit, and so must all lines of metrics.jsonl except
-times.
+random time after its start or in the middle of a save, and resumed, until it ends by itself; with two processes one is
+killed, and the launcher ends the other. Final weights must be equal bit by bit, and so must all lines of metrics.jsonl
+except times.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Command:
         return subprocess.Popen([*command, *steps], cwd=ROOT, start_new_session=True, **pipe)
 
     def kill(self, process: subprocess.Popen[str], generator: random.Random) -> None:
-        """The process, or one of the ranks, which the launcher's end follows."""
+        """Kill the process; of several ranks kill one, after which the launcher ends."""
         if self.processes > 1:
             listed = subprocess.run(
                 ["pgrep", "-P", str(process.pid), "-f", "train.py"], capture_output=True, check=False
@@ -100,7 +100,7 @@ def is_time(process: subprocess.Popen[str], folder: Path, seconds: float, *, in_
 
 
 def describe_kill(folder: Path) -> tuple[str, str]:
-    """Where the run was killed, and the checkpoint to resume from."""
+    """A sentence on where the run was killed, and on the checkpoint that it will resume from."""
     path = folder / "metrics.jsonl"
     logged = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
     cut, (whole, _) = saving(folder), newest_whole(folder)

@@ -97,9 +97,9 @@ def without_autograd(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[
 
 
 def attention_table(console: Console, rounds: int, *, workload: Workload = LONG_BLOCKS) -> list[dict[str, Any]]:
-    """The backbone's pass over one block with a dense mask, by its documents and plainly causal, interleaved.
+    """The backbone's pass over one block with a dense mask, document by document, and plainly causal, interleaved.
 
-    Plain causal attention crosses documents: it is what a block costs that is one document, without any mask.
+    Plain causal attention crosses documents: it is the cost of a block that is a single document, without a mask.
 
     Raises:
         RuntimeError: by document, the states are not those of a dense mask.
@@ -210,7 +210,7 @@ def scaling_table(console: Console, config: str, steps: int) -> dict[int, float]
 
 
 def launch(config: str, steps: int, processes: int) -> float:
-    """Tokens per second, as the Trainer counts samples."""
+    """Tokens per second, from the Trainer's samples per second."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
         command += [f"launch/{'ddp' if processes > 1 else 'single'}.yaml", "--num_processes", str(processes)]
@@ -279,7 +279,7 @@ def model_flops(workload: Workload, model: TrainedModel) -> float:
 
 
 def peak_memory(step: Callable[[], Any], device: str) -> float:
-    """Bytes at the peak of a step, which also compiles what it compiles; not a number on a CPU."""
+    """Peak bytes of a step, which also compiles whatever has to be compiled; nan on a CPU."""
     if device != "cuda":
         step()
         return float("nan")

@@ -1,13 +1,14 @@
 """A training step beside those of other trainers: `python -m benchmarks.training.training_peers`.
 
-From the same backbone, heads, batch and optimizer; the losses have to be equal, and time and memory are ratios.
+Both sides have the same backbone, heads, batch and optimizer, and their losses must be equal. The table has the ratios
+of their times and memory. The other side is one of
 
     Medusa            FasterDecoding/Medusa's loss, restated: the logits of all heads at all positions in one tensor,
                       then one cross-entropy a head over shifted labels
     Hydra             zankner/Hydra's loss on grounded heads, restated: the same, each head reading the next tokens
     Model-Optimizer   nvidia-modelopt's own medusa model, run by a Python that has it, which HEADWAY_MODELOPT names
 
-The two sides take turns in one run. Peak memory is measured in a new process each, as a process's peak never falls.
+The two sides take turns in one run. Peak memory is measured in a new process for each, as a process's peak never falls.
 Accuracies, which the restated trainers compute beside the loss, are left out.
 """
 # B batch, T position, K head, D model width, V vocabulary
@@ -86,7 +87,7 @@ def cells_of(name: str, workload: Workload, rounds: int) -> list[str]:
 
 
 def take_turns(peer: Callable[[], dict[str, float]], workload: Workload, rounds: int) -> list[dict[str, float]]:
-    """Seconds and losses of both sides in each round; the first round, which warms up, has the losses of one start."""
+    """Seconds and losses of both sides in each round; in the first, which warms up, both have the same weights."""
     ours = timed(our_step_with_loss(workload.build(), workload.data_of_seed()))
     found = []
     for _ in range(rounds + 1):
@@ -161,7 +162,7 @@ def restated_step(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[],
 
 
 def head_logits(heads: PositionWiseHeads, k: int, final_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
-    """(B, T, V): of head k at every position; tokens beyond the end are 0, and no loss reads what they give."""
+    """(B, T, V): the logits of head k at every position; tokens beyond the end are 0; no loss reads what follows."""
     padded = F.pad(tokens_BT, (0, k))
     ahead_BTk = torch.stack([padded[:, i : i + tokens_BT.shape[1]] for i in range(1, k + 1)], dim=2)
     hidden_ND = heads.head(k, final_BTD.flatten(0, 1), ahead_BTk.flatten(0, 1))
@@ -170,7 +171,7 @@ def head_logits(heads: PositionWiseHeads, k: int, final_BTD: Tensor, tokens_BT: 
 
 
 class ModelOptimizer:
-    """The other Python, which holds the model and takes a step for each line."""
+    """A process of the other Python, which holds the model and takes a step for each line (modelopt_step.py)."""
 
     def __init__(self, python: str, workload: Workload, folder: Path) -> None:
         model = workload.build()
@@ -201,7 +202,7 @@ class ModelOptimizer:
         return self.answer("seconds")
 
     def answer(self, field: str) -> dict[str, float]:
-        """The next line with this field; others are what libraries print.
+        """The next line with this field; other lines are libraries' messages and are skipped.
 
         Raises:
             ValueError: the process ended.

@@ -4,8 +4,7 @@
 (b) ours: `TrainedModel` and fused AdamW, as `train.py` builds them
 (c) floor: the backbone's forward, measured, and the heads' unavoidable matrix products at the measured matmul rate
 
-The three are interleaved in one process. Peak memory is measured in a new process each, as a process's peak never
-falls.
+The three take turns in one process. Peak memory is measured in a new process for each, as a process's peak never falls.
 """
 # B batch, T position, R row, D model width, V vocabulary
 

@@ -3,8 +3,8 @@
     make verify-llamacpp        or        python -m benchmarks.outside.llamacpp
 
 Exports the demo backbone and eagle heads in float32, float16 and bfloat16 and a tiny Qwen3 with a draft vocabulary,
-lets llama.cpp decode with and without the draft, and compares texts, drafted and accepted tokens, and the ids of
-texts. Whatever differs ends in an error.
+lets llama.cpp decode with and without the draft, and compares texts, drafted and accepted tokens, and the token ids
+into which both split given texts. Any difference ends in an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEXTS = (
     "def f(x: int) -> str:\r\n\treturn f'{x!r}'  # ünïcode 数学 और हिन्दी 🙂👍🏽\n\n    x = [1_000, 0xFF, .5e-3]\n"
     + " " * 40,
 )
-"""Where rules of splitting differ: contractions, runs of spaces, numbers, scripts."""
+"""Texts on which tokenizers' splitting rules differ: contractions, runs of spaces, numbers, scripts."""
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def pairs(base: Any, prompts: list[Any], new_tokens: int) -> Iterator[tuple[str,
 
 
 def random_heads(model: Any) -> TokenHeads:
-    """Their drafts are seldom accepted, and compared alike."""
+    """Heads with random weights; their drafts are seldom accepted, and are compared like others."""
     token_heads = heads.create("eagle", model, num_heads=4).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What llama.cpp wrote, drafted and accepted beside our chain: equal, or an error that says where they part."""
+"""Compares what llama.cpp wrote, drafted and accepted with our chain; a difference is an error that says where."""
 # T prompt position, V vocabulary
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heads.evaluation.generated_text import excuse_ties, first_difference
 
 
 def counts_of(chain: Chain, depth: int, new_tokens: int) -> dict[str, int]:
-    """Our counts as llama.cpp counts: a pass drafts no more than leaves room for its own token before the end.
+    """Our counts as llama.cpp counts: near the end a pass drafts fewer, to leave room for the backbone's own token.
 
     >>> chain = Chain(text=[1, 2, 3, 4, 5], drafts=[[2, 3], [5, 6]], accepted=[2, 1], begins=[1, 4])
     >>> counts_of(chain, 2, new_tokens=6), counts_of(chain, 2, new_tokens=5)
@@ -28,13 +28,13 @@ def counts_of(chain: Chain, depth: int, new_tokens: int) -> dict[str, int]:
 def check_texts(
     where: str, model: Any, prompt_1T: Tensor, texts: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32
 ) -> bool:
-    """Whether all texts are the first one; False where they part at a tie of our own float32 scores.
+    """Whether all texts equal the first; False if one differs from where two tokens tie by our float32 scores.
 
     Args:
-        dtype: what the engine rounds to, whose rounding makes a tie.
+        dtype: the engine's dtype, whose rounding is the bound for a tie.
 
     Raises:
-        ValueError: they part where the two tokens' scores lie further apart than rounding.
+        ValueError: the scores of the first two different tokens lie further apart than rounding.
     """
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ def check_counts(where: str, theirs: Mapping[str, Any], ours: Mapping[str, int])
 
 
 def check_words(texts: Sequence[str], theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> int:
-    """How many ids were compared.
+    """Compare both sides' token ids of each text; returns how many were compared.
 
     Raises:
         ValueError: a text that llama.cpp splits into other tokens.

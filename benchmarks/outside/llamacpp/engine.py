@@ -3,7 +3,7 @@
     python -P engine.py JOB.json        reads backbone, draft (or null), depth, prompts, texts, new_tokens, out
 
 Writes for each prompt the new ids and llama.cpp's own counts of drafted and accepted tokens, and the ids of each text.
-Caches are float32 and flash attention is off, so that what differs is the order of sums alone.
+Caches are float32 and flash attention is off, so that only the order of sums differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A tiny Qwen3 and eagle heads of a draft vocabulary fitted to its texts, so that drafts are accepted.
 
-What the demo pair lacks: norms on queries and keys, fewer key-value heads, heads wider than hidden size over heads, an
-unembedding of its own, and a draft that scores some tokens alone. Weights are random; the tokenizer is the demo's.
+It has what the demo's models lack: norms on queries and keys, fewer key-value heads than heads, wider heads than hidden
+size / heads, an unembedding that is not tied, and a draft that scores only some tokens. Weights are random; the
+tokenizer is the demo's.
 """
 # B text, T position, R supervised row, D model width
 
@@ -18,11 +19,11 @@ from heads.backbone.masks import causal
 from heads.interface.token_heads import TeacherForcing, TokenHeads
 
 SEED = 0
-WIDER = 5.0  # times the usual deviation of weights: scores are far apart, and ties seldom
+WIDER = 5.0  # times the usual standard deviation of weights, so that scores are far apart and ties are rare
 
 
 def qwen3_of(base: PreTrainedModel, name: str) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights and the vocabulary of another model, whose folder `name` has its tokenizer."""
+    """A Qwen3 with random weights and the vocabulary of `base`; its name is the folder whose tokenizer it uses."""
     torch.manual_seed(SEED)
     config = Qwen3Config(
         vocab_size=base.config.vocab_size,

@@ -3,7 +3,7 @@
     make verify-vllm        or        python -m benchmarks.outside.vllm
 
 Exports heads, lets vLLM 0.32.0 serve the demo backbone with and without them, and compares texts, the ids drafted at
-every pass and accepted counts; then `regenerate-data --server` and `states_server` ask its API server. Whatever differs
+every pass and accepted counts; then `regenerate-data --server` and `states_server` use its API server. Any difference
 ends in an error.
 """
 
@@ -53,11 +53,11 @@ class Served:
     """One export in the engine.
 
     Attributes:
-        source: folder of heads; None, or a folder that is not there yet: eagle heads of random weights, which the table
-            says. Their drafts are hardly ever accepted and are compared alike.
-        method: vLLM's name for it.
-        scored: how many tokens heads of random weights score; None: all.
-        switches: fields of `eagle` that heads of random weights have set.
+        source: folder of heads. If it is None or does not exist, eagle heads with random weights are exported, and the
+            table says so; their drafts are hardly ever accepted, and are compared like others.
+        method: vLLM's name of the way of drafting.
+        scored: how many tokens random heads score; None: all.
+        switches: fields of the eagle config that are true for random heads.
     """
 
     source: str | None

@@ -1,4 +1,4 @@
-"""What vLLM drafted, accepted and wrote beside our chain: equal, or an error that says where they part."""
+"""Compares what vLLM drafted, accepted and wrote with our chain; a difference is an error that says where."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_same(what: str, one: Sequence[int], other: Sequence[int]) -> None:
 
 
 def count(ours: Sequence[Chain], depth: int) -> dict[str, Any]:
-    """Our counts under the names of vLLM's, with drafts that lie behind the end as vLLM counts them."""
+    """Our counts under vLLM's names; drafts after the end of the text are counted as vLLM counts them."""
     passes = sum(len(chain.drafts) for chain in ours)
     per_depth = [chain.accepted_per_depth(depth) for chain in ours]
     return {

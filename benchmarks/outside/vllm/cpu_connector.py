@@ -1,7 +1,7 @@
-"""vLLM's connector for hidden states on a machine without CUDA; vLLM alone imports it, in its own environment.
+"""vLLM's connector for hidden states on a machine without CUDA; only vLLM imports it, in its own environment.
 
-vLLM copies the states through a CUDA stream and pinned memory. Here they already lie in this machine's memory, so that
-one method is replaced; the lock, the file and its name in the answer stay vLLM's own.
+vLLM copies the states by a CUDA stream to pinned memory. On a CPU they are in memory already, so that one method is
+replaced; the lock, the file and its name in the answer stay vLLM's own.
 """
 
 import importlib
@@ -13,13 +13,13 @@ theirs: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector
 
 
 class Copied:
-    """The event of a copy that has ended."""
+    """Stands for the CUDA event of a copy that is complete."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Returns at once, since nothing is being copied."""
 
 
 class CpuHiddenStatesConnector(theirs.ExampleHiddenStatesConnector):  # type: ignore[misc]

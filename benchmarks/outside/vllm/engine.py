@@ -1,4 +1,4 @@
-"""Run by build/vllm-env's Python, never imported: vLLM decodes prompts one after another, and its drafts are kept.
+"""Run by build/vllm-env's Python, never imported: vLLM decodes prompts one after another, and its drafts are recorded.
 
     python -P engine.py JOB.json        reads model, speculative_config, prompts, new_tokens, out
 
@@ -27,7 +27,7 @@ COUNTERS = {
 
 
 def watch(method: str) -> list[list[int]]:
-    """A list that gets the drafted ids of each pass from now on."""
+    """A list to which the drafted ids of each pass are appended from now on."""
     module, name = PROPOSERS[method]
     proposer = getattr(importlib.import_module(module), name)
     propose, drafts = proposer.propose, list[list[int]]()

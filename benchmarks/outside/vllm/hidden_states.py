@@ -23,11 +23,11 @@ from train.objective.weights import LossConfig
 HEADS = ("eagle", "grounded")
 LENGTH = 160  # tokens of a block: longer than the document that both sides compute in any case
 TOLERANCE = 1e-4
-"""Of the states' size: float32 on both sides, with sums in another order (seen: 1e-6)."""
+"""Allowed relative difference: both sides are float32, with sums in another order (measured: 1e-6)."""
 
 
 def check_hidden_states(engine: Environment, place: Path, model: Any, prompts: list[Tensor]) -> str:
-    """What was compared.
+    """Compare the states; returns a sentence on what was compared.
 
     Raises:
         ValueError: vLLM did not start, or gave other states.

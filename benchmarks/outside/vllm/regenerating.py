@@ -1,7 +1,7 @@
-"""`python -m train regenerate-data --server` against vLLM's own API server: the bytes that it writes without a server.
+"""`python -m train regenerate-data --server` with vLLM's own API server must write the same bytes as without a server.
 
-Texts, greedy, in float32; then a sampled run that is killed and resumed, beside one that was not. The demo backbone
-ends no answer of a conversation within some dozens of tokens, so conversations are left to the tests.
+First greedy texts in float32 are compared, then a sampled run that is killed and resumed with one that is not. The demo
+backbone does not end an answer within some dozens of tokens, so conversations are left to the tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STARTS = 900.0  # seconds; half a minute where nothing else runs
 
 
 def check_regenerated(engine: Environment, place: Path) -> str:
-    """What was compared.
+    """Compare the runs; returns a sentence on what was compared.
 
     Raises:
         ValueError: vLLM did not start, or wrote other bytes than this process.
@@ -116,7 +116,7 @@ def run(place: Path, url: str | None = None, *more: str, name: str | None = None
 
 
 def kill(place: Path, url: str) -> int:
-    """The sampled run, killed once it has written something; how many lines it left."""
+    """Start the sampled run and kill it once it has written something; returns the number of lines that it wrote."""
     out = place / "killed.out.jsonl"
     process = subprocess.Popen(
         command(place, url, "--temperature", "0.8", name="killed"), stderr=subprocess.DEVNULL, cwd=ROOT
