@@ -20,7 +20,7 @@ from heads.export.plain_logits import refuse_other_logits, refuse_scaled_embeddi
 from heads.interface.token_heads import TokenHeads
 
 STEPS = "num_unrolled_steps"
-"""Our own key of config.json: K, which no server reads; heads/export/read_eagle_draft.py says what K is without it."""
+"""Our own key of config.json for K, the number of heads; servers ignore it (read_eagle_draft.py has the default)."""
 LAYER = (
     "input_layernorm",
     "hidden_norm",
@@ -36,7 +36,7 @@ LAYER = (
 
 
 def names(layer: str) -> Names:
-    """The table.
+    """The table of names for folders that name the layer so.
 
     >>> names("layers.0").foreign("midlayer.mlp.up_proj.weight")
     'layers.0.mlp.up_proj.weight'

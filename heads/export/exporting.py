@@ -1,4 +1,4 @@
-"""Export heads to a foreign folder and import them; an export appears only once it was read back and compared."""
+"""Export heads to a foreign folder, and import them; an export appears only after it was read back and compared."""
 
 from __future__ import annotations
 

@@ -53,9 +53,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def short_integer(digits: str) -> int:
-    """
+    """An integer of a JSON file, without Python's own error for very long ones.
+
     Raises:
-        ValueError: more digits than any number of a model has; Python's own limit is near and has another message.
+        ValueError: it has more digits than any number of a model has.
     """
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
@@ -63,7 +64,7 @@ def short_integer(digits: str) -> int:
 
 
 def try_config(folder: str | Path) -> dict[str, Any]:
-    """`read_config` for recognising a folder: empty where it raises."""
+    """`read_config`, but empty where that raises, for recognising a folder."""
     try:
         return read_config(folder)
     except ValueError:
@@ -101,7 +102,7 @@ def find_tensors(folder: str | Path, names: Sequence[str]) -> Path:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by name, on the CPU; the shards of an index where the path ends in `.index.json`.
+    """The tensors of one file, by name, on the CPU; for a path that ends in `.index.json`, those of its shards.
 
     Raises:
         ValueError: a damaged file, a pickle with code, names that repeat, or an index that leads out of the folder.
@@ -140,7 +141,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:
-    """Every tensor in the files that an index names, whether or not it names the tensor."""
+    """All tensors in the files that an index names, even tensors that the index does not name."""
     tensors: dict[str, Tensor] = {}
     for path in sorted(set(read_index(index).values())):
         shard = read_tensors(path)
@@ -208,7 +209,7 @@ def load_tensors(token_heads: TokenHeads, tensors: Mapping[str, Tensor], folder:
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str) -> None:
-    """config.json and one file of tensors, safetensors or `.pt` by its name; tensors that share memory are copied."""
+    """Write config.json and one file of tensors, whose name ends in .safetensors or .pt; shared memory is copied."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
     if name.endswith(".safetensors"):

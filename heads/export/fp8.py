@@ -2,8 +2,9 @@
 
     w = code · scale of its block      code: float8_e4m3fn, ±448 at most      scale: amax of the block / 448
 
-The scales of NAME lie in NAME_scale_inv, rows and columns counted in blocks, the last ones cut where the matrix ends;
-config.json has the block in quantization_config.weight_block_size. Scales may be powers of two (float8_e8m0fnu).
+The scales of NAME are the tensor NAME_scale_inv, one for each block; the last blocks of rows and columns may be cut by
+the matrix's end. quantization_config.weight_block_size in config.json is the block. Scales may be powers of two
+(float8_e8m0fnu).
 Sources: DeepSeek-V3 `inference/kernel.py` (`weight_dequant`), and transformers `integrations/finegrained_fp8.py`.
 """
 # … experts, if any, R row, C column; S, U the same in blocks
@@ -45,7 +46,7 @@ def block_of(config: Mapping[str, Any], folder: Path) -> tuple[int, int]:
 
 
 def dequantised(name: str, codes_RC: Tensor, scales_SU: Tensor | None, block: tuple[int, int]) -> Tensor:
-    """(…, R, C): the numbers that codes stand for, in float32; weights that are no codes are returned as they are.
+    """(…, R, C): the numbers that codes stand for, in float32; weights that are not in FP8 are returned as they are.
 
     >>> codes = torch.tensor([[2.0, 4.0, 8.0]]).to(torch.float8_e4m3fn)
     >>> dequantised("w", codes, torch.tensor([[0.5, 2.0]]), (2, 2))
@@ -103,12 +104,12 @@ def spread(scales_SU: Tensor, like_RC: Tensor, block: tuple[int, int]) -> Tensor
 
 
 def unchanged(stored_RC: Tensor, weight_RC: Tensor) -> bool:
-    """Whether heads still hold what was read, up to the rounding to bfloat16 in which they may have been saved."""
+    """Whether heads still hold what was read, up to bfloat16, to which saving may have rounded them."""
     return torch.equal(stored_RC.bfloat16(), weight_RC.detach().cpu().bfloat16())
 
 
 def near(weight_RC: Tensor, codes_RC: Tensor, scales_SU: Tensor, block: tuple[int, int]) -> bool:
-    """Whether codes are the weights up to their rounding: half a unit of three bits, or half of the smallest code."""
+    """Whether codes are the weights, up to half a unit of the codes' three bits, or half of the smallest code."""
     each_RC = spread(scales_SU.float(), codes_RC, block)
     wanted_RC = weight_RC.detach().cpu().float()
     allowed_RC = torch.maximum(wanted_RC.abs() * 2**-4, each_RC * 2**-10) * 1.001

@@ -1,7 +1,7 @@
-"""Find multi-token-prediction modules in a model's files, and the part of our heads that each tensor fills.
+"""Find the tensors of multi-token-prediction modules in a model's files, and the part of `mtp` heads that each fills.
 
-`place_of` serves both directions: it gives the part of the heads' tensors that a foreign tensor is read into, and from
-which it is written. Experts are stored one by one in released files, and fused in transformers.
+`place_of` serves reading and writing: it gives the view of the heads' tensors into which a foreign tensor is read, and
+from which it is written. Experts are stored one by one in released files, and fused in transformers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where modules lie in a checkpoint.
+    """How a checkpoint names the tensors of its modules.
 
     Attributes:
-        module: where a module's norms and projection lie; {n} is its number.
-        block: where its decoder layer lies.
-        after_layers: {n} counts on from the backbone's own layers.
-        names: our name of each part, and theirs.
-        copies: tensors that repeat the backbone's embedding or unembedding.
-        options: fields of the heads' Config.
+        module: prefix of a module's norms and projection; {n} is its number.
+        block: prefix of its decoder layer.
+        after_layers: whether {n} continues the numbers of the backbone's layers.
+        names: the foreign name of each of our parts.
+        copies: tensors that repeat the backbone's embedding or unembedding, and which of the two.
+        options: fields of the heads' Config for such modules.
     """
 
     module: str
@@ -44,11 +44,11 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Modules:
-    """What a folder's files hold of modules.
+    """The tensors of modules in a folder's files, by their foreign names.
 
     Attributes:
-        files: the file of each of the modules' tensors, by its foreign name.
-        native: our name of each, as if no expert were fused; scales have none.
+        files: the file of each tensor.
+        native: our name of each tensor, as if experts were not fused; scales have none.
         copied: which of the backbone's tensors each copy repeats.
         scales: the name of each weight's scales, where it is stored in FP8.
         block: rows and columns that share one scale.
@@ -72,7 +72,7 @@ class Modules:
 
 
 def find_modules(folder: Path, layouts: Iterable[Layout]) -> Modules | None:
-    """The modules of a model's folder; None where its files name none."""
+    """The modules of a model's folder; None if its files have none."""
     config = read_config(folder)
     inner = config.get("text_config") or config
     if not isinstance(inner, dict):
@@ -94,7 +94,7 @@ def find_modules(folder: Path, layouts: Iterable[Layout]) -> Modules | None:
 
 
 def native_name(layout: Layout, name: str, num_layers: int) -> str | None:
-    """Our name of a foreign tensor; `copy:KIND` where it repeats one of the backbone's; None outside modules.
+    """Our name of a foreign tensor; `copy:KIND` if it repeats the backbone's; None if it is no part of a module.
 
     >>> layout = Layout(module="mtp.", block="mtp.layers.{n}.", names={"eh_proj.weight": "fc.weight"})
     >>> native_name(layout, "mtp.fc.weight", 48), native_name(layout, "mtp.layers.0.mlp.gate.weight", 48)
@@ -120,7 +120,7 @@ def native_name(layout: Layout, name: str, num_layers: int) -> str | None:
 
 
 def place_of(state: Mapping[str, Tensor], native: str) -> Tensor | None:
-    """The part of the heads' tensors that one foreign tensor fills: all of one, or an expert's share of a fused one."""
+    """The view that one foreign tensor fills: a whole tensor of the heads, or one expert's part of a fused one."""
     if native in state:
         return state[native]
     found = EXPERT.fullmatch(native)

@@ -1,9 +1,9 @@
-"""A visible table of names: which of our tensors is which of a foreign format's, read in both directions.
+"""A table of the native names of tensors and their names in a foreign format, for reading and writing.
 
     NAMES = Names({"bodies.{k}.{l}.linear.weight": "{k}.{l}.linear.weight"})
 
-Words in braces stand for numbers, the same ones on both sides. A tensor without a place, in either direction, is an
-error that names it, since a head without one of its tensors would draft badly without a warning.
+Words in braces stand for numbers, the same ones on both sides. A tensor without a name on the other side is an error,
+since a head that lacks one of its tensors would draft badly without a warning.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SHOWN = 6
 
 
 class Names:
-    """Native patterns with the foreign pattern of each.
+    """The table.
 
     Args:
-        native_to_foreign: one foreign name for each native one.
-        not_read: foreign patterns that hold nothing of the heads, such as a copy of the backbone's embedding; each is
-            left out on reading.
+        native_to_foreign: the foreign pattern of each native one.
+        not_read: patterns of foreign tensors that are no part of the heads and are skipped, such as a copy of the
+            backbone's embedding.
 
     >>> names = Names({"bodies.{k}.0.weight": "medusa_head.{k}.0.weight"})
     >>> names.foreign("bodies.3.0.weight"), names.native("medusa_head.3.0.weight")
@@ -41,21 +41,23 @@ class Names:
         return first_match(foreign, ((theirs, ours) for ours, theirs in self.pairs.items()))
 
     def to_foreign(self, tensors: Mapping[str, Tensor], format: str) -> dict[str, Tensor]:
-        """
+        """The tensors under their foreign names.
+
         Raises:
-            ValueError: tensors that have no place in the format, by name.
+            ValueError: tensors without a name in the format; the sentence lists them.
         """
         named = {name: self.foreign(name) for name in tensors}
         refuse_homeless([name for name, found in named.items() if found is None], f"in the format {format}")
         return {str(named[name]): tensor.detach().contiguous() for name, tensor in tensors.items()}
 
     def to_native(self, tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-        """
+        """The tensors under their native names.
+
         Args:
             where: the folder, for messages.
 
         Raises:
-            ValueError: tensors that have no place in our heads, or two of one place, by name.
+            ValueError: tensors without a native name, which the sentence lists, or two with the same one.
         """
         kept = [name for name in tensors if first_match(name, ((pattern, "") for pattern in self.not_read)) is None]
         named = {name: self.native(name) for name in kept}

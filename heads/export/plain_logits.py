@@ -1,4 +1,7 @@
-"""Refuse models that scale embeddings or change logits: foreign drafts read stored rows and score by one product."""
+"""Refuse backbones that scale embeddings or change logits, since foreign drafts do neither.
+
+A foreign draft reads rows of the embedding as they are stored, and its logits are one product with the unembedding.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from torch import Tensor
 from heads.backbone.model import Backbone
 
 ROUNDING, SMALLEST = 2**-7, 1e-6
-"""Tolerances for a copy in bfloat16, which has 8 bits, or float16, whose smallest numbers are some 1e-7 apart."""
+"""Relative and absolute tolerance for copies in bfloat16, which has 8 bits, and float16, whose least step is 6e-8."""
 
 
 def is_copy(found_VD: Tensor, own_VD: Tensor) -> bool:
@@ -22,10 +25,10 @@ def is_copy(found_VD: Tensor, own_VD: Tensor) -> bool:
 def refuse_other_logits(backbone: Backbone, format: str, *, with_bias: bool = False) -> None:
     """
     Args:
-        with_bias: the format has biases of its own, so the backbone's may have one.
+        with_bias: whether the unembedding may have a bias, since the format has biases of its own.
 
     Raises:
-        ValueError: a model class that does more with its logits than a product.
+        ValueError: the model's logits are more than a product with the unembedding.
     """
     record = backbone.projection
     if record.scale != 1.0 or record.soft_cap is not None or (record.bias is not None and not with_bias):
@@ -39,7 +42,7 @@ def refuse_other_logits(backbone: Backbone, format: str, *, with_bias: bool = Fa
 def refuse_scaled_embedding(backbone: Backbone, format: str) -> None:
     """
     Raises:
-        ValueError: a model class that scales its embeddings, which a server's draft reads as they are stored.
+        ValueError: the model scales its embeddings, and a server's draft would read them unscaled.
     """
     embedding = backbone.model.get_input_embeddings()
     tokens_N = torch.arange(min(4, backbone.vocab_size), device=embedding.weight.device)

@@ -1,6 +1,8 @@
-"""Read EAGLE drafts from a folder: a Llama layer, its unembedding and a draft vocabulary; anything else is refused.
+"""Read an EAGLE draft from a folder as heads: a Llama layer, its unembedding and a draft vocabulary.
 
-Source: SafeAILab/EAGLE eagle/model/cnets.py; the table of names is heads/export/eagle_draft.py's.
+Drafts with anything else are refused. The table of names is in heads/export/eagle_draft.py.
+
+Source: SafeAILab/EAGLE eagle/model/cnets.py.
 """
 # S scored token, V vocabulary, D model width
 
@@ -32,13 +34,14 @@ def read_draft(
     """Eagle heads from a folder.
 
     Args:
-        config: the layer's, as a Llama config.
-        vocab: how many tokens the draft scores, where the folder says so.
+        config: the layer's Llama config.
+        vocab: how many tokens the draft scores; None if the folder does not say.
         fields: further fields of the heads' Config that the format gives.
 
     Raises:
-        ValueError: another layer than one of Llama's of the backbone's width, tensors without a place, misshapen or
-            missing, an embedding of its own, or a RoPE that is neither of the default kind nor the backbone's.
+        ValueError: a layer that is not a Llama layer of the backbone's width; tensors that are unknown, missing or of
+            another shape; an embedding that is not the backbone's; or a RoPE that is neither the default nor the
+            backbone's.
     """
     refuse_other_logits(backbone, "EAGLE")
     refuse_scaled_embedding(backbone, "EAGLE")
@@ -87,9 +90,12 @@ def read_shape(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> d
 
 
 def read_rope_theta(config: Mapping[str, Any], backbone: Backbone, folder: Path) -> float | None:
-    """The base of a default RoPE; None where the RoPE is the backbone's own of another kind.
+    """The base of a default RoPE; None if the RoPE is of another kind, which must be the backbone's.
 
-    A config without one has Llama's 10000, whatever the backbone has.
+    A config that names no base has Llama's 10000, whatever the backbone's is.
+
+    Raises:
+        ValueError: a base that is no number, a RoPE on a part of each head, or one that the backbone does not have.
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = given.get("rope_theta", config.get("rope_theta", 10000.0)) if isinstance(given, dict) else None
@@ -139,11 +145,10 @@ def drop_zero_bias(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def take_draft_tokens(tensors: dict[str, Tensor], vocab: int | None, backbone: Backbone, folder: Path) -> Tensor | None:
-    """(S,) the scored tokens, ascending, after sorting the unembedding's rows like them; None if all are scored.
+    """(S,) the scored tokens, ascending; None if all are scored. The unembedding's rows are sorted in the same order.
 
     Raises:
-        ValueError: ids that repeat or that the backbone lacks, or a map that is missing, of another size or contradicts
-            the other.
+        ValueError: ids that repeat or that the backbone lacks; or d2t is missing, of another size, or contradicts t2d.
     """
     d2t_S, t2d_V = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t_S is not None and (d2t_S.ndim != 1 or not len(d2t_S)):
@@ -179,7 +184,7 @@ def classes_named(config: Mapping[str, Any]) -> list[str]:
 def listed(taps: Any, folder: Path) -> list[Any]:
     """
     Raises:
-        ValueError: hidden states that are no list; what is in it is checked where heads are made.
+        ValueError: hidden states that are no list; its entries are checked by the heads' Config.
     """
     if not isinstance(taps, list):
         raise ValueError(f"{folder} has hidden states {taps!r:.80}; allowed is a list of their numbers.")

@@ -8,15 +8,15 @@ from pathlib import Path
 from heads.checkpoint.schema import DESCRIPTION
 
 OWN_FOLDERS = ("heads", "custom_generate")
-"""Folders that an export may hold."""
+"""Sub-folders that an export may hold."""
 
 
 def check_place(out: Path, sources: Iterable[str | Path | None], *, overwrite: bool) -> None:
     """
     Args:
-        out: the folder that is to be written.
-        sources: what the export is made from; names that are no folder here are ignored.
-        overwrite: an earlier export there may be replaced.
+        out: the folder to write.
+        sources: folders from which the export is made; names of the hub are ignored.
+        overwrite: whether an earlier export may be replaced.
 
     Raises:
         ValueError: `out` is, holds or lies in a source, exists without `overwrite`, or is no earlier export.

@@ -1,4 +1,4 @@
-"""Read the safetensors of a model's folder (one file, or shards with an index), loading only what is asked for."""
+"""Read tensors by name from a model's safetensors, which are one file or shards with an index."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_named(files: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name, one at a time, file by file.
 
     Raises:
-        ValueError: a file that is damaged, or lacks what an index says it has.
+        ValueError: a file that is damaged, or that lacks a tensor which the index names in it.
     """
     for path in sorted(set(files.values())):
         wanted = [name for name, where in files.items() if where == path]

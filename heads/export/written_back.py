@@ -1,7 +1,7 @@
 """Replace the modules in a model's files by trained ones; every other tensor stays as it was.
 
-A module's tensor keeps its file's dtype. One in FP8 gets new codes and scales, unless the heads still hold what was
-read; then its bytes stay (heads/export/fp8.py). Files without a trained tensor are not written.
+A module's tensor keeps its file's dtype. One in FP8 gets new codes and scales, or keeps its bytes if the heads still
+hold what was read (heads/export/fp8.py). Files without a trained tensor are not written.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from heads.export.shards import find_shards, open_shard, read_named
 from heads.interface.token_heads import TokenHeads
 
 Target = tuple[Path, Modules, dict[str, Tensor]]
-"""A model's folder, its modules, and the heads' part for each of their tensors."""
+"""A model's folder, its modules, and for each of their tensors the view of the heads' tensors (`place_of`)."""
 
 
 def write_files(token_heads: TokenHeads, target: Target, folder: Path) -> None:
-    """Write the files that hold tensors of the heads; their other tensors are the model's."""
+    """Write the files that hold tensors of the heads; other tensors in them stay the model's."""
     source, modules, places = target
     own = trained_names(token_heads, modules)
     scales = modules.read_scales()
@@ -47,7 +47,7 @@ def write_files(token_heads: TokenHeads, target: Target, folder: Path) -> None:
 
 
 def trained_names(token_heads: TokenHeads, modules: Modules) -> set[str]:
-    """The foreign tensors that the heads' replace; buffers are left out, since they are never trained."""
+    """Foreign names of the tensors that are replaced: all but buffers, which are never trained."""
     buffers = {name for name, _ in token_heads.named_buffers()}
     return {name for name, native in modules.native.items() if native not in buffers}
 
@@ -55,7 +55,7 @@ def trained_names(token_heads: TokenHeads, modules: Modules) -> set[str]:
 def stored_as(
     name: str, before: Tensor, place: Tensor, scales: Tensor | None, block: tuple[int, int]
 ) -> tuple[Tensor, Any]:
-    """A trained tensor as the file stores it, and its scales if any; both as they were where nothing changed."""
+    """A trained tensor as the file stores it, and its scales, if any; both as before if it has not changed."""
     if scales is None:
         return place.detach().to(before.dtype).cpu().contiguous().clone(), None
     if unchanged(dequantised(name, before, scales, block), place):
@@ -104,7 +104,7 @@ def compare_logits(token_heads: TokenHeads, again: TokenHeads, target: Target) -
         again: heads that were read from what was written.
 
     Raises:
-        ValueError: they draft other logits than the heads, even if the heads are rounded as the files store them.
+        ValueError: they draft other logits than the heads, and rounding to the files' dtypes does not explain it.
     """
     moved = largest_difference(token_heads, again)
     if moved and largest_difference_as_stored(token_heads, again, target) != 0:

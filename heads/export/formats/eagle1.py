@@ -4,7 +4,8 @@
     vllm     LlamaForCausalLM           without bias: one in the file ends in an error
     sglang   LlamaForCausalLMEagle      with bias: without one in the file it stays random, so zeros are written
 
-Both put the layer behind fc([embedding ; final hidden state]), without its input norm, and score with the target.
+In both the layer reads fc([embedding ; final hidden state]) without an input norm, and the target's unembedding gives
+the logits.
 
 Source: SafeAILab/EAGLE eagle/model/cnets1.py; vLLM model_executor/models/llama_eagle.py; SGLang
 srt/models/llama_eagle.py.

@@ -7,9 +7,10 @@
     mlp           g is the final hidden state, or transformers' hidden_states[-(o + 1)] for hidden_state_offset o
     prefix-mlp    g is a Llama layer over it and a final norm of its own (Hydra++); Dropout layers take indices too
 
-These are `grounded` heads with `biases`, `normalize_embeddings: false` and, for prefix-mlp, `prefix_norm`. The file has
-the repeated block under each of its names, which is read as n - 1 blocks with equal weights. Different blocks are not
-written, since the code would load them into one. The heads' copy of the backbone's embedding is compared with it.
+These are `grounded` heads with `biases`, `normalize_embeddings: false` and, for prefix-mlp, `prefix_norm`. The file
+holds the repeated block n - 1 times under different names, and these are read as n - 1 blocks with equal weights. Heads
+with different blocks are not written, since Hydra's code would load them into one. The file's copy of the embedding
+must be the backbone's.
 
 Source: zankner/Hydra hydra/model/hydra_model.py, hydra_heads/mlp_head.py and prefix_mlp_head.py.
 """

@@ -63,7 +63,7 @@ class Config:
 
 
 def names(num_blocks: int) -> Names:
-    """The table; the last entry is in version 1 alone."""
+    """The table of names; only version 1 has the last entry."""
     return Names(
         {
             "bodies.{k}.{l}.linear.weight": "{k}.{l}.linear.weight",
@@ -85,7 +85,7 @@ def write(token_heads: TokenHeads, folder: Path, config: Config) -> None:
 
 
 def medusa_fields(token_heads: TokenHeads) -> dict[str, Any]:
-    """What config.json says of medusa heads in every program; version 2 has no unembeddings of its own."""
+    """Fields of config.json that every program reads; version 2 is for heads without unembeddings of their own."""
     fields = {
         "medusa_num_heads": token_heads.num_heads,
         "medusa_num_layers": token_heads.config.num_blocks,  # type: ignore[attr-defined]
@@ -151,9 +151,9 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
 
 
 def with_repeated_blocks(found: Mapping[str, Tensor], num_blocks: int) -> dict[str, Tensor]:
-    """Add the missing names of a repeated block, since safetensors' savers write an object under its first name alone.
+    """Add a repeated block's further names, since safetensors files have a shared tensor under its first name only.
 
-    Tensors that include any further block are returned as they are.
+    If the file has any further block, nothing is added.
     """
     first = {name: tensor for name, tensor in found.items() if FIRST_BLOCK.match(name)}
     further = {f"{name.split('.')[0]}.{b}" for name in first for b in range(1, num_blocks)}
@@ -173,7 +173,7 @@ def from_original(
     """Heads from tensors by their original names.
 
     Args:
-        counted: heads by config.json; a file that holds more is read whole, with a warning.
+        counted: number of heads by config.json; if the file holds more, all are read, with a warning.
     """
     refuse_other_logits(backbone, "medusa")
     tensors = names(num_blocks).to_native(with_repeated_blocks(found, num_blocks), str(folder))

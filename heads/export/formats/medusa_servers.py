@@ -8,9 +8,9 @@ The tensors have Medusa's original names, which all three read; config.json has 
                    biases without a warning. It renames every key with "num" and "heads" to num_heads, and with "num"
                    and "layers" to num_hidden_layers, so no other key may have such a name
 
-Heads that share the backbone's unembedding: TGI and LoRAX take the backbone's own where `{k}.1.weight` is missing, with
-one block only; vLLM reads it from `lm_heads.0.weight` (original_lm_head true), which the others ignore. Blocks may
-differ, since these programs build each one. vLLM's own names are read too.
+If heads share the backbone's unembedding, TGI and LoRAX use the backbone's own when `{k}.1.weight` is missing, which
+they support for one block only; vLLM reads it from `lm_heads.0.weight` (original_lm_head true), which the others
+ignore. The blocks of a head may differ, since these programs build each one. vLLM's own names are read too.
 
 Source: text_generation_server/layers/medusa.py, lorax_server/adapters/medusa.py, vllm/model_executor/models/medusa.py
 and vllm/transformers_utils/configs/medusa.py.
@@ -144,7 +144,7 @@ def check_shared(tensors: dict[str, Tensor], backbone: Backbone, folder: Path) -
 
 
 def without_bias(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Blocks with biases of zero, as vLLM runs them where medusa_fc_bias is not set.
+    """Add biases of zero, as vLLM runs blocks if medusa_fc_bias is not set.
 
     Raises:
         ValueError: the file has biases, which vLLM would drop.

@@ -42,7 +42,7 @@ from heads.validation import validated
 
 SUMMARY = "modules of GLM-4.5, DeepSeek-V3, MiMo, Qwen3-Next, Qwen3.5, Mellum, in the model's own folder"
 STEPS = 3
-"""Number of heads for a model with one module, which runs once for each; trees may be deeper."""
+"""Number of heads that are read from a model with one module, which each of them runs once; trees may be deeper."""
 
 
 @validated
@@ -110,7 +110,7 @@ def read(folder: Path, backbone: Backbone) -> TokenHeads:
 def read_modules(modules: Modules, folder: Path, backbone: Backbone, steps: int = STEPS) -> TokenHeads:
     """
     Args:
-        steps: heads of a model with one module.
+        steps: how many heads a model with one module gets.
     """
     many = modules.count > 1
     token_heads = create(
@@ -156,10 +156,10 @@ def attention_of(modules: Modules, backbone: Backbone) -> str:
 
 
 def check_places(modules: Modules, state: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The place of each foreign tensor.
+    """`place_of` each foreign tensor.
 
     Raises:
-        ValueError: one without a place, or places that no tensor fills.
+        ValueError: a tensor without a place in the heads, or a part of the heads that no tensor fills.
     """
     found = {name: place_of(state, native) for name, native in modules.native.items()}
     refuse_homeless([name for name, place in found.items() if place is None], f"in mtp heads read from {folder}")

@@ -1,8 +1,9 @@
 """Medusa heads for TensorRT-LLM up to 1.2: the folder that `convert_checkpoint.py --medusa_model_dir` reads.
 
-It reads `medusa_lm_head.pt` first and builds every block, so blocks may differ; each head has an unembedding of its
-own, so one that heads share is written for each of them. A block's activation is the backbone's `hidden_act` there, and
-SiLU in Medusa. Its engine rounds to its own dtype and decodes greedily alone. Later versions have no Medusa any more.
+It prefers `medusa_lm_head.pt` and builds every block, so blocks may differ. It has an unembedding for each head, so a
+shared one is written several times. Its blocks use the backbone's `hidden_act`, and Medusa's use SiLU, so backbones
+with another activation are refused. The engine rounds to its own dtype and decodes only greedily. Later versions have
+no Medusa.
 
 Source: tensorrt_llm/models/medusa/{weight,model}.py, examples/medusa/convert_checkpoint.py.
 """

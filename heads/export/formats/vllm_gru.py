@@ -2,7 +2,7 @@
 
     draft k    s_k = GRU(E(x), s_{k-1})      s_0: the final hidden state       logits: the target's unembedding of s_k
 
-The loop hands a draft no count of its steps, so heads with an unembedding of their own for each k have no place.
+The loop does not tell the draft which step k it is at, so heads with a different unembedding for each k are refused.
 
 Source: vLLM 0.32.0 v1/spec_decode/llm_base_proposer.py; transformers_utils/configs/eagle.py keeps class names that
 begin with Eagle.

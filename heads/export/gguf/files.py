@@ -32,8 +32,8 @@ def write_gguf(
 ) -> None:
     """
     Args:
-        metadata: by full key; floats are float32, integers uint32 (int32 in lists), strings and lists of these.
-        dtype: of matrices, one of `DTYPES`; vectors stay float32, as llama.cpp wants norms.
+        metadata: values by full key: strings, floats (stored as float32), integers (as uint32, in lists int32), lists.
+        dtype: the dtype of matrices, one of `DTYPES`; vectors stay float32, which llama.cpp requires of norms.
     """
     writer = library().GGUFWriter(path, architecture)
     for key, value in metadata.items():
@@ -53,7 +53,7 @@ def add(writer: Any, key: str, value: Any) -> None:
 
 
 def as_array(tensor: Tensor, dtype: str) -> tuple[Any, Any]:
-    """The numbers as gguf wants them, and the kind where numpy has no name for it."""
+    """The numbers as the package gguf takes them, and their kind if numpy has no such dtype."""
     tensor = tensor.detach().cpu()
     if not tensor.is_floating_point():
         return tensor.to(torch.int64).numpy(), None
@@ -65,7 +65,7 @@ def as_array(tensor: Tensor, dtype: str) -> tuple[Any, Any]:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata and tensors of a file, for comparing what was written."""
+    """A file's metadata and tensors, to check what was written."""
     reader = library().GGUFReader(path)
     metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     return metadata, {found.name: as_tensor(found) for found in reader.tensors}

@@ -1,7 +1,7 @@
 """Names and numbers of a backbone and of an eagle draft in GGUF.
 
-llama.cpp rotates the pairs (0, 1), (2, 3) … of a Llama's queries and keys where transformers rotates (0, n/2),
-(1, n/2 + 1) …, so rows of these two matrices change places; Qwen3 is rotated as in transformers.
+In a Llama's queries and keys llama.cpp rotates the pairs (0, 1), (2, 3) …, and transformers (0, n/2), (1, n/2 + 1) …,
+so the rows of these two matrices are reordered. Qwen3 is rotated as in transformers.
 
 Source: llama.cpp conversion/llama.py, src/llama-arch.cpp, src/models/{llama,qwen3,eagle3}.cpp.
 """
@@ -55,7 +55,7 @@ DRAFT = Names(
 
 
 def paired(matrix_OI: Tensor, num_heads: int) -> Tensor:
-    """Rows of each head so that the two halves of a rotation are neighbours.
+    """Reorder each head's rows so that the two that are rotated together are neighbours.
 
     >>> import torch
     >>> paired(torch.arange(8.0)[:, None], 2).flatten().tolist()
@@ -66,7 +66,7 @@ def paired(matrix_OI: Tensor, num_heads: int) -> Tensor:
 
 
 def halved(matrix_OI: Tensor, num_heads: int) -> Tensor:
-    """Rows as `paired` found them.
+    """The inverse of `paired`.
 
     >>> import torch
     >>> halved(paired(torch.arange(8.0)[:, None], 2), 2).flatten().tolist()
@@ -79,7 +79,7 @@ def halved(matrix_OI: Tensor, num_heads: int) -> Tensor:
 def rotated(
     tensors: Mapping[str, Tensor], heads: int, key_value_heads: int, *, back: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors by their names in GGUF, queries and keys in pairs; `back`: in halves again."""
+    """The tensors, by their names in GGUF, with queries and keys `paired` or, with `back`, `halved`."""
     numbers = {"attn_q.weight": heads, "attn_k.weight": key_value_heads}
     move = halved if back else paired
     return {
@@ -89,7 +89,7 @@ def rotated(
 
 
 def layer_numbers(config: Any, layers: int, context: int) -> dict[str, Any]:
-    """The metadata below an architecture's name that both files have.
+    """The metadata that both files have, by keys without the architecture's name.
 
     Args:
         config: a Llama-like config, or a draft's LayerShape.

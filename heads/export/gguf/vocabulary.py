@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer as GGUF's metadata.
 
-llama.cpp splits text by one of its known rules before it merges bytes, and refuses a rule that it does not know. So the
-rule of a tokenizer has to be one of them (`RULES`), which is decided by what tokenizer.json says and not by its name.
+Before merging bytes llama.cpp splits text by a rule that it knows by name, and refuses unknown names. So a tokenizer
+must split by one of these rules (`RULES`), which is found by what tokenizer.json says, not by the tokenizer's name.
 
 Source: llama.cpp conversion/base.py (set_vocab_gpt2) and src/llama-vocab.cpp.
 """

@@ -19,12 +19,12 @@ from heads.export.hub.measured import read_measured
 from heads.inside import find_inside
 
 CARD, UNNAMED = "README.md", "FOLDER"
-"""The file, and what stands in it for a folder that has no name on the hub yet."""
+"""The card's file name, and the placeholder for the name of a folder that is not on the hub yet."""
 TAGS = ["headway", "multi-token-prediction", "speculative-decoding"]
 LICENCE = ("license", "license_name", "license_link")
 PLAIN, ALONE = "plain", "heads alone"
 BESIDE = "measured.json"
-"""Measurements beside the heads, which are read where no file is given."""
+"""The file of measurements beside the heads, which is read if no other is given."""
 
 SERVED = """\
 Weights, tokenizer and heads in one folder. Headway's decoder drafts several tokens with the heads and verifies them in
@@ -91,7 +91,7 @@ def write_card(
 
 
 def named_card(folder: Path, name: str) -> str | None:
-    """The card that lies in an exported folder, with the folder's name on the hub; None where there is none."""
+    """An exported folder's own card, with the name on the hub put in; None if it has none."""
     if not (folder / CARD).is_file():
         return None
     text = (folder / CARD).read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def named_card(folder: Path, name: str) -> str | None:
 
 
 def metadata(found: dict[str, Any], base: Path | None, license: str | None) -> ModelCardData:
-    """The fields that the hub shows and searches."""
+    """The card's metadata, which the hub shows and searches."""
     backbone = found["backbone"]["name"]
     terms: dict[str, Any] = {"license": license} if license else read_licence(base)
     return ModelCardData(

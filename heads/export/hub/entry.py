@@ -1,9 +1,9 @@
 """What custom_generate/generate.py of an exported folder calls: `generate`, decoded with the heads in that folder.
 
 `from_pretrained(folder, trust_remote_code=True)` puts that file's function in place of `model.generate`, so
-`transformers serve` decodes with it too. Every argument of `generate` is obeyed or refused: the streamer is driven, and
-what it raises (a client that has gone) ends the decoding; stop strings, processors and criteria are as in
-heads/decoding. A server answers a refused request with status 400 and the reason.
+`transformers serve` decodes with it too. Every argument of `generate` is followed or refused. The streamer gets each
+token, and an error that it raises, as when a client is gone, ends the decoding; stop strings, processors and criteria
+work as in heads/decoding. A server answers a refused request with status 400 and the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 logger = logging.get_logger("transformers.headway")  # below transformers' own, so that `--log-level info` shows it
 
 KEPT_AS = "_headway_decoding"
-"""The model's attribute that holds its decoding, and the dtype and device for which that was created."""
+"""The model's attribute for its decoding, and the dtype and device for which that was made."""
 REFUSED = {
     "assistant_model": "drafts come from the heads in this folder",
     "assistant_tokenizer": "drafts come from the heads in this folder",
@@ -36,14 +36,14 @@ REFUSED = {
     "negative_prompt_ids": "guidance runs the backbone a second time for every token",
     "negative_prompt_attention_mask": "guidance runs the backbone a second time for every token",
 }
-"""Arguments that `generate` drops without a warning for a decoding method that does not know them."""
+"""Arguments that `generate` would drop without a warning, since a custom decoding method does not take them."""
 
 
 class CountedDecoding(TreeDecoding):
     """Tree decoding that logs, for each call, how many passes its tokens took."""
 
     def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
-        """As asked for: the tokens alone, or an output with `stats`."""
+        """The tokens, or an output with `stats` if `return_dict_in_generate` is set."""
         request = replace(call.request, as_dict=True)
         output = super().decode(model, replace(call, request=request))
         assert isinstance(output, DecodingOutput)

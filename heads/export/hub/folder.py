@@ -5,8 +5,9 @@
     out/custom_generate/generate.py               what trust_remote_code=True puts in place of generate
     out/README.md                                 the model card
 
-`transformers serve out --trust-remote-code` and `model.generate` decode with the heads then; opened without
-trust_remote_code, it is the plain model. The folder appears whole or not at all, and is loaded back before it does.
+`transformers serve out --trust-remote-code` decodes with the heads, and so does `model.generate` of a model that was
+opened with trust_remote_code; without it, the folder is the plain model. It appears whole or not at all, after it was
+loaded back and checked.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 COPIED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*")
 """Files of a backbone that are copied: weights, configs, tokenizer and licence, no code and no pickles."""
 NOT_COPIED = ("training.json", "consolidated*")
-"""Our record of a base's training, and Mistral's second copy of its weights."""
+"""Headway's record of a backbone's training, and the second copy of the weights in Mistral's folders."""
 GENERATE, REQUIREMENTS = "custom_generate/generate.py", "custom_generate/requirements.txt"
 NEEDED = "# and Headway itself; generate.py says so where it is missing\ntransformers>=5.23\ntorch>=2.13\n"
 CHECKED_TOKENS = 8
@@ -113,7 +114,7 @@ def export_to_hub_folder(
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` to write to, which replaces `out` at the end, or is removed on an error."""
+    """A context with a folder beside `out` to write to; at the end it replaces `out`, on an error it is removed."""
     begun = out.absolute().parent / f".{out.name}.tmp"
     remove(begun)
     try:
