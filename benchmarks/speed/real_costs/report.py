@@ -24,8 +24,8 @@ def show(console: Console, passes: Sequence[PassTimes], speeds: Sequence[Speeds]
     say(console, LABEL)
     if passes:
         console.print(passes_table(passes))
-    for decoding in dict.fromkeys(cell.decoding for cell in speeds):
-        console.print(speeds_table([cell for cell in speeds if cell.decoding == decoding], decoding))
+    for cell in speeds:
+        console.print(speeds_table(cell))
     if speeds:
         for line in verdicts(speeds):
             say(console, line)
@@ -44,19 +44,14 @@ def passes_table(found: Sequence[PassTimes]) -> Table:
     return table
 
 
-def speeds_table(found: Sequence[Speeds], decoding: str) -> Table:
-    title = f"\nspeed beside plain generate, {decoding}"
-    speed = ("tokens\nper pass", "tokens\nper s", "× plain", "95 % over\nprompts")
-    table = figures_table(
-        title, "shape", "dtype", "batch", "method", *speed, "share\nreached", "4-grams\nrepeat", left=4
-    )
+def speeds_table(cell: Speeds) -> Table:
+    title = f"\nspeed beside plain generate: {cell.shape} {cell.dtype}, batch {cell.batch}, {cell.decoding}"
+    figures_of = ("tokens\nper pass", "tokens\nper s", "× plain", "95 % over\nprompts", "share\nreached")
+    table = figures_table(title, "method", *figures_of, "4-grams\nrepeat")
     table.add_column("tree")
     table.add_column("same text")
-    for cell in found:
-        for line in cell.lines:
-            table.add_row(
-                cell.shape, cell.dtype, str(cell.batch), line.method, *figures(cell, line), line.tree, line.same_text
-            )
+    for line in cell.lines:
+        table.add_row(line.method, *figures(cell, line), line.tree, line.same_text)
     return table
 
 
