@@ -162,7 +162,8 @@ def build(cls: type[T], values: Mapping[str, Any], *, of: str, prefix: str = "")
     for field in fields:
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(
-                f"{prefix}{field.name} is missing of {of}; allowed are {describe(hints[field.name], field)}."
+                f"The field {prefix}{field.name} of {of} was not given and has no default; allowed are "
+                f"{describe(hints[field.name], field)}."
             )
     built = {name: build_inner(hints[name], value, of, f"{prefix}{name}") for name, value in values.items()}
     try:

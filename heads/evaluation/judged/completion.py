@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from heads.decoding.dynamo.joint import check_independent
 from heads.evaluation.judged.choosing import choose_judge
 from heads.evaluation.judged.sentences import Prompt
 from heads.evaluation.judged.win_rates import rate_with_interval, sum_up
-from heads.evaluation.judged.writing import check_room, write_all
+from heads.evaluation.judged.writing import check_room, open_baseline, write_all
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tables import progress_bar
 from heads.validation import validated, within
@@ -71,12 +72,16 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
         ValueError: options or a judge that cannot be used, or a prompt longer than the backbone reads.
     """
     thresholds = thresholds_by(config.step)
-    answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
-    judge = choose_judge(config.judge, config.judge_model, task.model, answers, config.prices, task.dtype)
+    check_independent(task.token_heads)  # before a baseline and a judge are loaded
     check_room(task, prompts, config.max_new_tokens)
+    baseline, base = open_baseline(task)
+    answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
+    writers = (task.model, baseline)
+    judge = choose_judge(config.judge, config.judge_model, writers, answers, config.prices, task.dtype)
     with progress_bar(task.console, "texts", len(prompts) * (1 + len(thresholds))) as advance:
-        texts, base = write_all(
+        texts = write_all(
             task,
+            baseline,
             prompts,
             thresholds,
             config.max_new_tokens,

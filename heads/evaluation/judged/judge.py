@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from heads.evaluation.judged.own_texts import name_of, refuse_own_texts
 from heads.evaluation.judged.prompts import (
     Winner,
     ask_for_order,
@@ -114,26 +115,21 @@ class AskedJudge(ABC):
 class LikelihoodJudge:
     """Scores a text by its mean log-likelihood under another model than the one that wrote it, in nats a token.
 
-    This tells how plausible a text is to that model, not what it means. The model that wrote the texts is refused,
-    since it finds its own repetitions likely.
+    This tells how plausible a text is to that model, not what it means. A model that wrote texts is refused, since it
+    finds its own repetitions likely.
 
     Args:
         model, tokenizer: the judge's.
-        decoded: the model that wrote the texts.
+        writers: the models that wrote the texts.
         tie: two texts whose scores differ by at most so many nats a token are a tie.
 
     Raises:
-        ValueError: the judge is the model that wrote the texts.
+        ValueError: the judge is a model that wrote texts.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, decoded: Any, *, tie: float = 0.0) -> None:
-        names = [str(getattr(one.config, "_name_or_path", "")) for one in (model, decoded)]
-        if model is decoded or (names[0] and names[0] == names[1]):
-            raise ValueError(
-                f"{names[0] or 'The decoded model'} was given as the judge of its own texts, whose repetitions it "
-                f"finds likely; give another model."
-            )
-        self.name = f"log-likelihood of {names[0] or type(model).__name__}, nats a token"
+    def __init__(self, model: Any, tokenizer: Any, *writers: Any, tie: float = 0.0) -> None:
+        refuse_own_texts(model, *writers)
+        self.name = f"log-likelihood of {name_of(model) or type(model).__name__}, nats a token"
         self.unreadable = 0
         self.model, self.tokenizer, self.tie = model, tokenizer, tie
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import track
 
+from heads.data.chat import choose_template, encode_chat
 from heads.evaluation.judged.judge import AskedJudge
 from heads.evaluation.judged.prompts import verdict_in
 from heads.evaluation.runs.rows import Rows
@@ -81,8 +83,8 @@ class EndpointJudge(AskedJudge):
         missing = [ENVIRONMENT[name] for name in ("url", "model") if not found[name]]
         if missing:
             raise ValueError(
-                f"{' and '.join(missing)} is not set; set HEADWAY_JUDGE_URL and HEADWAY_JUDGE_MODEL to an "
-                f"OpenAI-compatible server, and OPENAI_API_KEY where it wants a key."
+                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; set HEADWAY_JUDGE_URL and "
+                f"HEADWAY_JUDGE_MODEL to an OpenAI-compatible server, and OPENAI_API_KEY where it wants a key."
             )
         known = {name: value for name, value in found.items() if value}
         return cls(name=str(found["model"]), **(known | given))
@@ -153,7 +155,7 @@ class LocalJudge(AskedJudge):
     """An instruction-tuned model that is loaded here, asked greedily through its chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ValueError: the tokenizer has no chat template; when it is asked, a template that refuses the question.
     """
 
     loaded: Any
@@ -171,12 +173,16 @@ class LocalJudge(AskedJudge):
         return [self.ask(question) for question in track(questions, "judged", transient=True)]
 
     def ask(self, question: str) -> str:
-        asked = [{"role": "user", "content": question}]
-        inputs = self.tokenizer.apply_chat_template(
-            asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(self.loaded.device)
-        found_1T = self.loaded.generate(**inputs, do_sample=False, max_new_tokens=self.answer_tokens)
-        return str(self.tokenizer.decode(found_1T[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+        template = choose_template(self.tokenizer, None)
+        asked = encode_chat(self.tokenizer, template, [{"role": "user", "content": question}])
+        asked_1T = torch.tensor([asked], device=self.loaded.device)
+        found_1T = self.loaded.generate(
+            asked_1T,
+            attention_mask=torch.ones_like(asked_1T),
+            do_sample=False,
+            max_new_tokens=self.answer_tokens,
+        )
+        return str(self.tokenizer.decode(found_1T[0, len(asked) :], skip_special_tokens=True))
 
 
 def digest(question: str) -> str:

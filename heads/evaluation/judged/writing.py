@@ -84,6 +84,7 @@ def as_row(model: Any, tokenizer: Any, tokens: list[int], drafted: Sequence[int]
 
 def write_all(
     task: SuiteTask,
+    baseline: Any,
     prompts: Sequence[Prompt],
     thresholds: Sequence[float],
     new_tokens: int,
@@ -91,13 +92,13 @@ def write_all(
     seed: int,
     advance: Any,
     **dynamic: Any,
-) -> tuple[dict[str, list[Any]], str]:
-    """All texts by "base NAME" and "ε_b NAME", and the baseline's name; texts that `task.rows` holds are read from it.
+) -> dict[str, list[Any]]:
+    """All texts by "base NAME" and "ε_b NAME"; texts that `task.rows` holds are read from it.
 
     Args:
+        baseline: the model that continues the prompts by plain `generate`.
         dynamic: settings of `DynamicDecoding`.
     """
-    base, name = open_baseline(task)
     found: dict[str, list[Any]] = {}
     for i, prompt in enumerate(prompts):
         for j, threshold in enumerate([None, *thresholds]):
@@ -110,9 +111,9 @@ def write_all(
                 if threshold is not None:
                     generator = torch.Generator(task.model.device).manual_seed(number)
                     decoding = DynamicDecoding(task.token_heads, threshold, generator=generator, **dynamic)
-                model = base if threshold is None else task.model
+                model = baseline if threshold is None else task.model
                 row = {"texts": write(model, task.tokenizer, prompt, new_tokens, draws, decoding)}
                 task.rows.put(key, row)
             found[key] = row["texts"]
             advance()
-    return found, name
+    return found

@@ -47,12 +47,15 @@ def read_questions(path: Path, categories: Sequence[str] = (), per_category: int
         per_category: at most so many of each, the first ones.
 
     Raises:
-        ValueError: no such file, a row that is no question (names its line), a question_id twice, or a category that
-            was asked for and has no question.
+        ValueError: no such file, one that is not UTF-8, a row that is no question (names its line), a question_id
+            twice, or a category that was asked for and has no question.
     """
     if path.suffix != ".jsonl" or not path.is_file():
         raise ValueError(f"The questions {path} are no .jsonl file that exists; give one object a line.")
-    lines = enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1)
+    try:
+        lines = enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The questions {path} are no text in UTF-8 ({error}); save the file as UTF-8.") from None
     found = [read_question(line, f"{path} line {number}") for number, line in lines if line.strip()]
     seen: dict[str, str] = {}
     for question in found:

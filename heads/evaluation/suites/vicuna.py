@@ -12,7 +12,7 @@ from heads.evaluation.judged.report_sections import judged_sections as sections
 from heads.evaluation.judged.sentences import Prompt
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.speed.conversation import Prompter, choose_form
-from heads.evaluation.speed.questions import read_questions
+from heads.evaluation.speed.questions import SHIPPED, read_questions
 from heads.validation import validated, within
 
 __all__ = ["Config", "compare", "run", "sections"]
@@ -24,11 +24,12 @@ class Config(JudgedConfig):
     """Vicuna benchmark: a judge compares answers of dynamic decoding at each ε_b with plain generation's.
 
     Attributes:
-        questions: .jsonl file, each row with question_id, category and turns, of which the first is asked.
+        questions: .jsonl file, each row with question_id, category and turns, of which the first is asked; "shipped":
+            beginnings of code.
         form: "chat" by the tokenizer's template, "text" as it stands; "auto" is chat where there is a template.
     """
 
-    questions: str
+    questions: str = "shipped"
     form: Literal["auto", "chat", "text"] = "auto"
     step: float = within(above=0, high=1, default=0.25)
     draws: int = within(1, default=1)
@@ -40,6 +41,6 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     prompter = Prompter(tokenizer=task.tokenizer, form=choose_form(task.tokenizer, config.form))
     prompts = [
         Prompt(name=q.name, kind=q.category, text=q.turns[0], tokens=tuple(prompter.prompt(q, [])))
-        for q in read_questions(Path(config.questions))
+        for q in read_questions(SHIPPED if config.questions == "shipped" else Path(config.questions))
     ]
     return run_judged(task, prompts, config)

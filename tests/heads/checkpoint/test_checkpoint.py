@@ -150,7 +150,7 @@ def test_truncated_swapped_and_missing_files(saved, model, tmp_path):
         ("backbone.vocab_size", "29", r"backbone\.vocab_size='29' was given; allowed are integers"),
         ("backbone.embedding_fingerprint", 3, "embedding_fingerprint=3 was given; allowed are lists of numbers"),
         ("backbone.embedding_fingerprint", ["a"], r"fingerprint=\['a'\] was given; allowed are lists of numbers"),
-        ("trained_backbone", {"folder": "x"}, r"trained_backbone\.fingerprint is missing of heads\.json"),
+        ("trained_backbone", {"folder": "x"}, r"field trained_backbone\.fingerprint of heads\.json was not given"),
         ("measured_acuracy", None, "'measured_acuracy' is no field of .* Did you mean 'measured_accuracy'"),
         ("measured_accuracy", 0.5, "measured_accuracy"),
         ("measured_accuracy", [0.5], "measured_accuracy"),

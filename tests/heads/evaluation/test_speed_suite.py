@@ -288,6 +288,13 @@ def test_a_bad_row_is_named_by_its_line(line: str, said: str, tmp_path: Path):
         read_questions(path)
 
 
+def test_questions_that_are_no_utf_8_are_a_sentence(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes('{"question_id": 1, "category": "caf\u00e9", "turns": ["a"]}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"questions\.jsonl are no text in UTF-8 .*; save the file as UTF-8"):
+        read_questions(path)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
 
 from heads.checkpoint import save_load
+from heads.checkpoint.opening import open_backbone
+from heads.evaluation.judged import completion
 from heads.evaluation.judged.completion import count, judge_all
 from heads.evaluation.judged.sentences import Prompt
 from heads.evaluation.judged.win_rates import sum_up
@@ -33,6 +36,7 @@ def folder(tmp_path_factory):
         byte_tokenizer().save_pretrained(folder / name)
         if name == "base":
             save_load.save(create("dynamo", model, num_heads=2), folder / "dynamo")
+            save_load.save(create("grounded", model, num_heads=2), folder / "grounded")
     rows = [{"question_id": i, "category": "writing", "turns": [f"Tell {i}"]} for i in range(2)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -115,6 +119,28 @@ def test_bad_input_is_a_sentence(folder, given, said):
         given = {**given, "judge_model": str(folder / given["judge_model"])}
     with pytest.raises(ValueError, match=said):
         sentence_completion.run(SuiteTask(folder=folder / "dynamo"), sentence_completion.Config(**given))
+
+
+def test_a_baseline_does_not_judge_its_own_texts(folder, monkeypatch):
+    """Heads that were trained with their backbone are compared with the backbone before that."""
+    before = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS, seed=2)
+    judged = open_backbone(str(folder / "judge")).model
+    for baseline, refused in ((before, False), (judged, True)):
+        monkeypatch.setattr(completion, "open_baseline", lambda task, baseline=baseline: (baseline, "before"))
+        config = sentence_completion.Config(judge_model=str(folder / "judge"), step=1.0, draws=1, max_new_tokens=1)
+        with pytest.raises(ValueError, match="judge of its own texts") if refused else nullcontext():
+            sentence_completion.run(SuiteTask(folder=folder / "dynamo"), config)
+
+
+def test_grounded_heads_are_refused_before_a_judge_is_loaded(folder):
+    config = sentence_completion.Config(judge_model=str(folder / "no model"), step=1.0)
+    with pytest.raises(ValueError, match="are grounded"):
+        sentence_completion.run(SuiteTask(folder=folder / "grounded"), config)
+
+
+def test_vicuna_asks_the_shipped_questions_where_no_file_is_given(folder):
+    config = vicuna.Config(judge_model=str(folder / "judge"), step=1.0, max_new_tokens=1)
+    assert len(vicuna.run(SuiteTask(folder=folder / "dynamo"), config)["kinds"]) > 1
 
 
 def test_both_are_found_by_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,10 @@ def test_the_environment_names_the_judge(monkeypatch):
     monkeypatch.setenv("HEADWAY_JUDGE_MODEL", "m")
     with pytest.raises(ValueError, match=r"^HEADWAY_JUDGE_URL is not set"):
         EndpointJudge.from_environment()
+    monkeypatch.delenv("HEADWAY_JUDGE_MODEL")
+    with pytest.raises(ValueError, match=r"^HEADWAY_JUDGE_URL and HEADWAY_JUDGE_MODEL are not set"):
+        EndpointJudge.from_environment()
+    monkeypatch.setenv("HEADWAY_JUDGE_MODEL", "m")
     monkeypatch.setenv("HEADWAY_JUDGE_URL", "http://localhost:1/v1")
     assert EndpointJudge.from_environment(tries=2).tries == 2
     monkeypatch.setenv("HEADWAY_JUDGE_URL", "localhost")
@@ -155,5 +160,36 @@ def test_log_likelihood_is_another_model_s_mean_over_the_text_alone():
     assert judge.winners([("ab", "cd", "xyz")]) == ["A" if best == "cd" else "B"]
     assert judge.orders([("ab", ["cd", "xyz"])]) == [(0, 1) if best == "cd" else (1, 0)]
     assert judge.score("ab", "") == -float("inf")
-    with pytest.raises(ValueError, match="judge of its own texts"):
-        LikelihoodJudge(decoded, tokenizer, decoded)
+
+
+def named(model, name):
+    model.config._name_or_path = str(name)
+    return model
+
+
+def test_no_name_hides_that_a_judge_wrote_the_texts(tmp_path, monkeypatch):
+    tokenizer = byte_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "dtype": torch.float32}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    writer, other = named(tiny_model("llama", **sizes, seed=1), "base"), tiny_model("llama", **sizes, seed=0)
+    judges = [named(copy.deepcopy(other), name) for name in ("base/", "./base", tmp_path / "base", "link")]
+    unlike = tiny_model("llama", **sizes, seed=2)
+    copied = named(copy.deepcopy(writer), "elsewhere")
+    for judge in (writer, *judges, copied, copy.deepcopy(copied).bfloat16()):
+        with pytest.raises(ValueError, match=r"^.+ was given as the judge of its own texts"):
+            LikelihoodJudge(judge, tokenizer, unlike, writer)
+    LikelihoodJudge(named(copy.deepcopy(other), "elsewhere"), tokenizer, writer)
+
+
+def test_a_local_judge_s_template_is_rendered_within_limits():
+    """`{{ 1/0 }}` and endless templates come with downloaded models."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ 1/0 }}"
+    judge = LocalJudge(name="m", loaded=tiny_model("llama", vocab_size=len(tokenizer)), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="The chat template refuses turns of user"):
+        judge.ask("Which text is better?")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    judge.answer_tokens = 2
+    assert isinstance(judge.ask("Which text is better?"), str)
