@@ -11,6 +11,7 @@ Parts, by default all:
     attention a long block plainly causal, with a dense mask, and document by document
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
+    half      a step in float32 and with trainer.bf16
     gpu       a 1B-shape backbone with model FLOPs utilisation, beside a plain loop; --tiny tries it on a CPU
 """
 
@@ -29,7 +30,14 @@ import torch
 from rich.console import Console
 
 from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console, write_figures
-from benchmarks.training.training_options import attention_table, compile_table, gpu_table, scaling_table, stored_table
+from benchmarks.training.training_options import (
+    attention_table,
+    compile_table,
+    gpu_table,
+    half_table,
+    scaling_table,
+    stored_table,
+)
 from benchmarks.training.training_speed import (
     MIB,
     forget_peak,
@@ -223,6 +231,7 @@ def main() -> None:
         "attention": lambda: attention_table(console, options.rounds),
         "stored": lambda: stored_table(console),
         "scaling": lambda: scaling_table(console, options.config, options.steps),
+        "half": lambda: half_table(console, options.rounds),
         "gpu": lambda: gpu_table(console, options.rounds, tiny=options.tiny),
     }
     if unknown := set(options.parts) - set(parts):

@@ -36,6 +36,7 @@ from benchmarks.training.training_speed import (
 from train.data.blocks import to_table
 from train.data.hidden_states import cache_hidden_states
 from train.engine.compiling import compile_layers
+from train.engine.half_precision import multiplies_bfloat16
 from train.loop.batches import collate
 from train.objective.document_attention import document_attention
 from train.objective.model import TrainedModel
@@ -90,6 +91,37 @@ def compile_rows(workload: Workload, rounds: int) -> Iterator[dict[str, Any]]:
             "ratio": statistics.median(a / b for a, b in zip(found["plain"], found["compiled"], strict=True)),
             "compile_seconds": first - seconds["compiled"],
         }
+
+
+def half_table(console: Console, rounds: int) -> list[dict[str, Any]]:
+    """Our step in float32 and under bfloat16 autocast, as `trainer.bf16` runs it, interleaved; and both losses."""
+    has = "has" if multiplies_bfloat16() else "has no"
+    columns = ("family", "float32", "bf16", "float32 / bf16", "loss in float32", "in bf16")
+    table = figures_table(f"trainer.bf16 on a CPU that {has} instructions for bfloat16", *columns)
+    rows = []
+    for workload in WORKLOADS:
+        rows.append(half_row(workload, rounds))
+        row = rows[-1]
+        cells = [f"{1000 * row[kind]:,.0f} ms" for kind in ("float32", "bf16")]
+        table.add_row(
+            row["family"], *cells, f"{row['ratio']:.2f}", f"{row['float32_loss']:.4f}", f"{row['bf16_loss']:.4f}"
+        )
+    console.print(table)
+    return rows
+
+
+def half_row(workload: Workload, rounds: int) -> dict[str, Any]:
+    batch, autocast = workload.data_of_seed(), torch.autocast("cpu", torch.bfloat16)
+    plain, half = (workload.build() for _ in range(2))
+    losses = {
+        "float32_loss": plain(**batch)["loss"].item(),
+        "bf16_loss": autocast(half.__call__)(**batch)["loss"].item(),
+    }
+    steps = {"float32": our_step(plain, batch), "bf16": autocast(our_step(half, batch))}
+    found = take_turns(steps, rounds)
+    ratio = statistics.median(a / b for a, b in zip(found["float32"], found["bf16"], strict=True))
+    seconds = {kind: statistics.median(values) for kind, values in found.items()}
+    return {"family": workload.name, **seconds, "ratio": ratio, **losses}
 
 
 def without_autograd(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], Any]:

@@ -1,10 +1,10 @@
-"""The timed ways of attention give one result, and a benchmark that compared different ones would say so."""
+"""The timed ways of attention and precisions give one result, or the benchmark says how far they differ."""
 
 import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.training.training_options import attention_table, difference_of
+from benchmarks.training.training_options import attention_table, difference_of, half_row
 from benchmarks.training.training_speed import Workload
 from train.objective import document_attention as by_document
 
@@ -34,3 +34,9 @@ def test_other_states_end_the_benchmark():
     with pytest.raises(RuntimeError, match="other states than a dense mask"):
         difference_of(states * 1.001, states)
     assert difference_of(states, states) == 0
+
+
+def test_a_step_in_half_precision_has_the_same_loss_but_for_rounding():
+    row = half_row(SMALL, 1)
+    assert row["bf16_loss"] == pytest.approx(row["float32_loss"], rel=1e-3)  # bfloat16 has 8 bits of mantissa
+    assert row["bf16_loss"] != row["float32_loss"], "nothing ran in half precision"
