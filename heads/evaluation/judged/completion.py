@@ -12,7 +12,7 @@ import numpy as np
 from heads.decoding.dynamo.joint import check_independent
 from heads.evaluation.judged.choosing import choose_judge
 from heads.evaluation.judged.sentences import Prompt
-from heads.evaluation.judged.win_rates import rate_with_interval, sum_up
+from heads.evaluation.judged.win_rates import Figures, line_of_scores, ratio_with_interval, sum_up
 from heads.evaluation.judged.writing import check_room, open_baseline, write_all
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tables import progress_bar
@@ -36,6 +36,8 @@ class JudgedConfig:
         cooccurrence: n-gram table that masks the joint distribution; by default none.
         adaptive: how Otsu's threshold is combined with the static one; "none" leaves it out.
         blur: cells of the Gaussian before Otsu's threshold, an odd number; 1 does not blur.
+        transparency: α_c, the power of the co-occurrence ratio; 0 does not mask.
+        baseline: "before" is the backbone before it was trained with the heads; "own" is the one the heads run on.
     """
 
     judge: Literal["endpoint", "local", "likelihood"] = "likelihood"
@@ -48,6 +50,8 @@ class JudgedConfig:
     cooccurrence: str | None = None
     adaptive: Literal["none", "otsu_first", "static_first"] = "otsu_first"
     blur: int = within(1, default=1)
+    transparency: float = within(0, default=1.0)
+    baseline: Literal["before", "own"] = "before"
 
 
 def thresholds_by(step: float) -> list[float]:
@@ -74,7 +78,7 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
     thresholds = thresholds_by(config.step)
     check_independent(task.token_heads)  # before a baseline and a judge are loaded
     check_room(task, prompts, config.max_new_tokens)
-    baseline, base = open_baseline(task)
+    baseline, base = open_baseline(task) if config.baseline == "before" else (task.model, "the heads' backbone")
     answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
     writers = (task.model, baseline)
     judge = choose_judge(config.judge, config.judge_model, writers, answers, config.prices, task.dtype)
@@ -91,6 +95,7 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
             cooccurrence=config.cooccurrence,
             adaptive=None if config.adaptive == "none" else config.adaptive,
             blur=config.blur,
+            transparency=config.transparency,
         )
     keys = [f"{threshold} {prompt.name}" for threshold in thresholds for prompt in prompts]
     verdicts = task.rows.get("verdicts")
@@ -98,10 +103,8 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
         verdicts = judge_all(judge, prompts, thresholds, texts, config.seed)
         if not verdicts["unreadable"]:  # one that could not be read is asked again
             task.rows.put("verdicts", verdicts)
-    counts = {key: count(verdicts["winners"][key]) for key in keys}
-    grids = {name: grid(thresholds, prompts, counts, name) for name in ("wins", "losses", "ties")}
-    sums = {name: grid(thresholds, prompts, totals(texts, keys), name) for name in ("tokens", "passes")}
-    repeated = totals(texts, texts)
+    by_prompt = {name: grid(thresholds, prompts, texts, verdicts, name) for name in SUMMED}
+    wins_EP, losses_EP, tokens_EP, passes_EP = (by_prompt[name] for name in ("wins", "losses", "tokens", "passes"))
     most = task.token_heads.num_heads + 1
     return {
         "judge": judge.name,
@@ -111,14 +114,17 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
         "prompts": [prompt.name for prompt in prompts],
         "unreadable": verdicts["unreadable"],
         "asked": 2 * len(keys) * config.draws + len(prompts) * config.draws,
+        "most": most,
         "thresholds": list(thresholds),
-        "counts": {name: found.sum(axis=1).tolist() for name, found in grids.items()},
-        "overall": sum_up(grids["wins"], grids["losses"], sums["tokens"], sums["passes"], most),
-        "kinds": by_kind(prompts, grids, sums),
+        "by_prompt": {name: found.tolist() for name, found in by_prompt.items()},
+        "counts": {name: by_prompt[name].sum(axis=1).tolist() for name in ("wins", "losses", "ties")},
+        "overall": sum_up(wins_EP, losses_EP, tokens_EP, passes_EP, most),
+        "by_score": line_of_scores(by_prompt["scores"], by_prompt["scored"], tokens_EP, passes_EP),
+        "kinds": by_kind(prompts, by_prompt),
         "scores": [scores_of(verdicts, [f"{threshold} {p.name}" for p in prompts]) for threshold in thresholds],
         "base_scores": scores_of(verdicts, [f"base {p.name}" for p in prompts]),
-        "repeated": [np.mean([repeated[f"{e} {p.name}"]["repeated"] for p in prompts]).item() for e in thresholds],
-        "base_repeated": np.mean([repeated[f"base {p.name}"]["repeated"] for p in prompts]).item(),
+        "repeated": [mean_repeated(texts, [f"{e} {p.name}" for p in prompts]) for e in thresholds],
+        "base_repeated": mean_repeated(texts, [f"base {p.name}" for p in prompts]),
         "examples": examples(prompts, thresholds, texts, verdicts),
     }
 
@@ -149,6 +155,22 @@ def judge_all(
     return {"scores": scores, "winners": winners, "unreadable": judge.unreadable}
 
 
+SUMMED = ("wins", "losses", "ties", "tokens", "passes", "scores", "scored")
+
+
+def grid(thresholds: Sequence[float], prompts: Sequence[Prompt], texts: Any, verdicts: Any, name: str) -> Figures:
+    """(E, P): one of SUMMED, added up over the texts of each threshold and prompt."""
+    keys = [[f"{threshold} {prompt.name}" for prompt in prompts] for threshold in thresholds]
+    return np.array([[summed(texts[key], verdicts, key)[name] for key in row] for row in keys], dtype=np.float64)
+
+
+def summed(texts: Sequence[Any], verdicts: Any, key: str) -> dict[str, float]:
+    """Each of SUMMED for the texts of one threshold and prompt; `scored` counts the scores that could be read."""
+    scores = [score for score in verdicts["scores"][key] if score is not None]
+    passes = {name: sum(row[name] for row in texts) for name in ("tokens", "passes")}
+    return count(verdicts["winners"][key]) | passes | {"scores": sum(scores), "scored": len(scores)}
+
+
 def count(winners: Sequence[str | None]) -> dict[str, float]:
     """How many pairs the heads' text (A) won, lost or tied.
 
@@ -158,33 +180,22 @@ def count(winners: Sequence[str | None]) -> dict[str, float]:
     return {name: winners.count(sign) for name, sign in (("wins", "A"), ("losses", "B"), ("ties", "tie"))}
 
 
-def totals(texts: dict[str, list[Any]], keys: Any) -> dict[str, dict[str, float]]:
-    return {
-        key: {
-            "tokens": sum(row["tokens"] for row in texts[key]),
-            "passes": sum(row["passes"] for row in texts[key]),
-            "repeated": float(np.mean([row["repeated"] for row in texts[key]])),
-        }
-        for key in keys
-    }
+def mean_repeated(texts: dict[str, list[Any]], keys: Sequence[str]) -> float:
+    """The share of repeated 4-grams, mean over texts."""
+    return float(np.mean([row["repeated"] for key in keys for row in texts[key]]))
 
 
-def grid(thresholds: Sequence[float], prompts: Sequence[Prompt], found: Any, name: str) -> Any:
-    """(E, P): one figure for each threshold and prompt."""
-    return np.array([[found[f"{e} {p.name}"][name] for p in prompts] for e in thresholds], dtype=np.float64)
-
-
-def by_kind(prompts: Sequence[Prompt], grids: Any, sums: Any) -> dict[str, dict[str, Any]]:
+def by_kind(prompts: Sequence[Prompt], by_prompt: dict[str, Figures]) -> dict[str, dict[str, Any]]:
     """Figure 19: each sentence type's win rate and speed over all thresholds."""
     found = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         of_P = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
         wins_P, losses_P, tokens_P, passes_P = (
-            table[:, of_P].sum(axis=0) for table in (grids["wins"], grids["losses"], sums["tokens"], sums["passes"])
+            by_prompt[name][:, of_P].sum(axis=0) for name in ("wins", "losses", "tokens", "passes")
         )
-        rate, interval = rate_with_interval(wins_P, losses_P)
-        speed = float(tokens_P.sum() / max(passes_P.sum(), 1))
-        found[kind] = {"rate": rate, "interval": interval, "speed": speed}
+        rate, interval = ratio_with_interval(wins_P, losses_P)
+        speed, of_speed = ratio_with_interval(tokens_P, passes_P)
+        found[kind] = {"rate": rate, "interval": interval, "speed": speed, "speed_interval": of_speed}
     return found
 
 

@@ -132,6 +132,7 @@ class LikelihoodJudge:
         self.name = f"log-likelihood of {name_of(model) or type(model).__name__}, nats a token"
         self.unreadable = 0
         self.model, self.tokenizer, self.tie = model, tokenizer, tie
+        self._known: dict[tuple[str, str], float] = {}
 
     def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
         return [self.score(prompt, text) for prompt, text in texts]
@@ -153,9 +154,14 @@ class LikelihoodJudge:
             return "tie"
         return "A" if a > b else "B"
 
-    @torch.no_grad()
     def score(self, prompt: str, text: str) -> float:
         """Mean log-likelihood of the text's tokens after the prompt, in nats a token; -inf for an empty text."""
+        if (prompt, text) not in self._known:  # a baseline's text is compared with those of every threshold
+            self._known[prompt, text] = self._score(prompt, text)
+        return self._known[prompt, text]
+
+    @torch.no_grad()
+    def _score(self, prompt: str, text: str) -> float:
         before, ids = (self.tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in (prompt, text))
         if not ids:
             return -float("inf")

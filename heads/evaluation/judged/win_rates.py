@@ -2,13 +2,15 @@
 
 At each threshold the win rate is wins / losses against the baseline, and the speed is tokens per pass. A line is fitted
 to the win rate as a function of the speed. The speed at which it is 1 is the same-quality speed-up, called theoretical
-if no threshold is as fast. All thresholds are compared with the same baseline texts, so their win rates depend on each
-other, and 95 % bands come from a bootstrap over prompts, not over thresholds.
+if no threshold is as fast, and then at most the tokens that a pass can emit. All thresholds are compared with the same
+baseline texts, so their win rates depend on each other, and 95 % bands come from a bootstrap over prompts, not over
+thresholds.
 """
 # S resample (the first is every prompt once), P prompt, E threshold, X speed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,59 +46,92 @@ def same_quality(line: tuple[float, float] | None, level: float = 1.0) -> float 
     return None if line is None or line[0] >= 0 else (level - line[1]) / line[0]
 
 
-def sum_up(wins_EP: Figures, losses_EP: Figures, tokens_EP: Figures, passes_EP: Figures, most: float) -> dict[str, Any]:
+def weights_of(prompts: int) -> Figures:
+    """(1 + S, P): how often each prompt counts: once, then as in each resample."""
+    return np.concatenate([np.ones((1, prompts)), resample(prompts, RESAMPLES, np.random.default_rng(0))])
+
+
+def sum_up(wins_EP: Figures, losses_EP: Figures, gains_EP: Figures, costs_EP: Figures, most: float) -> dict[str, Any]:
     """The win rate and speed of each threshold, the line through them, and the same-quality speed-up, as JSON has them.
 
     Args:
         wins_EP, losses_EP: how many texts of each prompt won or lost against the baseline's at each threshold.
-        tokens_EP, passes_EP: tokens and passes of these texts, added up.
+        gains_EP, costs_EP: the speed is the sum of gains over the sum of costs: tokens over passes, or the seconds of
+            plain over those of dynamic decoding for as many tokens.
         most: the most tokens that a pass can emit, which `speed_up` never exceeds.
     """
-    prompts = wins_EP.shape[1]
-    weights_SP = np.concatenate([np.ones((1, prompts)), resample(prompts, RESAMPLES, np.random.default_rng(0))])
-    won_SE, lost_SE = weights_SP @ wins_EP.T, weights_SP @ losses_EP.T
-    rates_SE = rates_of(won_SE, lost_SE)
-    speeds_SE = (weights_SP @ tokens_EP.T) / np.maximum(weights_SP @ passes_EP.T, 1)
+    weights_SP = weights_of(wins_EP.shape[1])
+    rates_SE = ratios_of(weights_SP, wins_EP, losses_EP)
+    speeds_SE = ratios_of(weights_SP, gains_EP, costs_EP)
     lines = [fit_line(speeds, rates) for speeds, rates in zip(speeds_SE, rates_SE, strict=True)]
-    grid_X = np.linspace(speeds_SE[0].min(), speeds_SE[0].max(), 20)
-    drawn = np.array([line[0] * grid_X + line[1] for line in lines[1:] if line is not None])
     crossing = same_quality(lines[0])
     crossings = [found for line in lines[1:] if (found := same_quality(line)) is not None]
-    enough = len(crossings) >= 0.95 * RESAMPLES
+    enough = len(crossings) >= 0.95 * RESAMPLES and wins_EP.shape[1] > 1
+    slowest, fastest = float(speeds_SE[0].min()), float(speeds_SE[0].max())
     return {
         "speeds": speeds_SE[0].tolist(),
+        "speed_intervals": [interval_of(speeds_S, wins_EP.shape[1]) for speeds_S in speeds_SE[1:].T],
         "rates": [None if np.isnan(rate) else float(rate) for rate in rates_SE[0]],
-        "rate_intervals": [interval_of(rates_S) for rates_S in rates_SE[1:].T],
-        "line": None if lines[0] is None else list(lines[0]),
-        "grid": grid_X.tolist(),
-        "band": np.quantile(drawn, BAND, axis=0).tolist() if len(drawn) else None,
+        "rate_intervals": [interval_of(rates_S, wins_EP.shape[1]) for rates_S in rates_SE[1:].T],
+        **with_band(speeds_SE, lines),
         "same_quality": crossing,
         "interval": np.quantile(crossings, BAND).tolist() if crossing is not None and enough else None,
-        "theoretical": crossing is not None and crossing > float(speeds_SE[0].max()),
-        "speed_up": None if crossing is None else min(crossing, most),
+        "theoretical": crossing is not None and crossing > fastest,
+        "speed_up": None if crossing is None or crossing < slowest else min(crossing, most),
     }
 
 
-def rate_with_interval(wins_P: Figures, losses_P: Figures) -> tuple[float | None, list[float] | None]:
-    """Wins / losses over all prompts and its 95 % interval; None if no text lost.
+def line_of_scores(scores_EP: Figures, scored_EP: Figures, gains_EP: Figures, costs_EP: Figures) -> dict[str, Any]:
+    """Figure 16: the mean score of each threshold, and the line through these against the speed, with its band.
 
-    >>> rate_with_interval(np.array([2.0, 2.0]), np.array([1.0, 1.0]))
-    (2.0, [2.0, 2.0])
+    Args:
+        scores_EP, scored_EP: the sum of the texts' scores, and how many texts have one.
+        gains_EP, costs_EP: as in `sum_up`.
     """
-    weights_SP = resample(len(wins_P), RESAMPLES, np.random.default_rng(0))
-    rate = None if not losses_P.sum() else float(wins_P.sum() / losses_P.sum())
-    return rate, interval_of(rates_of(weights_SP @ wins_P, weights_SP @ losses_P))
+    weights_SP = weights_of(scores_EP.shape[1])
+    means_SE, speeds_SE = ratios_of(weights_SP, scores_EP, scored_EP), ratios_of(weights_SP, gains_EP, costs_EP)
+    lines = [fit_line(speeds, means) for speeds, means in zip(speeds_SE, means_SE, strict=True)]
+    return {
+        "speeds": speeds_SE[0].tolist(),
+        "means": [None if np.isnan(mean) else float(mean) for mean in means_SE[0]],
+        **with_band(speeds_SE, lines),
+    }
 
 
-def rates_of(won: Figures, lost: Figures) -> Figures:
-    """Wins / losses; nan where nothing was lost."""
-    return np.divide(won, lost, out=np.full(won.shape, np.nan), where=lost > 0)
+def ratios_of(weights_SP: Figures, sums_EP: Figures, counts_EP: Figures) -> Figures:
+    """(S, E): the sum over prompts of one figure over that of another; nan where the latter is 0."""
+    sums_SE, counts_SE = weights_SP @ sums_EP.T, weights_SP @ counts_EP.T
+    return np.divide(sums_SE, counts_SE, out=np.full(sums_SE.shape, np.nan), where=counts_SE > 0)
 
 
-def interval_of(rates_S: Figures) -> list[float] | None:
-    """The 95 % interval of resampled rates; None if more than 5 % of the resamples have no losses."""
-    finite = rates_S[np.isfinite(rates_S)]
-    return np.quantile(finite, BAND).tolist() if len(finite) >= 0.95 * len(rates_S) else None
+def with_band(speeds_SE: Figures, lines: Sequence[tuple[float, float] | None]) -> dict[str, Any]:
+    """The first line and the 95 % band of the others, at 20 speeds from the slowest to the fastest."""
+    grid_X = np.linspace(np.nanmin(speeds_SE[0]), np.nanmax(speeds_SE[0]), 20)
+    drawn = np.array([line[0] * grid_X + line[1] for line in lines[1:] if line is not None])
+    return {
+        "line": None if lines[0] is None else list(lines[0]),
+        "grid": grid_X.tolist(),
+        "band": np.quantile(drawn, BAND, axis=0).tolist() if len(drawn) else None,
+    }
+
+
+def ratio_with_interval(gains_P: Figures, costs_P: Figures) -> tuple[float | None, list[float] | None]:
+    """A ratio of sums over all prompts, such as wins / losses, and its 95 % interval; None if no text lost, and no
+    interval of one prompt.
+
+    >>> ratio_with_interval(np.array([2.0, 2.0]), np.array([1.0, 1.0])), ratio_with_interval(np.ones(1), np.ones(1))
+    ((2.0, [2.0, 2.0]), (1.0, None))
+    """
+    ratios_S = ratios_of(weights_of(len(gains_P)), gains_P[None], costs_P[None])[:, 0]
+    return None if np.isnan(ratios_S[0]) else float(ratios_S[0]), interval_of(ratios_S[1:], len(gains_P))
+
+
+def interval_of(values_S: Figures, prompts: int) -> list[float] | None:
+    """The 95 % interval of resampled figures; None of one prompt, whose resamples are all the same, and if more than
+    5 % of the resamples have no figure."""
+    finite = values_S[np.isfinite(values_S)]
+    enough = prompts > 1 and len(finite) >= 0.95 * len(values_S)
+    return np.quantile(finite, BAND).tolist() if enough else None
 
 
 def show_rate(rate: float | None, interval: list[float] | None) -> str:
@@ -113,13 +148,28 @@ def show_rate(rate: float | None, interval: list[float] | None) -> str:
 def describe(found: dict[str, Any]) -> str:
     """The same-quality speed-up in words; a star marks a theoretical one.
 
-    >>> describe({"same_quality": 3.456, "interval": None, "theoretical": True})
-    '3.46* (no interval: too few resamples have a crossing)'
+    >>> measured = {"speeds": [1.0, 3.0], "theoretical": False, "speed_up": 2.5}
+    >>> describe(measured | {"same_quality": 2.5, "interval": [-4.0, 9.0]})
+    '2.50 [below 1.00, above 3.00]'
+    >>> describe(measured | {"same_quality": -3.0, "interval": [-23.0, 2.0], "speed_up": None})
+    'below every measured speed [below 1.00, 2.00]'
+    >>> describe({"speeds": [1.0], "same_quality": 3.456, "interval": None, "theoretical": True, "speed_up": 3.0})
+    '3.00*, above every measured speed (no interval: too few prompts, or resamples with a crossing)'
     """
-    if found["same_quality"] is None:
+    crossing, slowest, fastest = found["same_quality"], min(found["speeds"]), max(found["speeds"])
+    if crossing is None:
         return "none: the win rate does not fall with speed"
-    star = "*" if found["theoretical"] else ""
+    if crossing < slowest:
+        said = "below every measured speed"
+    else:
+        said = f"{found['speed_up']:.2f}" + ("*, above every measured speed" if found["theoretical"] else "")
     if found["interval"] is None:
-        return f"{found['same_quality']:.2f}{star} (no interval: too few resamples have a crossing)"
-    low, high = found["interval"]
-    return f"{found['same_quality']:.2f}{star} [{low:.2f}, {high:.2f}]"
+        return f"{said} (no interval: too few prompts, or resamples with a crossing)"
+    return f"{said} [{', '.join(end_of_interval(end, slowest, fastest) for end in found['interval'])}]"
+
+
+def end_of_interval(end: float, slowest: float, fastest: float) -> str:
+    """An end of an interval of crossings; lines say nothing about speeds that were not measured."""
+    if end < slowest:
+        return f"below {slowest:.2f}"
+    return f"above {fastest:.2f}" if end > fastest else f"{end:.2f}"

@@ -16,7 +16,7 @@ from heads.checkpoint.opening import open_backbone
 from heads.evaluation.judged import completion
 from heads.evaluation.judged.completion import count, judge_all
 from heads.evaluation.judged.sentences import Prompt
-from heads.evaluation.judged.win_rates import sum_up
+from heads.evaluation.judged.win_rates import describe, line_of_scores, sum_up
 from heads.evaluation.runs.rows import Rows
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.suites import sentence_completion, suites, vicuna
@@ -51,9 +51,27 @@ def test_the_line_crosses_one_where_wins_equal_losses():
     assert found["same_quality"] == pytest.approx(1.5)
     assert found["interval"] == pytest.approx([1.5, 1.5])  # both prompts are equal, so every resample is
     assert not found["theoretical"]
+    assert found["speed_intervals"] == [[3, 3], [2, 2], [1, 1]]
+    alone = sum_up(wins[:, :1], losses[:, :1], tokens[:, :1], passes[:, :1], most=3)
+    assert alone["interval"] is None
+    assert alone["rate_intervals"] == alone["speed_intervals"] == [None] * 3  # resamples of one prompt are all equal
     better = sum_up(wins + 40, losses, tokens, passes, most=3)
     assert better["theoretical"]
     assert better["same_quality"] > better["speed_up"] == 3
+    worse = sum_up(wins, losses + 40, tokens, passes, most=3)
+    assert worse["same_quality"] < 1
+    assert worse["speed_up"] is None
+    assert describe(worse).startswith("below every measured speed")
+
+
+def test_scores_have_a_line_and_seconds_are_added_up_before_they_are_divided():
+    """One prompt takes 10 s and is not sped up, one takes 1 s and is sped up tenfold: together 11 / 10.1."""
+    plain, dynamic = np.array([[10.0, 1.0], [10.0, 1.0]]), np.array([[10.0, 1.0], [10.0, 0.1]])
+    found = line_of_scores(np.array([[4.0, 2.0], [2.0, 0.0]]), np.array([[2.0, 1.0], [2.0, 0.0]]), plain, dynamic)
+    assert found["speeds"] == pytest.approx([1.0, 11 / 10.1])
+    assert found["means"] == [2.0, 1.0]
+    assert found["line"][0] == pytest.approx(-1 / (11 / 10.1 - 1))
+    assert np.shape(found["band"]) == (2, 20)
 
 
 def test_a_verdict_that_cannot_be_read_counts_nowhere():
@@ -91,7 +109,13 @@ def test_sentence_completion_runs_resumes_and_is_shown(folder, tmp_path):
         sentence_completion.compare({"a": found, "b": {**found, "judge": "other"}})
     with pytest.raises(ValueError, match=r"different lengths \(6, 7\)"):
         sentence_completion.compare({"a": found, "b": {**found, "max_new_tokens": 7}})
+    assert [len(section.pictures) for section in sentence_completion.compare({"a": found, "b": found})] == [1, 1]
+    with pytest.raises(ValueError, match="The run b was written by an earlier version"):
+        sentence_completion.compare({"a": found, "b": {k: v for k, v in found.items() if k != "by_score"}})
+    assert np.sum(found["by_prompt"]["wins"], axis=1).tolist() == found["counts"]["wins"]
     (by_type,) = shown[2].tables
+    alone = [found["kinds"][kind] for kind in ("affirmative imperative", "exclamatory")]  # one prompt, and two
+    assert [one["speed_interval"] is None for one in alone] == [True, False]
     assert [row[0] for row in by_type.rows] == list(found["kinds"])
 
 
@@ -130,6 +154,16 @@ def test_a_baseline_does_not_judge_its_own_texts(folder, monkeypatch):
         config = sentence_completion.Config(judge_model=str(folder / "judge"), step=1.0, draws=1, max_new_tokens=1)
         with pytest.raises(ValueError, match="judge of its own texts") if refused else nullcontext():
             sentence_completion.run(SuiteTask(folder=folder / "dynamo"), config)
+
+
+def test_the_heads_own_backbone_can_be_the_baseline(folder, monkeypatch):
+    def other(task):
+        raise AssertionError("another model was opened")
+
+    monkeypatch.setattr(completion, "open_baseline", other)
+    given = {"judge_model": str(folder / "judge"), "step": 1.0, "draws": 1, "max_new_tokens": 1, "baseline": "own"}
+    found = sentence_completion.run(SuiteTask(folder=folder / "dynamo"), sentence_completion.Config(**given))
+    assert found["base"] == "the heads' backbone"
 
 
 def test_grounded_heads_are_refused_before_a_judge_is_loaded(folder):
