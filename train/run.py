@@ -151,7 +151,9 @@ def train(trainer: HeadsTrainer) -> None:
         trainer.args.eval_on_start = False  # the run that is resumed did that
     wanted = compile_choice(trainer.config, resumed_from)
     trainer.compiled = compile_where_it_wins(trainer, wanted, resumed=resumed_from is not None)
-    with document_attention(trainer.model, trainer.compiled) as chosen:
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    autocast = next((dtype for name, dtype in halves.items() if getattr(trainer.args, name)), None)
+    with document_attention(trainer.model, trainer.compiled, autocast) as chosen:
         logger.info("attention: %s", chosen)
         train_and_store(trainer, resumed_from)
     if trainer.interruption.agreed:

@@ -2,7 +2,8 @@
 
 With a dense mask, attention computes every pair of a block's positions, even those that the mask rules out. Here a
 block's queries, keys and values are split at its documents, and each piece is plain causal attention, for which sdpa
-has kernels that skip what lies ahead.
+has kernels that skip what lies ahead. On a GPU in half precision all documents are one call of PyTorch's
+variable-length kernel (`torch.nn.attention.varlen`).
 
 The documents' lengths travel as an attribute of a 4-D boolean tensor without elements, which Hugging Face models pass
 to their layers like any 4-D mask. A layer that uses it as an ordinary mask fails, since no scores have its shape. Only
@@ -13,6 +14,7 @@ within `document_attention` do layers understand it; that context first compares
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,13 +26,23 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from heads.backbone.masks import FULL, SLIDING, positions_within_documents, within_documents
 from heads.backbone.model import Backbone, read_layer_type
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn: Any = None  # type: ignore[no-redef]
+
 LEAST_TOKENS = {"cpu": 32}
 """Tokens of a piece on average, below which starting pieces costs more than a dense mask."""
 LEAST_TOKENS_ELSEWHERE = 1024  # on an accelerator, where a piece costs several launches; an estimate, not measured
+WIDEST_HEAD = 256  # of the variable-length kernel, which is Flash Attention's
 
 
-def mask_by_documents(document_ids_BT: Tensor, window: int | None) -> Tensor | None:
+def mask_by_documents(document_ids_BT: Tensor, window: int | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
     """(B, 1, 0, 0) with the lengths of each block's documents; None where a dense mask is needed, or costs less.
+
+    Args:
+        window: of sliding layers; None without one.
+        dtype: in which layers compute, which decides whether one kernel takes all documents.
 
     >>> mask_by_documents(torch.tensor([[0] * 64 + [1] * 36]), None).documents
     [[64, 36]]
@@ -40,15 +52,29 @@ def mask_by_documents(document_ids_BT: Tensor, window: int | None) -> Tensor | N
     pieces = sum(map(len, lengths))
     if window is not None and max(map(max, lengths)) > window:
         return None
-    if pieces > len(lengths) and document_ids_BT.numel() < pieces * least_tokens(document_ids_BT.device.type):
+    if pieces > len(lengths) and document_ids_BT.numel() < pieces * least_tokens(document_ids_BT.device, dtype):
         return None
     mask = torch.empty(len(lengths), 1, 0, 0, dtype=torch.bool, device=document_ids_BT.device)
     mask.documents = lengths  # type: ignore[attr-defined]
     return mask
 
 
-def least_tokens(device_type: str) -> int:
-    return LEAST_TOKENS.get(device_type, LEAST_TOKENS_ELSEWHERE)
+def least_tokens(device: torch.device, dtype: torch.dtype) -> int:
+    """Tokens that a document must have on average."""
+    return 1 if one_kernel_on(device, dtype) else LEAST_TOKENS.get(device.type, LEAST_TOKENS_ELSEWHERE)
+
+
+def one_kernel_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether one call of the variable-length kernel attends within all documents; torch before 2.10 has none."""
+    return varlen_attn is not None and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def computed_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of attention: autocast's, as `trainer.bf16` sets it, or the tensors' own.
+
+    Rotary embeddings leave float32 queries under autocast too, which sdpa casts by itself.
+    """
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
 
 
 def document_lengths(block_T: Tensor) -> list[int]:
@@ -70,6 +96,11 @@ def sdpa_by_documents(
     settings["is_causal"] = True
     if all(len(lengths) == 1 for lengths in documents):
         return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, None, **settings)
+    fits = query_BHTD.shape[-1] <= WIDEST_HEAD and not settings.get("dropout")
+    dtype = computed_in(query_BHTD.device, query_BHTD.dtype)
+    if fits and one_kernel_on(query_BHTD.device, dtype):
+        query, key, value = (tensor.to(dtype) for tensor in (query_BHTD, key_BHTD, value_BHTD))
+        return in_one_kernel(query, key, value, documents, settings.get("scaling")), None
     blocks = []
     for row, lengths in enumerate(documents):
         split = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query_BHTD, key_BHTD, value_BHTD)]
@@ -78,20 +109,41 @@ def sdpa_by_documents(
     return torch.cat(blocks), None
 
 
+def in_one_kernel(
+    query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, documents: list[list[int]], scaling: float | None
+) -> Tensor:
+    """Causal attention within each document, (B, T, H, D), by one call over the blocks laid end to end.
+
+    Keys and values may have fewer heads than queries, as in grouped-query attention.
+    """
+    lengths = list(itertools.chain(*documents))
+    borders = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32).to(query_BHTD.device)
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query_BHTD, key_BHTD, value_BHTD))
+    attended: Any = varlen_attn(
+        query, key, value, borders, borders, max(lengths), max(lengths),
+        scale=scaling, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    blocks: Tensor = attended.unflatten(0, (len(documents), -1))
+    return blocks
+
+
 @contextlib.contextmanager
-def document_attention(model: Any, compiled: bool) -> Iterator[str]:
+def document_attention(model: Any, compiled: bool, autocast: torch.dtype | None = None) -> Iterator[str]:
     """Within the context a `TrainedModel` attends by documents where that is possible; yields the choice in words.
 
     Args:
         compiled: decoder layers are compiled; their graphs would be compiled again for every set of document lengths.
+        autocast: the dtype of the run's autocast, in which the layers are compared too.
     """
     if model.backbone.recurrence is not None:
         yield "each document as a row of its own, since a recurrent state would go on into the next"
         return
     with understood():
-        obstacle = "decoder layers are compiled" if compiled else what_stops(model.backbone)
+        device = model.backbone.device
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            obstacle = "decoder layers are compiled" if compiled else what_stops(model.backbone)
+            few = least_tokens(device, computed_in(device, model.backbone.dtype))
         model.attends_by_document = not obstacle
-        few = least_tokens(model.backbone.device.type)
         by_document = f"each document by itself, without a mask; with one where they have less than {few} tokens each"
         try:
             yield f"with dense masks, as {obstacle}" if obstacle else by_document

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from heads.backbone.masks import positions_within_documents, within_documents
 from heads.backbone.model import Backbone
 from heads.backbone.state import HiddenTap, HiddenTaps
-from train.objective.document_attention import by_layer_type, mask_by_documents
+from train.objective.document_attention import by_layer_type, computed_in, mask_by_documents
 from train.objective.documents_as_rows import forward_by_rows, forward_whole_rows
 from train.objective.lookahead import first_layer_sees_ahead
 
@@ -67,7 +67,9 @@ class PackedBackbone(nn.Module):
         """The document ids (B, T) that bound attention, positions (B, T) within these documents, and the mask."""
         attended = torch.zeros_like(document_ids_BT) if self.attend_across_documents else document_ids_BT
         positions_BT, style = positions_within_documents(attended), self.backbone.mask_style
-        mask = mask_by_documents(attended, style.window) if self.attends_by_document else None
+        mask = None
+        if self.attends_by_document:
+            mask = mask_by_documents(attended, style.window, computed_in(attended.device, self.backbone.dtype))
         if mask is not None:
             return attended, positions_BT, by_layer_type(self.backbone, mask)
         dense = style.finish(within_documents(attended), positions_BT, positions_BT, self.backbone.dtype)

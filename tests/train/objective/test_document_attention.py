@@ -1,5 +1,7 @@
 """Attention by documents against dense masks: states, losses, gradients; where it stands back, and says why."""
 
+import itertools
+
 import pytest
 import torch
 from tiny import random_tokens, tiny_model
@@ -140,3 +142,77 @@ def test_outside_nothing_is_changed():
     mask = mask_by_documents(batch["document_ids"], None)
     with pytest.raises(RuntimeError):  # nobody understands the mask
         model.backbone.forward(batch["input_ids"], attention_mask=mask, use_cache=False)
+
+
+def varlen_by_hand(query, key, value, borders, key_borders, longest, longest_key, *, scale, window_size, enable_gqa):
+    """What `torch.nn.attention.varlen.varlen_attn` returns, which runs on a GPU alone: document by document."""
+    assert (borders.dtype, window_size) == (torch.int32, (-1, 0))
+    assert borders is key_borders
+    assert longest == longest_key == int(borders.diff().max())
+    assert int(borders[-1]) == len(query)
+    found = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)),
+            is_causal=True, scale=scale, enable_gqa=enable_gqa,
+        )[0].transpose(0, 1)
+        for start, end in itertools.pairwise(borders.tolist())
+    ]  # fmt: skip
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "qwen3"])
+def test_one_kernel_gets_the_documents_of_all_blocks_end_to_end(architecture, monkeypatch):
+    """With the kernel's mathematics in float64 on a CPU: states, loss and gradients are those of a dense mask."""
+    model, batch = build(architecture, trains_backbone=True), make_batch(MANY)
+    dense, expected = loss_and_gradients(model, batch)
+    calls = []
+
+    def kernel(*tensors, **settings):
+        calls.append(tensors[3].tolist())
+        return varlen_by_hand(*tensors, **settings)
+
+    monkeypatch.setattr(by_document, "one_kernel_on", lambda device, dtype: True)
+    monkeypatch.setattr(by_document, "varlen_attn", kernel)
+    with document_attention(model, compiled=False) as chosen:
+        assert chosen.endswith("less than 1 tokens each")
+        fast, found = loss_and_gradients(model, batch)
+    assert [0, 7, 24, 36, 37, 48] in calls
+    torch.testing.assert_close(fast, dense, rtol=1e-12, atol=0)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_one_kernel_is_for_gpus_in_half_precision():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert not by_document.one_kernel_on(cpu, torch.bfloat16)
+    assert not by_document.one_kernel_on(gpu, torch.float32)
+    assert by_document.one_kernel_on(gpu, torch.bfloat16)
+    assert by_document.least_tokens(gpu, torch.bfloat16) == 1
+    assert by_document.least_tokens(gpu, torch.float32) == 1024
+
+
+def test_layers_are_compared_in_the_dtype_of_autocast(monkeypatch):
+    seen, usual = set(), by_document.sdpa_by_documents
+
+    def spy(module, query, *rest, **settings):
+        seen.add(by_document.computed_in(query.device, query.dtype))
+        return usual(module, query, *rest, **settings)
+
+    monkeypatch.setattr(by_document, "sdpa_by_documents", spy)
+    model = TrainedModel(Backbone(tiny_model("llama", attn="sdpa", dtype=torch.float32)), None)
+    with document_attention(model, compiled=False, autocast=torch.bfloat16) as chosen:
+        assert chosen.startswith("each document by itself")
+    assert seen == {torch.bfloat16}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the variable-length kernel runs on a GPU alone")
+def test_one_kernel_on_a_gpu_is_attention_with_a_dense_mask():
+    model = build("llama", torch.bfloat16)
+    model, batch = model.to("cuda"), {name: tensor.to("cuda") for name, tensor in make_batch(MANY).items()}
+    with torch.no_grad():
+        dense = model.hidden_states(batch["input_ids"], batch["document_ids"]).float()
+        with document_attention(model, compiled=False) as chosen:
+            fast = model.hidden_states(batch["input_ids"], batch["document_ids"]).float()
+    assert chosen.endswith("less than 1 tokens each"), chosen
+    assert (fast - dense).norm() < 2**-6 * dense.norm()  # 8 bits of mantissa, three layers
