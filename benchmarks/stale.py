@@ -1,7 +1,8 @@
 """Find results that are stale: their command has changed, or code that they measure has changed since their commit.
 
 Only code counts. Comments and docstrings compute nothing, and what a changed import leads to is measured only if its
-own file is named. So a Python file has changed if its syntax tree without them has; any other file, if its bytes have.
+own file is named. So a Python file has changed if its syntax tree without them has, a YAML file if what it
+holds has; any other file, if its bytes have.
 
 A file of results has the lines `- command:` and `- measured:`, which ends in the commit. A line `- since then:` says by
 hand how the benchmark has changed, and makes the results stale too.
@@ -14,6 +15,9 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 UNCOMMITTED = ", with changes that are not committed"
@@ -39,14 +43,16 @@ def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
         now
         for before, now in ((files[0], files[-1]) for files in names)
         if Path(now).name != "measured.json"
-        and not (now.endswith(".py") and code_at(commit, before) == code_at("HEAD", now))
+        and not (Path(now).suffix in (".py", ".yaml") and content_at(commit, before) == content_at("HEAD", now))
     ]
 
 
-def code_at(commit: str, file: str) -> str | None:
-    """`code_of` a Python file at a commit; None if there was no such file."""
+def content_at(commit: str, file: str) -> Any:
+    """`code_of` a Python file at a commit, or what a YAML file held; None if there was no such file."""
     source = git("show", f"{commit}:{file}")
-    return None if source is None else code_of(source)
+    if source is None:
+        return None
+    return code_of(source) if file.endswith(".py") else list(yaml.safe_load_all(source))
 
 
 def code_of(source: str) -> str:

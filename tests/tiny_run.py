@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import train.run as run_module
 from train.config import read_config
 from train.run import run
 
@@ -75,6 +76,18 @@ def write_config(folder, name, **changes):
 def train(config, *flags):
     """In this process."""
     return run(read_config(["--config", config, *flags]))
+
+
+def add_callback(monkeypatch, callback):
+    """Runs in this process have one more callback, after those of a run."""
+    build = run_module.build_trainer
+
+    def with_callback(*args, **kwargs):
+        trainer = build(*args, **kwargs)
+        trainer.add_callback(callback)
+        return trainer
+
+    monkeypatch.setattr("train.run.build_trainer", with_callback)
 
 
 SLOW = """

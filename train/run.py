@@ -44,7 +44,7 @@ from train.loop.building import (
     store_hidden_states,
     training_arguments,
 )
-from train.loop.console import set_up_logging, take_bar_away
+from train.loop.console import end_lines, set_up_logging
 from train.loop.ending import exit_interrupted, finish
 from train.loop.errors import explained_cache, names_checkpoint
 from train.loop.overhead import log_heads_overhead
@@ -123,8 +123,11 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     trainer = build_trainer(config, arguments, model, tokenizer, data, engine, interruption, resumed_from)
     trainer.recipe |= settled
     describe_run(trainer, data)
-    train(trainer)
-    finish(trainer)
+    try:
+        train(trainer)
+        finish(trainer)
+    finally:
+        end_lines(trainer)
     return Path(config.output_dir)
 
 
@@ -168,11 +171,8 @@ def train_and_store(trainer: HeadsTrainer, resumed_from: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     clear_marker(folder)
     trainer.interruption.training = True
-    try:
-        with names_checkpoint(folder):
-            trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
-    finally:
-        take_bar_away(trainer)
+    with names_checkpoint(folder):
+        trainer.train(resume_from_checkpoint=None if resumed_from is None else str(resumed_from))
 
 
 def compile_choice(config: TrainConfig, resumed_from: Path | None) -> bool | str:

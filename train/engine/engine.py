@@ -7,7 +7,9 @@ the same code as a cluster.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import logging
 import os
 from collections.abc import Mapping
@@ -102,11 +104,15 @@ def device_fields(trainer_fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leave_out_inference_operator() -> None:
-    """Spare a minute in which DeepSpeed compiles an operator that only inference calls (deepspeed/comm/torch.py)."""
+    """Spare a minute in which DeepSpeed compiles an operator that only inference calls (deepspeed/comm/torch.py).
+
+    To know what is compatible, DeepSpeed calls the compiler, and distutils prints its command lines.
+    """
     if importlib.util.find_spec("deepspeed") is not None:  # if it is missing, TrainingArguments say so
         import deepspeed.ops
 
-        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+        with contextlib.redirect_stdout(io.StringIO()):
+            getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
 
 
 def announce_compiling() -> None:

@@ -2,13 +2,14 @@
 
      step   loss   eval  top-1 %      agreement %  t/pass   left
        10  12.31                                           01:40
-       25   9.87  10.42  38 22 14 11  41 25 17 13    1.61  01:12
+       20  10.08                                           01:21
+       25  9.870  10.42  38 22 14 11  41 25 17 13    1.61  01:12
 
-`loss` is the mean training loss since the last line. `eval` is the sum of the heads' losses on held-out data, plus the
-backbone's own where it is trained. `top-1` and `agreement` (with the backbone's prediction) have a number for each
-head. `t/pass` is tokens per backbone pass. From 80 columns on the learning rate is shown too. A line takes at most the
-terminal's width (or 60 columns, if that is less), so only the first of many heads are shown. metrics.jsonl has more.
-There is no bar where the output is a pipe or a file.
+`loss` is the mean training loss since the last line; an evaluation's line has it too. `eval` is the sum of the heads'
+losses on held-out data, plus the backbone's own where it is trained. `top-1` and `agreement` (with the backbone's
+prediction) have a number for each head. `t/pass` is tokens per backbone pass. From 80 columns on the learning rate is
+shown too. A line takes at most the terminal's width (or 60 columns, if that is less), so only the first of many heads
+are shown. metrics.jsonl has more. There is no bar where the output is a pipe or a file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from transformers import TrainerCallback
+
+from train.engine.notices import is_for_users, leave_out_deprecations
 
 CONSOLE = Console(highlight=False)
 ERRORS = Console(highlight=False, stderr=True)
@@ -52,29 +55,37 @@ def set_up_logging() -> None:
     of their updates would be a line.
     """
     if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[ConsoleHandler()])
+        handler = ConsoleHandler()
+        handler.addFilter(is_for_users)
+        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    leave_out_deprecations()
     transformers.logging.set_verbosity_warning()
     if not CONSOLE.is_terminal:
         transformers.logging.disable_progress_bar()
         datasets.disable_progress_bars()
 
 
-def take_bar_away(trainer: Any) -> None:
-    """Stop the bar before a run ends early, so that the error's sentence is not written over it."""
+def end_lines(trainer: Any) -> None:
+    """End what a run prints, however it ends: an error's sentence then has a line of its own, below the last loss."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, RunLines):
             callback.stop()
+            callback.show_waiting(trainer.state)
 
 
 class RunLines(TrainerCallback):
     """Prints the lines and the bar instead of the Trainer's dictionaries.
 
+    The Trainer logs a step's training loss and its evaluation one after the other; here the loss waits for the latter.
+
     Args:
         num_heads: heads of the run; 0 where the backbone is trained alone.
+        evaluates: there is held-out data, so an evaluation follows the last step at the latest.
     """
 
-    def __init__(self, num_heads: int) -> None:
-        self.num_heads = num_heads
+    def __init__(self, num_heads: int, *, evaluates: bool = False) -> None:
+        self.num_heads, self.evaluates = num_heads, evaluates
+        self.waiting: dict[str, Any] = {}  # a training log that is printed with the evaluation of its step
         self.bar: Progress | None = None
         self.started, self.first_step = time.monotonic(), 0
         self.header_is_due = True
@@ -105,13 +116,28 @@ class RunLines(TrainerCallback):
         if "train_runtime" in logs:
             taken, loss = clock(logs["train_runtime"]), short(logs["train_loss"])
             self.say(f"{state.global_step} steps in {taken}, mean loss {loss}")
-        elif "loss" in logs or "eval_backbone_loss" in logs or "skipped_steps" in logs:
-            width = max(NARROWEST, CONSOLE.width)
-            if self.header_is_due:
-                self.say(header(self.num_heads, state.max_steps, width))
-                self.header_is_due = False
-            left = self.time_left(state.global_step, state.max_steps)
-            self.say(line(logs, state.global_step, left, self.num_heads, state.max_steps, width))
+        elif "eval_backbone_loss" in logs:
+            logs, self.waiting = self.waiting | logs, {}
+            self.show(logs, state)
+        elif "loss" in logs or "skipped_steps" in logs:
+            if control.should_evaluate or (self.evaluates and state.global_step >= state.max_steps):
+                self.waiting = logs
+            else:
+                self.show(logs, state)
+
+    def show_waiting(self, state: Any) -> None:
+        """Print the last training log if a failure or a signal has prevented the evaluation that it waits for."""
+        logs, self.waiting = self.waiting, {}
+        if logs:
+            self.show(logs, state)
+
+    def show(self, logs: Mapping[str, Any], state: Any) -> None:
+        width = max(NARROWEST, CONSOLE.width)
+        if self.header_is_due:
+            self.say(header(self.num_heads, state.max_steps, width))
+            self.header_is_due = False
+        left = self.time_left(state.global_step, state.max_steps)
+        self.say(line(logs, state.global_step, left, self.num_heads, state.max_steps, width))
 
     def say(self, text: str) -> None:
         CONSOLE.print(Text(text), soft_wrap=True)
@@ -123,12 +149,12 @@ class RunLines(TrainerCallback):
 
 
 def line(logs: Mapping[str, Any], step: int, left: float | None, num_heads: int, steps: int, width: int) -> str:
-    """The line of one log or evaluation.
+    """The line of a training log, of an evaluation, or of both joined.
 
-    >>> head1 = {"eval_head1_loss": 3.25, "eval_head1_top1": 0.384, "eval_head1_agreement": 0.5}
+    >>> head1 = {"loss": 3.5, "eval_head1_loss": 3.25, "eval_head1_top1": 0.384, "eval_head1_agreement": 0.5}
     >>> print(header(1, 100, 60)); print(line(head1 | {"eval_tokens_per_pass": 1.6}, 25, 72.0, 1, 100, 60))
      step   loss   eval  top-1 %  agreement %  t/pass   left
-       25         3.250  38       50             1.60  01:12
+       25  3.500  3.250  38       50             1.60  01:12
     """
     shown = heads_shown(num_heads, steps, width)
     per_head = [f"eval_head{k}" for k in range(1, num_heads + 1)] or ["eval_backbone"]

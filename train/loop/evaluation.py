@@ -34,7 +34,7 @@ Inside = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class HeldOutBlocks:
     """Held-out blocks, and the run that is measured on them; every process measures its share.
 
     Attributes:

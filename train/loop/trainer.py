@@ -30,7 +30,7 @@ from train.engine.gathering import copy_for_decoding, filled, whole_weights
 from train.engine.sharding import keep_gathered, shard
 from train.loop.batches import collate, numbered
 from train.loop.errors import explained_reading
-from train.loop.evaluation import HeldOut, quality
+from train.loop.evaluation import HeldOutBlocks, quality
 from train.loop.metrics import RunningLosses
 from train.loop.optimizer_groups import build_optimizer
 from train.loop.step_guard import StepGuard, all_finite, read_together
@@ -203,6 +203,12 @@ class HeadsTrainer(Trainer):
             logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step - self.guard.skipped)
         super().log(logs, start_time)
 
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Log before each evaluation, also before one that comes later, so that its line has the loss until then."""
+        last = self.state.global_step >= self.state.max_steps and self.eval_dataset is not None
+        self.control.should_log |= self.control.should_evaluate or self.evaluation_put_off or last
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
     # ---- engine, optimizer
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
@@ -254,8 +260,8 @@ class HeadsTrainer(Trainer):
         """The backbone's present mean loss on the held-out blocks."""
         return self.held_out().backbone_loss()
 
-    def held_out(self, blocks: Any = None) -> HeldOut:
-        return HeldOut(
+    def held_out(self, blocks: Any = None) -> HeldOutBlocks:
+        return HeldOutBlocks(
             model=self.model,
             blocks=self.eval_dataset if blocks is None else blocks,
             batch_size=self.args.per_device_eval_batch_size,

@@ -146,7 +146,8 @@ def test_two_processes_stop_together_and_one_goes_on(folder, caplog):
     assert "was saved by 2 processes and is resumed by 1" in caplog.text
     assert "A step took" not in caplog.text
     for line, same in zip(logged(one), logged(resumed), strict=True):
-        assert line == pytest.approx(same, rel=1e-4, abs=1e-4)
+        numbers, others = ({k: v for k, v in log.items() if v is not None} for log in (line, same))
+        assert numbers == pytest.approx(others, rel=1e-4, abs=1e-4)  # a skipped step's norm is None
     for name, tensor in tensors(one)["last/heads.safetensors"].items():
         assert (tensors(resumed)["last/heads.safetensors"][name] - tensor).abs().max() < 1e-5, name
 

@@ -26,6 +26,7 @@ from train.engine.engine import (
     requested_engine,
     start_engine,
 )
+from train.engine.notices import ACCUMULATION, DEPRECATED
 from train.loop.evaluation import shares
 
 with_gloo = pytest.mark.skipif(
@@ -87,6 +88,7 @@ def test_two_processes_train_what_one_trains(comparison, engine, case, named, st
     assert [line for line in said if line.startswith("engine:")] == [
         f"engine: {named} on 2 processes, cpu with 1 threads"
     ]
+    assert not [line for line in said if any(notice in line for notice in ("gcc ", ACCUMULATION, DEPRECATED))]
     assert not list(tmp_path.iterdir()), "an operator was compiled that no training on CPUs calls"
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import add_bad_token, assert_same_run, logged, prepare, train, write_config
-from transformers import AutoTokenizer
+from tiny_run import add_bad_token, add_callback, assert_same_run, logged, prepare, train, write_config
+from transformers import AutoTokenizer, TrainerCallback
 
 from train.checkpoint.whole import checkpoints, newest_whole, step_of
 from train.config import read_config
@@ -42,17 +42,15 @@ def spoil(monkeypatch, factor, steps):
     monkeypatch.setattr(TrainedModel, "forward", spoiled)
 
 
-def skip_by_hand(monkeypatch, step):
+class SkipByHand(TrainerCallback):
     """What skipping has to do: no optimizer step, everything else as ever."""
-    close = HeadsTrainer._get_grad_norm
 
-    def skipped(self, model, grad_norm=None):
-        norm = close(self, model, grad_norm)
-        if self.state.global_step == step:
-            self.optimizer.zero_grad()
-        return norm
+    def __init__(self, *steps):
+        self.steps = steps
 
-    monkeypatch.setattr(HeadsTrainer, "_get_grad_norm", skipped)
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        if state.global_step in self.steps:
+            optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(("factor", "base"), [(NAN, None), (INF, 1e-3)])
@@ -60,8 +58,7 @@ def test_a_skipped_step_leaves_no_trace(folder, monkeypatch, factor, base, caplo
     """In the second of two micro-batches: in the first step of all, when AdamW has no moments yet, and in a later."""
     rates = {"rates": {"heads": 3e-3, "base": base}, "family": "grounded" if base is None else "dynamo"}
     with monkeypatch.context() as patch:
-        skip_by_hand(patch, 0)
-        skip_by_hand(patch, 6)
+        add_callback(patch, SkipByHand(0, 6))
         by_hand = train(write_config(folder, "by-hand", **rates))
     with monkeypatch.context() as patch:
         spoil(patch, factor, {0, 6})
@@ -70,7 +67,11 @@ def test_a_skipped_step_leaves_no_trace(folder, monkeypatch, factor, base, caplo
         one, other = load_file(path), load_file(next((where / "last").rglob(path.name)))
         assert all(torch.equal(one[name], other[name]) for name in one)
     losses = [line for line in logged(where) if "head1_loss" in line]
-    assert [line["skipped_steps"] for line in losses] == [1, 2]
+    assert [(line["step"], line["skipped_steps"]) for line in losses] == [
+        (4, 1),
+        (5, 1),
+        *((n, 2) for n in (8, 10, 12, 13)),
+    ]
     for line in losses:
         parts = [value for name, value in line.items() if name in ("head1_loss", "head2_loss", "backbone_loss")]
         assert line["loss"] == pytest.approx(sum(parts), rel=0.05)  # over steps, and over labels; not a fifth too low
@@ -95,7 +96,8 @@ def test_a_resumed_run_counts_on(folder, monkeypatch):
         train(parts, "--resume", "true")
     assert_same_run(whole, folder / "parts")
     assert logged(whole)[-1]["step"] == 13
-    assert [line["skipped_steps"] for line in logged(whole) if "head1_loss" in line] == [1, 2]
+    counts = [(line["step"], line.get("skipped_steps")) for line in logged(whole) if "head1_loss" in line]
+    assert counts == [(4, None), (8, 1), *((n, 2) for n in (10, 12, 13))]
 
 
 def stop_in_step(monkeypatch, step):
@@ -133,15 +135,14 @@ def holding(folder, token, changes):
 
 def test_weights_that_are_not_finite_are_never_saved(folder, monkeypatch, caplog):
     """However they became so."""
-    close = HeadsTrainer._get_grad_norm
 
-    def broken(self, model, grad_norm=None):
-        if self.state.global_step == 10:
-            with torch.no_grad():
-                next(self.token_heads.parameters()).fill_(NAN)
-        return close(self, model, grad_norm)
+    class Breaks(TrainerCallback):
+        @torch.no_grad()
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            if state.global_step == 10:
+                next(model.token_heads.parameters()).fill_(NAN)
 
-    monkeypatch.setattr(HeadsTrainer, "_get_grad_norm", broken)
+    add_callback(monkeypatch, Breaks())
     with pytest.raises(ValueError, match=r"weights are not finite and are not saved; the last whole .*checkpoint-9"):
         train(write_config(folder, "broken"))
     assert [step_of(path) for path in checkpoints(folder / "broken")] == [6, 9]
