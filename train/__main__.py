@@ -40,7 +40,7 @@ COMMANDS = {
         "show samples with supervised tokens coloured, and what was dropped, split or empty", InspectFlags, inspect_data
     ),
     "plan": Command(
-        "print parameters, memory, steps, hours and disk of a run, and warn of what will not fit", Machine, plan
+        "print parameters, memory, steps, time and disk of a run, and warn of what will not fit", Machine, plan
     ),
     "regenerate-data": Command(
         "replace answers and ends of texts by what the backbone generates (docs/data.md)",

@@ -24,15 +24,15 @@ from train.plan.costs import Machine, trainer_field
 from train.plan.fit import warnings
 from train.plan.memory import read_launches
 from train.plan.plan import make_plan
-from train.plan.report import disk_table, memory_table, parameter_table, run_table
+from train.plan.report import disk_table, memory_tables, parameter_table, run_table
 
 LEAST_WIDTH = 100
-"""Columns of the tables where the output is no terminal."""
+"""The fewest columns of the tables where the output is no terminal."""
 SECONDS_TO_CONNECT = 2.0
 
 
 def plan(config: TrainConfig, machine: Machine, console: Console | None = None) -> None:
-    """Print what a run needs: parameters, memory, steps, FLOPs, hours, disk; warn of what will not fit.
+    """Print what a run needs: parameters, memory, steps, FLOPs, time, disk; warn of what will not fit.
 
     Raises:
         ValueError: a config that cannot be built.
@@ -40,7 +40,7 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
     memory, device_type = machine.memory_bytes, machine.device
     device_type = device_type or ("cpu" if trainer_field(config, "use_cpu") else "cuda")
     config = replace(config, trainer=settled_bf16(config.trainer, device_type, trains_in_float32=False))
-    console = console or Console(width=max(LEAST_WIDTH, Console().width))
+    console = console or console_of_plan()
     launches = read_launches()
     logging.disable(logging.WARNING)  # the run itself will warn
     try:
@@ -48,12 +48,18 @@ def plan(config: TrainConfig, machine: Machine, console: Console | None = None) 
             found = make_plan(config, gpus=machine.gpus, device_type=device_type, tokens=machine.tokens)
     finally:
         logging.disable(logging.NOTSET)
-    console.print(parameter_table(found), memory_table(found, launches, memory))
+    console.print(parameter_table(found), *memory_tables(found, launches, memory, console))
     console.print(run_table(found, machine), disk_table(found))
     if advice := advice_on_bfloat16(device_type, bf16=bool(trainer_field(config, "bf16"))):
         console.print(f"bfloat16: {advice}", markup=False, highlight=False, soft_wrap=True)
     for sentence in warnings(found, config, launches, memory):
         console.print(f"warning: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def console_of_plan() -> Console:
+    """As wide as the terminal, which may be narrow; a pipe or a file takes wide tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(LEAST_WIDTH, console.width))
 
 
 @contextlib.contextmanager

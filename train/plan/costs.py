@@ -1,4 +1,4 @@
-"""Steps, hours and disk space of a run: arithmetic on its config, its tensors' sizes and its data's length."""
+"""Steps, time and disk space of a run: arithmetic on its config, its tensors' sizes and its data's length."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Machine:
         memory: memory of one GPU, such as 80GB or 24GiB; with it, the plan warns of what will not fit
         device: where the run will take place; by default cuda, or cpu with trainer.use_cpu: true
         tokens: tokens of training data; by default data on this machine is counted
-        tflops: peak of one GPU in 10^12 FLOP/s, such as 989; for the hours
-        mfu: share of that peak that training reaches; for the hours
-        tokens_per_second: measured throughput of one GPU; for the hours
+        tflops: peak of one GPU in 10^12 FLOP/s, such as 989; for the time
+        mfu: share of that peak that training reaches; for the time
+        tokens_per_second: measured throughput of one GPU; for the time
     """
 
     gpus: int = within(1, default=1)
@@ -106,18 +106,18 @@ def count_steps(config: TrainConfig, blocks: int | None, gpus: int) -> int | Non
     return math.ceil(trainer_field(config, "num_train_epochs") * max(1, updates))
 
 
-def hours(flops: float, tokens: float, machine: Machine) -> dict[str, float]:
-    """Hours of a run, by GPU: the one whose throughput or peak the user stated, else common ones.
+def run_seconds(flops: float, tokens: float, machine: Machine) -> dict[str, float]:
+    """Seconds of a run, by GPU: the one whose throughput or peak the user stated, else common ones.
 
-    >>> hours(3.6e18, 0, Machine(tflops=500, mfu=0.5))
-    {'500 TFLOP/s stated': 4.0}
-    >>> hours(0, 7.2e6, Machine(gpus=2, tokens_per_second=1000))
-    {'1,000 tokens/s stated': 1.0}
+    >>> run_seconds(3.6e18, 0, Machine(tflops=500, mfu=0.5))
+    {'500 TFLOP/s stated': 14400.0}
+    >>> run_seconds(0, 7.2e6, Machine(gpus=2, tokens_per_second=1000))
+    {'1,000 tokens/s stated': 3600.0}
     """
     if (speed := machine.tokens_per_second) is not None:
-        return {f"{speed:,.0f} tokens/s stated": tokens / speed / machine.gpus / 3600}
+        return {f"{speed:,.0f} tokens/s stated": tokens / speed / machine.gpus}
     peaks = {f"{machine.tflops:g} TFLOP/s stated": machine.tflops} if machine.tflops else PEAK_TFLOPS
-    return {name: flops / (peak * 1e12 * machine.mfu * machine.gpus) / 3600 for name, peak in peaks.items()}
+    return {name: flops / (peak * 1e12 * machine.mfu * machine.gpus) for name, peak in peaks.items()}
 
 
 def bytes_in_output_dir(config: TrainConfig, model: TrainedModel, steps: int | None) -> dict[str, int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rich import box
+from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from train.plan.costs import ASSUMED_MFU, Machine, hours
+from train.plan.costs import ASSUMED_MFU, Machine, run_seconds
 from train.plan.fit import HEADROOM
 from train.plan.live_tensors import FROZEN, GRADIENTS, TRAINED, TRANSIENT
-from train.plan.memory import COMMUNICATION, GATHERED, OPTIMIZER, Launch, memory_of, total
+from train.plan.memory import COMMUNICATION, GATHERED, OPTIMIZER, Launch, Memory, memory_of, total
 from train.plan.plan import Plan
 
 ALWAYS_SHOWN = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER)
@@ -35,13 +36,30 @@ def parameter_table(plan: Plan) -> Table:
     return table
 
 
-def memory_table(plan: Plan, launches: tuple[Launch, ...], memory: int | None) -> Table:
-    """Tensors on the device at the peak of a training step, where not every gradient may exist yet."""
-    found = {launch.name: memory_of(launch, plan.sizes, plan.gpus) for launch in launches}
-    unit, scale = ("GB", 1e9) if max(m.peak for m in found.values()) >= 1e9 else ("MB", 1e6)
+def memory_tables(plan: Plan, launches: tuple[Launch, ...], memory: int | None, console: Console) -> list[Table]:
+    """Tensors on the device at the peak of a step, by launch file: one table, or as few as fit into the console."""
+    found = [(launch.name, memory_of(launch, plan.sizes, plan.gpus)) for launch in launches]
+    unit, scale = ("GB", 1e9) if max(m.peak for _, m in found) >= 1e9 else ("MB", 1e6)
+    for count in range(len(found), 0, -1):
+        parts = [dict(found[start : start + count]) for start in range(0, len(found), count)]
+        tables = [memory_table(plan, part, scale, memory) for part in parts]
+        if all(natural_width(table, console) <= console.width for table in tables):
+            break
     processes = "1 process" if plan.gpus == 1 else f"{plan.gpus} processes (single: 1)"
-    title = f"Tensors of one process at the peak of a step, {unit}; {processes}"
-    table = new_table(title, "", *(name.replace("_", "\n") for name in found))
+    tables[0].title = f"Tensors of one process at the peak of a step, {unit}; {processes}"
+    if memory is not None:
+        tables[-1].caption = f"{HEADROOM:.0%} of the memory is left for the GPU's runtime and for fragmentation."
+    return tables
+
+
+def natural_width(table: Table, console: Console) -> int:
+    """Columns of a table in which no cell is broken."""
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
+
+
+def memory_table(plan: Plan, found: dict[str, Memory], scale: float, memory: int | None) -> Table:
+    """Some launch files side by side; at the peak of a training step not every gradient may exist yet."""
+    table = new_table("", "", *(name.replace("_", "\n") for name in found))
 
     def add(name: str, sizes: list[int]) -> None:
         table.add_row(name, *(f"{size / scale:.2f}" for size in sizes))
@@ -59,7 +77,6 @@ def memory_table(plan: Plan, launches: tuple[Launch, ...], memory: int | None) -
     if memory is not None:
         fits = (m.peak <= memory * (1 - HEADROOM) for m in found.values())
         table.add_row(f"fits in {decimal(memory)}", *("yes" if it_does else "NO" for it_does in fits))
-        table.caption = f"{HEADROOM:.0%} of the memory is left for the GPU's runtime and for fragmentation."
     return table
 
 
@@ -80,11 +97,23 @@ def run_table(plan: Plan, machine: Machine) -> Table:
     add("FLOPs of the run", plan.run_flops, ".3g")
     if plan.run_flops is None and not machine.tokens_per_second:
         return table
-    assumed = f", {machine.mfu:.0%} of the peak reached{' (assumed)' * (machine.mfu == ASSUMED_MFU)}"
-    for name, found in hours(plan.run_flops or 0, plan.steps * plan.step_tokens, machine).items():
-        share = "" if machine.tokens_per_second else assumed
-        table.add_row(f"hours on {plan.gpus} x {name}", f"{found:.3g}{share}")
+    for name, found in run_seconds(plan.run_flops or 0, plan.steps * plan.step_tokens, machine).items():
+        table.add_row(f"time on {plan.gpus} x {name}", duration(found))
+    if not machine.tokens_per_second:
+        table.caption = f"at {machine.mfu:.0%} of the peak{' (assumed)' * (machine.mfu == ASSUMED_MFU)}"
     return table
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(value) for value in (0.0731, 45.2, 720.0, 12_345.0, 1e6)]
+    ['0.073 s', '45 s', '12 min', '3.4 h', '11.6 days']
+    """
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86_400:.1f} days"
 
 
 def disk_table(plan: Plan) -> Table:

@@ -20,9 +20,9 @@ from train.plan.plan import make_plan
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def printed(*arguments, **machine):
+def printed(*arguments, width=140, **machine):
     output = io.StringIO()
-    plan(read_config(arguments), Machine(**machine), Console(file=output, width=140))
+    plan(read_config(arguments), Machine(**machine), Console(file=output, width=width))
     return output.getvalue()
 
 
@@ -31,10 +31,21 @@ def test_each_kind_of_run_is_planned(name, monkeypatch):
     """A backbone alone, heads and backbone together, heads with a teacher, and heads with layers of their own."""
     monkeypatch.chdir(ROOT)
     shown = printed("--config", f"configs/demo/{name}.yaml", tokens=1_000_000, gpus=2, memory="80GB")
-    for words in ("Parameters", "frozen weights", "zero3", "FLOPs of the run", "hours on 2 x H100", "last/"):
+    for words in ("Parameters", "frozen weights", "zero3", "FLOPs of the run", "time on 2 x H100", "last/"):
         assert words in shown
     assert "NO" not in shown
     assert "warning" not in shown
+
+
+@pytest.mark.parametrize(("width", "tables"), [(60, 2), (100, 1)])
+def test_no_figure_is_broken_on_a_narrow_terminal(width, tables, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shown = printed("--config", "configs/demo/grounded.yaml", tokens=1_000_000, gpus=2, memory="80GB", width=width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    assert shown.count(" frozen weights  ") == shown.count(" fits in 80.0 GB ") == tables
+    assert shown.count("% of the memory is left") == 1
+    assert re.search(r"time on 2 x H100 +0\.\d+ s", shown)
 
 
 def test_the_rows_of_stored_states_are_shown_where_they_are_stored(monkeypatch):
@@ -156,6 +167,6 @@ def test_the_flags_are_read_beside_those_of_the_run(capsys, monkeypatch):
     run = ["--data.block_size", "64", "--trainer.max_steps", "-1", "--trainer.num_train_epochs", "1"]
     main(["plan", "--config", "configs/demo/grounded.yaml", *machine, *run, "--trainer.per_device_train_batch_size=1"])
     shown = capsys.readouterr().out
-    for words in ("2 processes", "fits in 25.8 GB", "hours on 2 x 1,000 tokens/s stated"):
+    for words in ("2 processes", "fits in 25.8 GB", "time on 2 x 1,000 tokens/s stated"):
         assert words in shown
     assert re.search(r"training blocks\s+1,000", shown)

@@ -1,4 +1,4 @@
-"""Steps, hours and disk by hand, and the sentences about what does not fit."""
+"""Steps, time and disk by hand, and the sentences about what does not fit."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from planned_runs import BACKBONE_NUMEL, HEAD_NUMEL, D, config
 
 from heads.backbone.loading import BackboneConfig
 from train.config import RatesConfig
-from train.plan.costs import Machine, bytes_in_output_dir, count_steps, hours, parse_bytes, stored_bytes
+from train.plan.costs import Machine, bytes_in_output_dir, count_steps, parse_bytes, run_seconds, stored_bytes
 from train.plan.fit import warnings
 from train.plan.memory import LAUNCHES, fewest_processes, memory_of
 from train.plan.plan import make_plan
@@ -22,8 +22,8 @@ def test_steps_are_counted_as_the_trainer_does(folder):
     assert count_steps(config(folder, trainer={"max_steps": 7}), None, gpus=4) == 7
 
 
-def test_hours_of_what_is_not_stated_are_those_of_common_gpus():
-    assert list(hours(1e18, 0, Machine())) == ["A100", "L40S", "H100"]
+def test_times_of_what_is_not_stated_are_those_of_common_gpus():
+    assert list(run_seconds(1e18, 0, Machine())) == ["A100", "L40S", "H100"]
 
 
 def test_disk_by_hand(folder):
