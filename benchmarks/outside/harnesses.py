@@ -41,7 +41,7 @@ BASELINE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class HarnessFigures:
     """One harness's figures for one method; None for a figure that it does not give."""
 
     harness: str
@@ -124,7 +124,9 @@ def compare(
     say(console, BASELINE.format(counted=counted, made=next(row.tokens for row in rows if row.method == plain)))
 
 
-def ours(opened: Opened, method: str, decoding: Any, texts: Sequence[str], new_tokens: int) -> tuple[Row, Row]:
+def ours(
+    opened: Opened, method: str, decoding: Any, texts: Sequence[str], new_tokens: int
+) -> tuple[HarnessFigures, HarnessFigures]:
     """Our own figures on the texts that both harnesses read, and the same without end-of-text tokens."""
     prompts = [opened.tokenizer(text, return_tensors="pt").input_ids.to(opened.model.device) for text in texts]
     decode(opened.model, decoding, prompts[0], new_tokens)  # a first call allocates memory
@@ -137,14 +139,14 @@ def ours(opened: Opened, method: str, decoding: Any, texts: Sequence[str], new_t
     return of_lengths("ours", method, lengths, seconds), of_lengths("ours", method, inside, seconds)
 
 
-def of_lengths(harness: str, method: str, lengths: Sequence[Sequence[int]], seconds: float) -> Row:
+def of_lengths(harness: str, method: str, lengths: Sequence[Sequence[int]], seconds: float) -> HarnessFigures:
     """
     >>> row = of_lengths("ours", "grounded alone", [[1, 3], [1, 1, 1]], 3.5)
     >>> row.tokens, row.passes, row.pooled, row.of_requests, row.tokens_per_second
     (7, 5, 1.4, 1.5, 2.0)
     """
     tokens, passes = sum(map(sum, lengths)), sum(map(len, lengths))
-    return Row(
+    return HarnessFigures(
         harness=harness,
         method=method,
         tokens=tokens,
@@ -155,12 +157,12 @@ def of_lengths(harness: str, method: str, lengths: Sequence[Sequence[int]], seco
     )
 
 
-def of_spec_bench(method: str, answers: Sequence[dict[str, Any]]) -> Row:
+def of_spec_bench(method: str, answers: Sequence[dict[str, Any]]) -> HarnessFigures:
     """The figures of its file of answers; Spec-Bench sums up by the mean of all passes' accept lengths."""
     choices = [answer["choices"][0] for answer in answers]
     lengths = [length for choice in choices for length in choice["accept_lengths"]]
     tokens = sum(sum(choice["new_tokens"]) for choice in choices)
-    return Row(
+    return HarnessFigures(
         harness="Spec-Bench",
         method=method,
         tokens=tokens,
@@ -171,9 +173,9 @@ def of_spec_bench(method: str, answers: Sequence[dict[str, Any]]) -> Row:
     )
 
 
-def of_specdec_bench(method: str, found: dict[str, Any]) -> Row:
+def of_specdec_bench(method: str, found: dict[str, Any]) -> HarnessFigures:
     histogram = found["acceptance"]["Acceptance_Length_Histogram"]
-    return Row(
+    return HarnessFigures(
         harness="specdec_bench",
         method=method,
         tokens=found["tokens"],
@@ -184,7 +186,7 @@ def of_specdec_bench(method: str, found: dict[str, Any]) -> Row:
     )
 
 
-def check_equal(ours: Row, theirs: Row) -> None:
+def check_equal(ours: HarnessFigures, theirs: HarnessFigures) -> None:
     """
     Raises:
         ValueError: a count of a harness is not ours.
@@ -198,7 +200,7 @@ def check_equal(ours: Row, theirs: Row) -> None:
             )
 
 
-def table(rows: Sequence[Row], title: str) -> Any:
+def table(rows: Sequence[HarnessFigures], title: str) -> Any:
     shown = figures_table(
         title,
         "method",

@@ -82,7 +82,7 @@ def found_in(copies: Path) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class WrittenHeads:
     """Heads, the format that they are written in, and the programs that read it."""
 
     format: str
@@ -100,12 +100,12 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 CASES = (
     *(
-        Case(format=name, said=said, family="medusa", options=options, programs=programs)
+        WrittenHeads(format=name, said=said, family="medusa", options=options, programs=programs)
         for name, programs in (("medusa-servers", MEDUSA), ("tensorrt-llm", ("TensorRT-LLM",)))
         for said, options in BLOCKS.items()
     ),
     *(
-        Case(
+        WrittenHeads(
             format="mlp-speculator",
             said=f"tied, scale_input {str(scaled).lower()}",
             family="mlp_speculator",
@@ -117,7 +117,7 @@ CASES = (
 )
 
 
-def made(model: Any, case: Case) -> TokenHeads:
+def made(model: Any, case: WrittenHeads) -> TokenHeads:
     """Heads with random weights."""
     token_heads = heads.create(case.family, model, num_heads=3, **case.options).eval()
     generator = torch.Generator().manual_seed(1)

@@ -47,10 +47,11 @@ StatesOf = Callable[[Tensor, Tensor], Tensor]  # tokens and document ids (B, T) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ShardLayout:
     """Which file holds the states of which block.
 
-    >>> layout = Layout(folder=Path("f"), blocks=10, taps=1, length=4, width=8, dtype=torch.float32, shard_bytes=400)
+    >>> sizes = {"blocks": 10, "taps": 1, "length": 4, "width": 8, "shard_bytes": 400}
+    >>> layout = ShardLayout(folder=Path("f"), dtype=torch.float32, **sizes)
     >>> layout.block_bytes, layout.blocks_per_shard, layout.shards, list(layout.blocks_of(3))
     (128, 3, 4, [9])
     """
@@ -96,7 +97,7 @@ class Layout:
 class CachedBlocks(torch.utils.data.Dataset):
     """Blocks whose items also hold their hidden states (N, T, D)."""
 
-    def __init__(self, blocks: Dataset, layout: Layout) -> None:
+    def __init__(self, blocks: Dataset, layout: ShardLayout) -> None:
         self.blocks = blocks
         self.layout = layout
 
@@ -168,7 +169,7 @@ def cache_hidden_states(
 
 def plan_layout(
     model: TrainedModel, blocks: Dataset, dtype: torch.dtype, server: StatesServerConfig | None = None
-) -> Layout:
+) -> ShardLayout:
     assert model.token_heads is not None, "the config's check refuses this"
     taps = model.stored_taps
     kind = model.backbone.device.type
@@ -185,7 +186,7 @@ def plan_layout(
     folder = cache_file("hidden-states", Hasher.hash(settings)).with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     length = len(blocks[0]["input_ids"])
-    return Layout(
+    return ShardLayout(
         folder=folder, blocks=len(blocks), taps=len(taps), length=length, width=model.backbone.hidden_size, dtype=dtype
     )
 
@@ -214,7 +215,7 @@ def fingerprint_of_blocks(blocks: Dataset) -> str:
     return digest.hexdigest()
 
 
-def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
+def refuse_a_full_disk(layout: ShardLayout, missing: list[int]) -> None:
     """Log the size of stored states and how much of it is new. Every process calls this and gets the same result.
 
     Args:
@@ -238,7 +239,7 @@ def refuse_a_full_disk(layout: Layout, missing: list[int]) -> None:
         )
 
 
-def refuse_what_others_lack(layout: Layout) -> None:
+def refuse_what_others_lack(layout: ShardLayout) -> None:
     """Raise ValueError where shards of other processes are missing, as on machines that share no disk."""
     lacking = [shard for shard in range(layout.shards) if not checksum_file(layout, shard).is_file()]
     if lacking:
@@ -249,7 +250,7 @@ def refuse_what_others_lack(layout: Layout) -> None:
 
 
 def write_shard(
-    layout: Layout,
+    layout: ShardLayout,
     shard: int,
     compute: StatesOf,
     device: torch.device,
@@ -275,11 +276,11 @@ def write_shard(
     checksum_file(layout, shard).write_text(json.dumps({"bytes": size, "xxh3_64": digest.hexdigest()}) + "\n")
 
 
-def checksum_file(layout: Layout, shard: int) -> Path:
+def checksum_file(layout: ShardLayout, shard: int) -> Path:
     return layout.file(shard).with_suffix(".json")
 
 
-def is_whole(layout: Layout, shard: int) -> bool:
+def is_whole(layout: ShardLayout, shard: int) -> bool:
     """Whether a shard has the size and checksum that were recorded when it was finished; warns of a damaged one."""
     noted, file = checksum_file(layout, shard), layout.file(shard)
     if not noted.is_file() or not file.is_file():

@@ -36,7 +36,7 @@ from train.data.hidden_states import fingerprint
 from train.regenerate.config import RegenerateConfig, RegenerateFlags
 from train.regenerate.output import OutputFile
 from train.regenerate.report import report, report_server
-from train.regenerate.rewriting import Answer, Prompt, Rewriting, Tally
+from train.regenerate.rewriting import GeneratedAnswer, Rewriting, RowPrompt, Tally
 from train.regenerate.served_lines import write_served_lines
 from train.regenerate.server import Server
 from train.regenerate.source import SourceRows
@@ -207,9 +207,9 @@ def write_lines(rows: SourceRows, writer: Writer, output: OutputFile, total: int
 def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tally) -> list[dict[str, Any]]:
     """The lines of one window: all first prompts go through the backbone together, then all second ones, and so on."""
     finished: dict[int, dict[str, Any]] = {}
-    pending: dict[int, tuple[Rewriting, Prompt]] = {}
+    pending: dict[int, tuple[Rewriting, RowPrompt]] = {}
 
-    def resume(line: int, rewriting: Rewriting, step: Callable[[], Prompt]) -> None:
+    def resume(line: int, rewriting: Rewriting, step: Callable[[], RowPrompt]) -> None:
         try:
             pending[line] = (rewriting, step())
         except StopIteration as end:
@@ -225,6 +225,6 @@ def rewrite_together(lines: range, rows: SourceRows, writer: Writer, tally: Tall
         answers = writer.write([prompt.tokens for _, prompt in prompted.values()], keys)
         tally.tokens += sum(map(len, answers))
         for (line, (rewriting, _)), tokens in zip(prompted.items(), answers, strict=True):
-            resume(line, rewriting, partial(rewriting.send, Answer(tokens, cut=tokens[-1] not in writer.ends)))
+            resume(line, rewriting, partial(rewriting.send, GeneratedAnswer(tokens, cut=tokens[-1] not in writer.ends)))
         turn += 1
     return [{"line": line, **finished[line]} for line in lines]

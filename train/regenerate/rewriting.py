@@ -20,7 +20,7 @@ from heads.data.conversations import BadRowError, Message
 from heads.data.rows import TEXT_OPTIONS
 
 
-class Prompt(NamedTuple):
+class RowPrompt(NamedTuple):
     """What the backbone is to answer.
 
     Attributes:
@@ -32,7 +32,7 @@ class Prompt(NamedTuple):
     messages: tuple[Message, ...] | None = None
 
 
-class Answer(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """What the backbone generated.
 
     Attributes:
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
         return list(tokenizer(self.text, **TEXT_OPTIONS)["input_ids"]) if self.tokens is None else self.tokens
 
 
-Rewriting: TypeAlias = Generator[Prompt, Answer | None, dict[str, Any]]
+Rewriting: TypeAlias = Generator[RowPrompt, GeneratedAnswer | None, dict[str, Any]]
 """A row's coroutine; it is sent None in place of an answer that a server refused."""
 
 
@@ -108,8 +108,8 @@ def rewrite_chat(
         if message["role"] != "assistant" or "tool_calls" in message:
             rewritten.append(message)
             continue
-        prompt = Prompt(encode_chat(tokenizer, template, rewritten), tuple(rewritten))
-        answer = (yield prompt) if fits(prompt.tokens) else Answer([], cut=False)
+        prompt = RowPrompt(encode_chat(tokenizer, template, rewritten), tuple(rewritten))
+        answer = (yield prompt) if fits(prompt.tokens) else GeneratedAnswer([], cut=False)
         if answer is None:
             break
         if answer.cut:
@@ -135,7 +135,7 @@ def continue_text(
     Args:
         frame: tokens that training puts after every text; they replace the end token that the backbone generated.
     """
-    answer = yield Prompt(prompt)
+    answer = yield RowPrompt(prompt)
     if answer is None:
         return {"input_ids": []}
     said = answer.read_tokens(tokenizer)

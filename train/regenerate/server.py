@@ -19,7 +19,7 @@ import numpy as np
 
 from heads.extras import needs_extra
 from train.regenerate.config import RegenerateConfig
-from train.regenerate.rewriting import Answer, Prompt, Tally
+from train.regenerate.rewriting import GeneratedAnswer, RowPrompt, Tally
 
 TIMEOUT = 600.0  # seconds for one answer
 ALIVE_TIMEOUT = 60.0  # seconds for the list of models
@@ -107,7 +107,7 @@ class Server:
         if names and self.model not in names:
             raise ValueError(f"--model {self.model} was given; {self.url} has {', '.join(sorted(names)[:10])}.")
 
-    async def answer(self, prompt: Prompt, key: Sequence[int]) -> Answer | None:
+    async def answer(self, prompt: RowPrompt, key: Sequence[int]) -> GeneratedAnswer | None:
         """What the server generates after a prompt; None where it refuses, which is counted.
 
         Args:
@@ -138,7 +138,7 @@ class Server:
             return self._refused(f"an answer that cannot be read ({type(error).__name__})")
         return self._read(response, prompt)
 
-    async def _ask_with_fewer_fields(self, prompt: Prompt, key: Sequence[int]) -> Any:
+    async def _ask_with_fewer_fields(self, prompt: RowPrompt, key: Sequence[int]) -> Any:
         """Send a prompt, with fewer optional fields after each refusal; one counts only when no field is left."""
         first = self._left_out
         for level in range(first, 3):
@@ -151,7 +151,7 @@ class Server:
                 return response
         raise refusal
 
-    async def _send(self, prompt: Prompt, key: Sequence[int], level: int) -> Any:
+    async def _send(self, prompt: RowPrompt, key: Sequence[int], level: int) -> Any:
         c = self.settings
         asked = {"model": self.model, "max_tokens": c.max_new_tokens, "temperature": c.temperature, "top_p": c.top_p}
         asked |= self.levels[level]
@@ -161,7 +161,7 @@ class Server:
             return await self._client.completions.create(prompt=prompt.tokens, **asked)
         return await self._client.chat.completions.create(messages=prompt.messages, **asked)
 
-    def _read(self, response: Any, prompt: Prompt) -> Answer | None:
+    def _read(self, response: Any, prompt: RowPrompt) -> GeneratedAnswer | None:
         choice = next(iter(getattr(response, "choices", None) or ()), None)
         if choice is None:
             return self._refused("an answer without choices")
@@ -176,7 +176,7 @@ class Server:
         tally.without_thoughts += any(getattr(message, name, None) for name in ("reasoning", "reasoning_content"))
         tally.tokens += getattr(response.usage, "completion_tokens", None) or len(tokens or ())
         self._answered = True
-        return Answer(tokens if message is None else None, cut=choice.finish_reason == "length", text=text)
+        return GeneratedAnswer(tokens if message is None else None, cut=choice.finish_reason == "length", text=text)
 
     def _known_tokens(self, tokens: list[int] | None) -> list[int] | None:
         if tokens is None:
@@ -188,7 +188,7 @@ class Server:
             )
         return list(tokens)
 
-    def _refused(self, reason: str) -> Answer | None:
+    def _refused(self, reason: str) -> GeneratedAnswer | None:
         refused = self.tally.refused
         refused[reason] = refused.get(reason, 0) + 1
         if not self._answered and sum(refused.values()) >= REFUSED_AT_FIRST:

@@ -15,7 +15,7 @@ from heads.data.documents import DataConfig, SourceConfig
 from heads.families import create
 from train.__main__ import main, run_command
 from train.data.packing import build_datasets
-from train.regenerate.rewriting import Answer, Tally, end_of_turn, rewrite_chat
+from train.regenerate.rewriting import GeneratedAnswer, Tally, end_of_turn, rewrite_chat
 
 
 def test_texts_are_continued_in_order(folder, backbone):
@@ -166,7 +166,7 @@ def test_a_conversation_ends_with_an_answer_that_was_written(backbone):
     )
     next(rewriting)
     with pytest.raises(StopIteration) as end:
-        rewriting.send(Answer([65, 66], cut=True))
+        rewriting.send(GeneratedAnswer([65, 66], cut=True))
     assert end.value.value == {"messages": []}
     assert tally.cut_answers == 1
 
