@@ -66,13 +66,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def processors_of(model: Any, options: dict[str, Any]) -> Any:
+    """The processors of logits that `generate` hands to its decoding."""
+    found = []
+
+    def take(model: Any, input_ids: Any, logits_processor: Any, **rest: Any) -> Any:
+        found.append(logits_processor)
+        return input_ids
+
+    prompt = torch.tensor([TOY_PROMPT])
+    model.generate(prompt, custom_generate=take, do_sample=True, max_new_tokens=3, **options)
+    return found[0]
+
+
 @torch.no_grad()
 def joint(model: Any, options: dict[str, Any]) -> dict[tuple[int, ...], float]:
     """The processed distribution of the next three tokens, by plain enumeration."""
-    config = copy.deepcopy(model.generation_config)
-    config.update(**options, do_sample=True)
-    config._eos_token_tensor = None  # as generate leaves it without an end token
-    processors = model._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
+    processors = processors_of(model, options)
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         longer: dict[tuple[int, ...], float] = {}

@@ -367,7 +367,7 @@ def refusal(model) -> str:
 @pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])
 def test_attention_that_takes_no_tree_mask_is_refused(implementation):
     model = tiny_model("llama")
-    model.config._attn_implementation = implementation
+    model.config = type(model.config).from_dict(model.config.to_dict(), attn_implementation=implementation)
     assert implementation in refusal(model)
 
 

@@ -6,6 +6,7 @@ Most tests capture the graphs and run them as they are: what Inductor makes of t
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -150,9 +151,12 @@ def test_layers_of_heads_run_in_the_graph(variant, captured):
     for taps in (token_heads.taps, ("final",)):
         check_close(walk(fast, prompt, taps, 3), walk(plain, prompt, taps, 3))
     assert len(fast.compile_seconds) == 2
+    of_heads = [weakref.ref(graph) for graph in fast.graphs_of(token_heads.taps).values()]
+    assert len(of_heads) == 1
     del token_heads, taps
     gc.collect()
-    assert [names for graphs in fast._graphs.values() for names, *_ in graphs] == [("final",)]
+    assert [graph() for graph in of_heads] == [None]
+    assert [names for names, *_ in fast.graphs_of(("final",))] == [("final",)]
 
 
 def test_graphs_of_different_heads_are_counted_apart(captured):

@@ -18,7 +18,7 @@ from heads.families import create
 def save_heads(folder: Path, backbone: Any) -> Path:
     """A backbone in `base` without a tokenizer, a tokenizer in `words`, and heads whose recipe records `backbone`."""
     model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
-    model.config._name_or_path = "elsewhere/base"
+    model.config.name_or_path = "elsewhere/base"
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "words")
     recipe = {"config": {"backbone": backbone}}

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = EOS
     model.config.eos_token_id = model.config.pad_token_id = EOS
     model.config.bos_token_id = model.generation_config.bos_token_id = EOS
-    model.config._name_or_path = str(folder / "base")
+    model.config.name_or_path = str(folder / "base")
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
     held_out = {"heldout_files": ["copyreg.py", "dataclasses.py", "fractions.py"]}

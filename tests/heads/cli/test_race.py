@@ -129,7 +129,7 @@ def test_lines_break_at_the_width_and_at_breaks():
 def test_the_command_prints_columns_and_writes_the_picture(model, tmp_path: Path):
     model.save_pretrained(tmp_path / "base")
     byte_tokenizer().save_pretrained(tmp_path / "base")
-    model.config._name_or_path = str(tmp_path / "base")
+    model.config.name_or_path = str(tmp_path / "base")
     save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
     arguments = ["race", tmp_path / "medusa", "--prompt", "def main", "--max-new-tokens", "6", "--repeats", "1"]
     result = CliRunner().invoke(app, [str(one) for one in [*arguments, "--svg", tmp_path / "race.svg"]])

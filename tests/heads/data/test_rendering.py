@@ -110,16 +110,19 @@ def test_a_template_in_another_encoding_ends_in_a_sentence(tokenizer, tmp_path):
 
 
 def test_an_interrupted_request_leaves_no_reply_for_the_next():
-    renderer = Renderer("{{ messages[0].content }}")
+    """The request takes long enough for a signal to arrive before its reply."""
+    long = "{% for i in range(2000) %}{% for j in range(2000) %}{% endfor %}{% endfor %}"
+    renderer = Renderer("{{ messages[0].content }}{% if messages[0].content == 'y' %}" + long + "{% endif %}")
     asked = [[{"role": "user", "content": text}] for text in "xyz"]
     assert renderer.render(asked[0]) == ("x", [])
-
-    def interrupted():
-        raise KeyboardInterrupt
-
-    renderer._child.connection.recv_bytes = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        renderer.render(asked[1])
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            renderer.render(asked[1])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert renderer.render(asked[2]) == ("z", [])
 
 

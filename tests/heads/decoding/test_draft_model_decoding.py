@@ -29,7 +29,7 @@ def test_another_tokenizer_is_refused_where_it_is_known(tmp_path):
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab, [])))
         tokenizer.save_pretrained(tmp_path / name)
         model = tiny_model("llama")
-        model.config._name_or_path = str(tmp_path / name)
+        model.config.name_or_path = str(tmp_path / name)
         pair.append(model)
     backbone, draft_model = pair
     with pytest.raises(ValueError, match="Token 27 is 'B' to the backbone and 'C' to the draft model"):
@@ -43,7 +43,7 @@ def with_tokenizer(model: Any, folder: Any, letters: str) -> Any:
     vocab = {letter: i for i, letter in enumerate(letters)}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab, []))).save_pretrained(folder)
     model = copy.deepcopy(model)
-    model.config._name_or_path = str(folder)
+    model.config.name_or_path = str(folder)
     return model
 
 

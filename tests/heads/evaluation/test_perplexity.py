@@ -271,7 +271,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
     model.config.eos_token_id = model.config.pad_token_id = model.config.bos_token_id = EOS
-    model.config._name_or_path = str(folder / "base")
+    model.config.name_or_path = str(folder / "base")
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
     held_out = {"heldout_files": ["copyreg.py", "colorsys.py"]}

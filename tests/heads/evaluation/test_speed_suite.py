@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
     for config in (model.generation_config, model.config):
         config.eos_token_id = config.pad_token_id = config.bos_token_id = EOS
-    model.config._name_or_path = str(folder / "base")
+    model.config.name_or_path = str(folder / "base")
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
     for family in ("medusa", "grounded"):

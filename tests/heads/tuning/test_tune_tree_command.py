@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = EOS
-    model.config._name_or_path = str(folder / "base")
+    model.config.name_or_path = str(folder / "base")
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
     (folder / "prompts.txt").write_text("def main\n\nclass Stack\n\nimport os\n", encoding="utf-8")

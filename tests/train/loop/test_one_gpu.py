@@ -2,19 +2,19 @@
 
 import logging
 
+import torch
 from transformers import TrainingArguments
 
 from train.loop.trainer import use_one_gpu
 
 
-def arguments_of(tmp_path, gpus):
-    arguments = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=3, use_cpu=True)
-    arguments._n_gpu = gpus
-    return arguments
+def arguments_of(tmp_path, monkeypatch, gpus):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    return TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=3)
 
 
-def test_several_gpus_become_one_with_a_warning(tmp_path, caplog):
-    arguments = arguments_of(tmp_path, gpus=4)
+def test_several_gpus_become_one_with_a_warning(tmp_path, monkeypatch, caplog):
+    arguments = arguments_of(tmp_path, monkeypatch, gpus=4)
     assert arguments.train_batch_size == 12, "the Trainer would split batches over 4 GPUs"
     with caplog.at_level(logging.WARNING):
         use_one_gpu(arguments)
@@ -22,8 +22,8 @@ def test_several_gpus_become_one_with_a_warning(tmp_path, caplog):
     assert "one of the 4 GPUs; see launch/ddp.yaml" in caplog.text
 
 
-def test_one_gpu_stays_without_a_warning(tmp_path, caplog):
-    arguments = arguments_of(tmp_path, gpus=1)
+def test_one_gpu_stays_without_a_warning(tmp_path, monkeypatch, caplog):
+    arguments = arguments_of(tmp_path, monkeypatch, gpus=1)
     use_one_gpu(arguments)
     assert arguments.n_gpu == 1
     assert not caplog.text

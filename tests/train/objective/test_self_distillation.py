@@ -124,7 +124,9 @@ def test_the_teachers_pass_draws_nothing(adapter):
     model = build(adapter=adapter, dropout=0.5 if adapter else 0.0, inner_dropout=0.5)
     before = torch.random.get_rng_state()
     tokens = a_batch()["input_ids"]
-    model._teacher_states(tokens, torch.zeros_like(tokens))
+    _, positions, mask = model.attention(torch.zeros_like(tokens))
+    with model.teacher.running():
+        model.run(model.teacher.backbone, tokens, positions, mask)
     assert torch.equal(before, torch.random.get_rng_state())
     assert model.model.training
     with torch.no_grad():

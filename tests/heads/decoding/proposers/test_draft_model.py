@@ -86,7 +86,7 @@ def test_a_prompt_that_is_read_in_chunks(name, monkeypatch):
 @pytest.mark.parametrize("name", ["/nonexistent/dir/model", "some/thing/else"])
 def test_a_folder_that_has_moved_leaves_tokens_unknown(name):
     backbone = Backbone(tiny_model("llama"))
-    backbone.config._name_or_path = name
+    backbone.config.name_or_path = name
     assert read_tokens(backbone) == {}
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
         model = tiny_model("llama", attn="sdpa", dtype=torch.float32, vocab_size=NUM_TOKENS, seed=seed)
         for config in (model.generation_config, model.config):
             config.eos_token_id = config.pad_token_id = config.bos_token_id = EOS
-        model.config._name_or_path = str(folder / name)
+        model.config.name_or_path = str(folder / name)
         model.save_pretrained(folder / name)
         byte_tokenizer().save_pretrained(folder / name)
         if name == "base":

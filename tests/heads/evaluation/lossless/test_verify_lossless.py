@@ -58,7 +58,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lossless")
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
-    model.config._name_or_path = str(folder / "base")
+    model.config.name_or_path = str(folder / "base")
     save_load.save(create("medusa", model, num_heads=2), folder / "medusa")
     (folder / "prompts.txt").write_text("once\nupon a\ntime there\n", encoding="utf-8")
     return folder

@@ -28,7 +28,7 @@ VOCAB = 2048
 
 def model_of(kind: str = "llama", **changes: Any) -> Any:
     model = tiny_model(kind, attn="sdpa", dtype=torch.float32, vocab_size=VOCAB, num_hidden_layers=8, **changes)
-    model.config._name_or_path = BASE  # whose tokenizer the file carries
+    model.config.name_or_path = BASE  # whose tokenizer the file carries
     return model
 
 

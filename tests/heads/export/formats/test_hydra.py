@@ -44,8 +44,9 @@ class Hydra(nn.Module):
         self.input_embed_fn, self.arch = model.model.embed_tokens, arch
         dropout = [nn.Dropout(0.0)] if arch == "prefix-mlp" else []
         if dropout:
-            config = type(model.config).from_dict(model.config.to_dict() | {"num_hidden_layers": 1})
-            config._attn_implementation = "sdpa"  # eager attention rounds its softmax to float32
+            fields = model.config.to_dict() | {"num_hidden_layers": 1}
+            # eager attention rounds its softmax to float32
+            config = type(model.config).from_dict(fields, attn_implementation="sdpa")
             self.prefix_embeding_layer = LlamaModel(config)
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(*dropout, ResBlock(width, k), *([*dropout, ResBlock(width)] * (LAYERS - 1)))
