@@ -163,7 +163,7 @@ def test_log_likelihood_is_another_model_s_mean_over_the_text_alone():
 
 
 def named(model, name):
-    model.config._name_or_path = str(name)
+    model.config.name_or_path = str(name)
     return model
 
 
