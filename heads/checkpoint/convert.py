@@ -45,9 +45,7 @@ MUCH_LOST = 0.1
 """Share of the adapter's effect on the distributions; if rounding loses more, a warning is logged."""
 
 
-def merge(
-    folder: str | Path, out: str | Path, *, dtype: Dtype = "auto", device: torch.device | str | None = None
-) -> Path:
+def merge(folder: str | Path, out: str | Path, *, dtype: Dtype = "auto") -> Path:
     """Write heads whose backbone has its adapter folded in; returns the backbone's folder in `out`.
 
     Args:
@@ -55,7 +53,6 @@ def merge(
         out: a folder that does not exist, or is empty.
         dtype: dtype of the merged backbone on disk; "auto" is the one in the unmerged backbone's config.json. Products
             are added in float32, or in float64 if dtype is float64.
-        device: None is an accelerator if there is one.
 
     Raises:
         ValueError: no adapter, a quantised backbone, an `out` that is not empty, or merged logits that differ.
@@ -63,7 +60,7 @@ def merge(
     """
     description, config = check(folder, out)
     adder: Dtype = "float64" if dtype == "float64" else "float32"
-    model = load_recorded(replace(config, dtype=adder), folder, device or default_device())
+    model = load_recorded(replace(config, dtype=adder), folder, default_device())
     load(folder, model)  # raises on damaged heads or another adapter before anything is written
     before_BTV = probe(model)
     with adapter_off(model):

@@ -215,14 +215,6 @@ class NgramTable:
         found_NOM = self._next_tokens.probabilities(contexts_NC.cpu().numpy(), tokens_NM.cpu().numpy())
         return torch.from_numpy(found_NOM).to(tokens_NM.device)
 
-    def backed_off_counts(self, context: Sequence[int]) -> tuple[Counts, Counts, int]:
-        """`next_counts` of a context's longest suffix (perhaps empty) seen with a next token, and its length."""
-        for length in range(min(len(context), self.order - 1), 0, -1):
-            tokens, counts = self.next_counts(context[len(context) - length :])
-            if len(tokens):
-                return tokens, counts, length
-        return *self.next_counts([]), 0
-
     def _check_length(self, length: int) -> None:
         if not 1 <= length <= self.order:
             raise ValueError(

@@ -41,7 +41,6 @@ def tune(
     config: TuneConfig,
     *,
     clock: Clock,
-    progress: Progress = lambda what, total: lambda: None,
 ) -> Tuning:
     """Measure, search, and decode with the best tree, at one batch size.
 
@@ -52,7 +51,7 @@ def tune(
     Raises:
         ValueError: fewer than two prompts, or fewer than two texts with two new tokens.
     """
-    return tune_batches(token_heads, prompts, [config], clock=clock, progress=progress)[0]
+    return tune_batches(token_heads, prompts, [config], clock=clock)[0]
 
 
 def tune_batches(

@@ -153,6 +153,10 @@ def test_tokens_per_pass_is_what_the_loaded_heads_do(folder):  # noqa: F811
     tokens, passes = count_decoding(token_heads, prompts, config.evaluation)
     assert tokens / passes == pytest.approx(measured, rel=1e-6)
     assert measured > 1.2
+    config.evaluation.tree_nodes = 2  # the root and one drafted token
+    fewer, more_passes = count_decoding(token_heads, prompts, config.evaluation)
+    assert fewer / more_passes <= 2
+    assert (fewer, more_passes > passes) == (tokens, True)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -30,7 +30,6 @@ from heads.data.standard_library import load_heldout_files, stdlib_documents
 from heads.ngrams.table import NgramTable
 
 Row = dict[str, Any]
-LONGEST_PREFIX = 40
 WINDOW = 64
 BETWEEN = WINDOW
 """Least distance in tokens between the beginnings of two windows, so that they do not overlap."""

@@ -41,12 +41,6 @@ def race_command(
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, help="Interleaved runs of each column; the one of median time is shown.")
     ] = 3,
-    slower: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", min=0.01, help="Replay so many times slower than measured; by default it takes 8 s or more."
-        ),
-    ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Record the race as an animated SVG.")] = None,
     mx: Annotated[
         str | None,
@@ -72,7 +66,7 @@ def race_command(
     opened_mx = None if mx is None else replace(loading, backbone=mx).open(heads[0])
     begun = Begun(text=text, sampling=sampling, new_tokens=max_new_tokens)
     columns = run_race(opened, begun, drafting, repeats, opened_mx)
-    shown = slower if slower is not None else max(1.0, SHORTEST / max(column.seconds for column in columns))
+    shown = max(1.0, SHORTEST / max(column.seconds for column in columns))
     console = Console()
     replay(console, columns, text, shown)
     console.print(say_same([column for column in columns if MX not in column.name]), highlight=False)

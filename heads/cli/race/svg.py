@@ -16,6 +16,7 @@ from heads.cli.race.recording import Column
 FONT, CHARACTER, LINE = 12, 7.2, 16  # pixels
 PADDING, HEADER = 14, 52
 HOLD = 3.0  # seconds that the end stands
+WIDTH = 46  # characters of a line
 SAMPLES = 20  # figures of a speed line
 STYLE = """
 svg{--paper:#fff;--ink:#1f2328;--dim:#59636e;--line:#d1d9e0;--drafted:#1a7f37}
@@ -38,17 +39,16 @@ class TextRun:
     seconds: float | None
 
 
-def draw_race(columns: Sequence[Column], prompt: str, note: str, *, slower: float = 1.0, width: int = 46) -> str:
+def draw_race(columns: Sequence[Column], prompt: str, note: str, *, slower: float) -> str:
     """The SVG.
 
     Args:
         note: the line at its foot: machine, fairness.
         slower: how many times slower than measured it plays.
-        width: characters of a line of each column.
     """
-    laid_out = [list(lay_out(column, prompt, width)) for column in columns]
+    laid_out = [list(lay_out(column, prompt, WIDTH)) for column in columns]
     lines = max(run.line for runs in laid_out for run in runs) + 1
-    box = width * CHARACTER + 2 * PADDING
+    box = WIDTH * CHARACTER + 2 * PADDING
     notes = wrap(note, int((box * len(columns)) / CHARACTER) - 4)
     body_height = HEADER + lines * LINE + PADDING
     total_width, total_height = box * len(columns), body_height + len(notes) * LINE + PADDING

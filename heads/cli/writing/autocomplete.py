@@ -35,6 +35,7 @@ with needs_extra("cli", "headway autocomplete was called"):
     from prompt_toolkit.layout.dimension import Dimension
 
 KEYS_SHOWN = 9  # Alt-1 to Alt-9 take a draft
+READ_TOKENS = 256  # the last ones of the text
 PAPER_TEMPERATURE = 0.06
 
 
@@ -57,9 +58,8 @@ def autocomplete_command(
         Path | None,
         typer.Option(metavar="FOLDER", help="Table of headway count-ngrams; without it the model alone scores drafts."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", "--drafts", metavar="K", min=1, max=KEYS_SHOWN, help="Drafts.")] = 3,
+    k: Annotated[int, typer.Option("-k", metavar="K", min=1, max=KEYS_SHOWN, help="Drafts.")] = 3,
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a draft.")] = 10,
-    context: Annotated[int, typer.Option(metavar="N", min=1, help="Last tokens of the text that are read.")] = 256,
     alpha: Annotated[
         float | None,
         typer.Option(
@@ -85,7 +85,7 @@ def autocomplete_command(
     if temperature is None:
         temperature = 1.0 if table is None else PAPER_TEMPERATURE
     decoding = SuperposedDecoding(k, table, alpha=alpha, temperature=temperature, keep_caches=True)
-    suggest = build_suggest(opened.model, opened.tokenizer, decoding, tokens, context)
+    suggest = build_suggest(opened.model, opened.tokenizer, decoding, tokens)
     if not sys.stdin.isatty():
         print_suggestions(suggest(read_prompt(None)))
         return
@@ -93,12 +93,12 @@ def autocomplete_command(
     typer.echo(Editor(suggest, k).run())
 
 
-def build_suggest(model: Any, tokenizer: Any, decoding: SuperposedDecoding, tokens: int, context: int) -> Suggest:
+def build_suggest(model: Any, tokenizer: Any, decoding: SuperposedDecoding, tokens: int) -> Suggest:
     """From a text to its drafts; an empty text has none."""
 
     def suggest(text: str) -> Suggestions:
         start = time.perf_counter()
-        ids_1T = tokenizer(text, return_tensors="pt")["input_ids"][:, -context:].to(model.device)
+        ids_1T = tokenizer(text, return_tensors="pt")["input_ids"][:, -READ_TOKENS:].to(model.device)
         if not ids_1T.shape[1]:
             return Suggestions(text=text, drafts=[], scores=[], milliseconds=0.0)
         out = model.generate(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
 
 PENALTY = 100.0
+"""Divides entries with a token of the prompt, or with the same token twice."""
 TOP = 10
 BLUR = 3
 LONGEST_LABEL = 12
@@ -46,14 +47,11 @@ def draw_joint_maps(
     prompt: str,
     cooccurrence: Cooccurrence | str | Path,
     path: str | Path,
-    *,
-    penalty: float = PENALTY,
 ) -> None:
     """Draw six heat maps of the joint distribution of the two tokens after a prompt into one PNG.
 
     Args:
         cooccurrence: a table of n-grams or its folder.
-        penalty: divides entries with a token of the prompt or with the same token twice.
 
     Raises:
         ValueError: heads or a table that `DynamicDecoding` refuses, or an empty prompt.
@@ -67,12 +65,12 @@ def draw_joint_maps(
     seen_1V = torch.zeros(1, token_heads.backbone.vocab_size, dtype=torch.bool, device=tokens_1T.device)
     seen_1V[0, tokens_1T[0]] = True
     maps = {
-        name: penalize_repetition(joint, places, seen_1V, penalty)[0].cpu()
+        name: penalize_repetition(joint, places, seen_1V, PENALTY)[0].cpu()
         for name, joint in joint_maps(places, table).items()
     }
     labels = [[show_token(tokenizer, token) for token in place.tokens_Bk[0].tolist()] for place in places]
     shown = repr(prompt if len(prompt) <= LONGEST_PROMPT else f"…{prompt[-LONGEST_PROMPT:]}")
-    title = f"joint distribution of the two tokens after {shown}, repetition ÷ {penalty:g}"
+    title = f"joint distribution of the two tokens after {shown}, repetition ÷ {PENALTY:g}"
     draw_maps(maps, labels, title, path)
 
 

@@ -18,6 +18,7 @@ from heads.cli.main import app
 from heads.cli.writing.autocomplete import Editor, Suggestions, build_suggest
 from heads.cli.writing.text import read_prompt
 from heads.decoding.superposed.decoding import SuperposedDecoding
+from heads.ngrams.counting import count_ngrams
 
 BASE = str(ROOT / "checkpoints/demo/base")
 ESCAPE, TAB, END, LEFT = "\x1b", "\t", "\x04", "\x1b[D"
@@ -84,13 +85,30 @@ def test_nothing_is_suggested_inside_the_text():
     assert lengths == [3, 0]
 
 
+def test_shares_and_temperature_are_those_of_the_model(monkeypatch, tmp_path):
+    text, opened = "import os\n\ndef main(", open_backbone(BASE)
+    ids = opened.tokenizer(text)["input_ids"]
+    table = count_ngrams([ids], folder=tmp_path / "table", order=2, vocab_size=len(opened.tokenizer))
+    printed = {}
+    for alpha in (0.0, 0.9):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        asked = ["--alpha", str(alpha), "--temperature", "0.5", "--tokens", "4", "--ngrams", str(table.folder)]
+        result = CliRunner().invoke(app, ["autocomplete", BASE, *asked], input=text)
+        assert result.exit_code == 0, result.output
+        decoding = SuperposedDecoding(3, table, alpha=alpha, temperature=0.5)
+        found = build_suggest(opened.model, opened.tokenizer, decoding, 4)(text)
+        printed[alpha] = [line.partition("\t")[0] for line in result.stdout.splitlines() if "\t" in line]
+        assert printed[alpha] == [f"{score:.2f}" for score in found.scores]
+    assert printed[0.0] != printed[0.9]
+
+
 def test_drafts_from_a_pipe(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n\ndef main("))
     result = CliRunner().invoke(app, ["autocomplete", BASE, "-k", "2", "--tokens", "4"], input="import os\n\ndef main(")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stdout.splitlines() if "\t" in line]
     opened = open_backbone(BASE)
-    found = build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2, temperature=1.0), 4, 256)(
+    found = build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2, temperature=1.0), 4)(
         "import os\n\ndef main("
     )
     assert [line.partition("\t")[0] for line in lines] == [f"{score:.2f}" for score in found.scores]
@@ -105,7 +123,7 @@ def test_a_prompt_that_is_no_text_is_a_sentence():
 
 def test_an_empty_text_has_no_drafts():
     opened = open_backbone(BASE)
-    assert build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2), 4, 256)("").drafts == []
+    assert build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2), 4)("").drafts == []
 
 
 @pytest.mark.parametrize("given", [["-k", "10"], ["--ngrams", "no/such"], ["--temperature", "0"]])

@@ -319,18 +319,6 @@ def test_what_follows_a_prefix(tmp_path):
         table.next_counts([0, 1, 2])
 
 
-def test_backing_off_takes_the_longest_end_that_was_seen(tmp_path):
-    table = small_table(tmp_path)
-
-    def backed_off(context: list[int]) -> tuple[list[int], list[int], int]:
-        tokens, counts, length = table.backed_off_counts(context)
-        return tokens.tolist(), counts.tolist(), length
-
-    assert backed_off([3, 0, 1]) == ([2], [2], 2)
-    assert backed_off([3, 1]) == ([2], [2], 1)
-    assert backed_off([0, 3]) == backed_off([]) == ([0, 1, 2, 3], [4, 4, 3, 1], 0)
-
-
 def test_joints_that_a_table_cannot_serve(tmp_path):
     table = small_table(tmp_path)
     for ask in (table.joint_counts, table.cooccurrence):
@@ -558,6 +546,28 @@ def test_the_command_knows_roles_as_training_does(tmp_path, run):
     counted = run(*command, "--out", tmp_path / "table", "--roles", "visitor=user")
     assert counted.exit_code == 0, counted.stderr
     assert "roles visitor=user" in NgramTable.open(tmp_path / "table").description["sources"][0]
+
+
+def test_the_command_takes_split_column_and_configuration_as_training_does(tmp_path, run, monkeypatch):
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    (tmp_path / "data").mkdir()
+    for split, text in (("train", "ab"), ("validation", "abcd")):
+        (tmp_path / "data" / f"{split}.jsonl").write_text(json.dumps({"code": text}) + "\n")
+    command = ["--tokenizer", tmp_path / "base", "--order", 2, "--column", "code"]
+    counted = run(*command, "--data", tmp_path / "data", "--split", "validation", "--out", tmp_path / "here")
+    assert counted.exit_code == 0, counted.output
+    whole = len(byte_tokenizer()("abcd")["input_ids"])
+    assert NgramTable.open(tmp_path / "here").num_tokens in (whole, whole + 1)  # with an end of text
+    asked = []
+
+    def load_dataset(*arguments, **options):
+        asked.append((*arguments, options["split"]))
+        return datasets.Dataset.from_dict({"code": ["abcd"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    counted = run(*command, "--data", "org/code", "--name", "python", "--split", "valid", "--out", tmp_path / "hub")
+    assert counted.exit_code == 0, counted.output
+    assert asked == [("org/code", "python", "valid")]
 
 
 def test_help_names_the_options(run):

@@ -31,6 +31,7 @@ class Hub:
         self.verified: list[str] = []
         self.stores = True
         self.branches: dict[str, dict[str, Files]] = {}
+        self.visibility: dict[str, str | None] = {}
         self.messages: list[str] = []
         self.asked: list[str] = []
         self.writable = True
@@ -82,6 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
             known = name in self.hub.branches
+            self.hub.visibility.setdefault(name, asked.get("visibility"))
             self.hub.branches.setdefault(name, {"main": {}})
             self.reply_json({"url": f"{self.hub.address}/{name}"}, 409 if known else 200)
             return

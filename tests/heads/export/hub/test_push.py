@@ -147,11 +147,13 @@ def test_the_command_prints_the_commit(hub, tmp_path):
         "mit",
         "--message",
         "two heads",
+        "--private",
     ]
     ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 0, ran.output
     assert ran.stdout.startswith(f"{hub.address}/org/heads/commit/")
     assert hub.messages == ["two heads"]
+    assert hub.visibility == {"org/heads": "private"}
     assert b"license: mit" in hub.branches["org/heads"]["small"]["README.md"]
     ran = CliRunner().invoke(app, ["push", str(tmp_path), "org/heads"])
     assert (ran.exit_code, ran.stderr.startswith(f"error: {tmp_path} holds no heads.json")) == (1, True)
