@@ -177,7 +177,9 @@ def open_ngrams(opened: Opened, folder: str = NGRAMS, order: int = 3) -> NgramTa
     """The n-gram table of the demo corpus, which is counted if it does not exist."""
     if not Path(folder).is_dir():
         heldout = str(Path(opened.source) / "training.json")
-        count_ngrams_command(opened.source, ["python-stdlib"], Path(folder), heldout_list=heldout, order=order)
+        count_ngrams_command(
+            tokenizer=opened.source, data=["python-stdlib"], out=Path(folder), heldout_list=heldout, order=order
+        )
     return NgramTable.open(folder, opened.tokenizer)
 
 

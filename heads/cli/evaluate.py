@@ -14,7 +14,7 @@ from rich.console import Console
 from heads.checkpoint.opening import Opened
 from heads.cli.hub import BY_NAME
 from heads.cli.option_groups import with_groups
-from heads.cli.options import LoadingOptions, held_out_rows, print_aside
+from heads.cli.options import JsonOption, LoadingOptions, TextOptions, held_out_rows, print_aside
 from heads.cli.suites import SuiteOptions, refuse_words, run_suite
 from heads.decoding.dynamo.joint import check_independent
 from heads.decoding.dynamo.settings import JointConfig
@@ -25,10 +25,6 @@ from heads.evaluation.perplexity_report import Panel, draw_panels, draw_validati
 from heads.evaluation.pictures import new_figure
 from heads.evaluation.predictions import read_blocks
 from heads.evaluation.tables import write_content
-
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +83,9 @@ def evaluate_command(
             metavar="NAMES", help=f"Of {', '.join(METRICS)}, with commas; perplexity, unless --heatmaps is given."
         ),
     ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default the run's held-out rows.",
-        ),
-    ] = None,
-    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Most blocks of text, spread over all of it.")] = 16,
-    block_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of a block, which is read without the text before it.")
-    ] = 256,
-    json_file: JsonFile = None,
+    json_file: JsonOption = None,
     suite: SuiteOptions,
+    texts: TextOptions,
     dynamic: DynamicOptions,
     pictures: PictureOptions,
     loading: LoadingOptions,
@@ -115,7 +101,7 @@ def evaluate_command(
     refuse_words(context, suite)
     wanted = read_metrics(metrics, with_heatmaps=pictures.heatmaps is not None)
     sweep = dynamic.sweep
-    check_options(heads, wanted, pictures, dynamic, measuring={"--json": json_file, "--text": text})
+    check_options(heads, wanted, pictures, dynamic, measuring={"--json": json_file, "--text": texts.text})
     if pictures.picture is not None or pictures.heatmaps is not None:
         new_figure(1, 1)  # without matplotlib nothing is measured
     panels: list[Panel] = []
@@ -129,9 +115,10 @@ def evaluate_command(
         )
         print_aside(f"heat maps: {pictures.heatmaps}")
     if opened is not None and wanted:
-        of_run, rows = (None, "") if text else held_out_rows(heads, opened)
+        of_run, rows = (None, "") if texts.text else held_out_rows(heads, opened)
         documents = None if of_run is None else of_run.documents
-        held_out, console = read_blocks(opened, text or [], blocks, block_tokens, documents), Console()
+        held_out = read_blocks(opened, texts.text or [], texts.blocks, texts.block_tokens, documents)
+        console = Console()
         asked = bool(dynamic.thresholds) or (pictures.picture is not None and not panels)
         thresholds = sweep if can_sweep(opened, asked=asked) else []
         if rows:

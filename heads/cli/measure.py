@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from heads.checkpoint.opening import Opened, open_draft_model
 from heads.checkpoint.save_load import write_whole
 from heads.cli.hub import BY_NAME, is_hub_name
 from heads.cli.option_groups import with_groups
-from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside
+from heads.cli.options import JsonOption, LoadingOptions, PromptOptions, TreeOptions, print_aside
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.tuned_file import TUNED_TREE
 from heads.evaluation import methods as compared
@@ -33,12 +34,48 @@ from heads.tuning.timing import TIMED_TOKENS
 from heads.tuning.tune import tune_batches
 from heads.tuning.tuned_tree import build_tuned_tree, join_batches
 
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
-]
 Penalty = Annotated[
     float, typer.Option(metavar="X", min=0.01, help="Makes tokens that came before less likely; 1: no penalty.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedOptions:
+    """What is compared."""
+
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Folder or hub name of a small model with the backbone's tokenizer: adds rows of speculative sampling "
+            "with it, and of transformers' own on the same pair.",
+        ),
+    ] = None
+    no_prompt_lookup: Annotated[
+        bool, typer.Option("--no-prompt-lookup", help="Leave out prompt lookup, for backbones that do not support it.")
+    ] = False
+    judge: Annotated[
+        Literal["float32"] | None,
+        typer.Option(
+            metavar="float32",
+            help="Excuse differences from plain generate's text by a float32 copy of a bfloat16 or float16 backbone.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedResults:
+    """Results."""
+
+    json_file: JsonOption = None
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the speeds into this PNG file.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningPrompts(PromptOptions):
+    """Prompts."""
+
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Prompts to use at most.")] = 32
 
 
 @with_groups
@@ -53,60 +90,42 @@ def benchmark_command(
         BY_NAME,
     ] = None,
     *,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 20,
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, help="Interleaved repeats, of which medians are taken.")
     ] = 3,
     repetition_penalty: Penalty = 1.0,
-    draft_model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Folder or hub name of a small model with the backbone's tokenizer: adds rows of speculative sampling "
-            "with it, and of transformers' own on the same pair.",
-        ),
-    ] = None,
-    no_prompt_lookup: Annotated[
-        bool, typer.Option("--no-prompt-lookup", help="Leave out prompt lookup, for backbones that do not support it.")
-    ] = False,
-    judge: Annotated[
-        Literal["float32"] | None,
-        typer.Option(
-            metavar="float32",
-            help="Excuse differences from plain generate's text by a float32 copy of a bfloat16 or float16 backbone.",
-        ),
-    ] = None,
-    json_file: JsonFile = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the speeds into this PNG file.")] = None,
+    compared_with: ComparedOptions,
+    results: SpeedResults,
     prompts: PromptOptions,
     drafting: TreeOptions,
     loading: LoadingOptions,
 ) -> None:
     """Compare plain generate, prompt lookup and heads side by side in one run, on whole greedy generate calls."""
-    if picture is not None:
+    if results.picture is not None:
         new_figure(1, 1)  # fails before anything is measured if matplotlib is missing
     if not heads and drafting.any_given:
         raise ValueError("--tree, --lookup and --compile need a folder of heads; give one, or leave them out.")
-    opened = loading.open_any(heads or [], without_heads=draft_model is not None)
-    found = prompts.read(opened, num_prompts, heads=heads[0] if heads else None)
+    opened = loading.open_any(heads or [], without_heads=compared_with.draft_model is not None)
+    found = prompts.read(opened, heads=heads[0] if heads else None)
     settings = GreedySettings(new_tokens=prompts.max_new_tokens, repetition_penalty=repetition_penalty)
-    methods = build_methods(opened, settings, drafting, with_prompt_lookup=not no_prompt_lookup)
-    if draft_model is not None:
-        methods += draft_methods(opened.model, open_draft_model(draft_model, loading.dtype), settings)
-    float32 = None if judge is None else Float32Judge(model=opened.model, settings=settings)
+    methods = build_methods(opened, settings, drafting, with_prompt_lookup=not compared_with.no_prompt_lookup)
+    if compared_with.draft_model is not None:
+        draft = open_draft_model(compared_with.draft_model, loading.dtype)
+        methods += draft_methods(opened.model, draft, settings)
+    float32 = None if compared_with.judge is None else Float32Judge(model=opened.model, settings=settings)
     console = Console()
-    results = measure(console, opened.model, methods, settings, found, repeats, float32=float32)
+    rows = measure(console, opened.model, methods, settings, found, repeats, float32=float32)
     title = f"{opened.source}, {len(found)} prompts, {prompts.max_new_tokens} new tokens, medians of {repeats} repeats"
-    console.print(speed_table(results, title))
+    console.print(speed_table(rows, title))
     if float32 is not None:
-        typer.echo(describe_rulings(results, opened.tokenizer))
+        typer.echo(describe_rulings(rows, opened.tokenizer))
     name = "greedy" if repetition_penalty == 1.0 else f"greedy, repetition penalty {repetition_penalty}"
-    if json_file is not None:
-        write_json(json_file, {name: results}, opened.model.device)
-        print_aside(f"rows: {json_file}")
-    if picture is not None:
-        draw_speed_blocks({name: results}, picture)
-        print_aside(f"picture: {picture}")
+    if results.json_file is not None:
+        write_json(results.json_file, {name: rows}, opened.model.device)
+        print_aside(f"rows: {results.json_file}")
+    if results.picture is not None:
+        draw_speed_blocks({name: rows}, results.picture)
+        print_aside(f"picture: {results.picture}")
 
 
 def build_methods(
@@ -140,7 +159,6 @@ def draft_methods(model: Any, draft: Any, settings: GreedySettings) -> list[Meth
 def tune_tree_command(
     heads: Annotated[Path, typer.Argument(metavar="HEADS", help="Folder that heads were saved to.")],
     *,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Prompts to use at most.")] = 32,
     batch: Annotated[
         str, typer.Option(metavar="N,N,…", help="Rows that will be decoded together; with commas a tree for each size.")
     ] = "1",
@@ -158,7 +176,7 @@ def tune_tree_command(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="PNG of times and predicted speeds against nodes.")
     ] = None,
-    prompts: PromptOptions,
+    prompts: TuningPrompts,
     loading: LoadingOptions,
 ) -> None:
     """Fit the tree to these heads on this machine; TreeDecoding uses what is written to HEADS/tree.json by itself.
@@ -188,7 +206,7 @@ def tune_tree_command(
     opened = loading.open(heads)
     (token_heads,) = opened.token_heads.values()
     least = prompts.max_new_tokens // 2 + TIMED_TOKENS
-    found = prompts.read(opened, num_prompts, least_new_tokens=least, heads=heads)
+    found = prompts.read(opened, least_new_tokens=least, heads=heads)
     torch.manual_seed(seed)
     try:
         with stages(Console(stderr=True)) as begin:

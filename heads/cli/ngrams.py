@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from heads.backbone.loading import BackboneConfig, load_tokenizer
+from heads.cli.option_groups import with_groups
 from heads.extras import needs_extra
 from heads.ngrams.counting import count_ngrams
 from heads.ngrams.files import MAX_ORDER
@@ -29,81 +31,106 @@ if TYPE_CHECKING:
 BATCH_ROWS = 256
 
 
-def count_ngrams_command(
-    tokenizer: Annotated[
-        str, typer.Option(metavar="BACKBONE", help="Folder or hub name of the backbone, whose tokenizer is used.")
-    ],
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Data, as in training."""
+
     data: Annotated[
         list[str],
         typer.Option(
             metavar="PATH",
             help="The heads' training data: file, directory, glob, hub name or python-stdlib; may be repeated.",
         ),
-    ],
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="New folder for the table; FOLDER.counting is its unfinished count.")
-    ],
+    ]
     split: Annotated[
         str, typer.Option(metavar="NAME", help="Split of hub data sets, directories and python-stdlib.")
-    ] = "train",
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Configuration name of a data set on the hub.")
-    ] = None,
+    ] = "train"
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Configuration name of a data set on the hub.")] = (
+        None
+    )
     column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Column of text, token ids or conversations; by default the usual names."),
-    ] = None,
+    ] = None
     chat_template: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help='"vicuna" or a Jinja file; by default the tokenizer\'s own, for conversations.'
         ),
-    ] = None,
+    ] = None
     heldout_list: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON file that names the files python-stdlib holds out.")
-    ] = None,
+    ] = None
     roles: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME=ROLE,…", help="What other roles of turns stand for, such as moderator=user; as in training."
-        ),
-    ] = None,
+        typer.Option(metavar="NAME=ROLE,…", help="What other roles of turns stand for, such as moderator=user."),
+    ] = None
     max_bad_fraction: Annotated[
-        float, typer.Option(metavar="X", min=0, max=1, help="Share of a source's rows that may be bad; as in training.")
-    ] = 0.01,
+        float, typer.Option(metavar="X", min=0, max=1, help="Share of a source's rows that may be bad.")
+    ] = 0.01
+
+    def sources(self) -> list[SourceConfig]:
+        from heads.data.documents import SourceConfig
+
+        fields = {"name": self.name, "split": self.split, "column": self.column, "roles": read_roles(self.roles)}
+        return [build(SourceConfig, fields | {"path": path}, of="--data") for path in self.data]
+
+    def load(self, sources: list[SourceConfig], tokenizer: Any) -> list[Documents]:
+        """
+        Raises:
+            ValueError: a source that cannot be read, or with too many bad rows.
+        """
+        from heads.data.documents import DataConfig, load_documents
+
+        config = DataConfig(train=sources, heldout_list=self.heldout_list, chat_template=self.chat_template)
+        found = [load_documents(source, config, tokenizer) for source in sources]
+        for documents in found:
+            check_rows(documents, self.max_bad_fraction)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingOptions:
+    """Counting."""
+
     order: Annotated[
         int, typer.Option(metavar="N", min=1, max=MAX_ORDER, help="Longest n-grams; a joint of n tokens needs order n.")
-    ] = 3,
+    ] = 3
     min_count: Annotated[
         int, typer.Option(metavar="N", min=1, help="Drop n-grams of two and more tokens that occur less often.")
-    ] = 1,
-    workers: Annotated[int, typer.Option(metavar="N", min=0, help="Threads that count; 0: one for each core.")] = 0,
+    ] = 1
+    workers: Annotated[int, typer.Option(metavar="N", min=0, help="Threads that count; 0: one for each core.")] = 0
+
+
+@with_groups
+def count_ngrams_command(
+    tokenizer: Annotated[
+        str, typer.Option(metavar="BACKBONE", help="Folder or hub name of the backbone, whose tokenizer is used.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="New folder for the table; FOLDER.counting is its unfinished count.")
+    ],
+    *,
+    given: SourceOptions,
+    counting: CountingOptions,
 ) -> None:
     """Count the n-grams of training data, for co-occurrence masks and superposed decoding.
 
     The same command resumes an interrupted count. No n-gram crosses a document's end.
     """
-    from heads.data.documents import DataConfig, SourceConfig, load_documents
-
-    known_roles = read_roles(roles)
+    sources = given.sources()
     loaded = load_tokenizer(BackboneConfig(name_or_path=tokenizer))
-    fields = {"name": name, "split": split, "column": column, "roles": known_roles}
-    sources = [build(SourceConfig, fields | {"path": path}, of="--data") for path in data]
-    config = DataConfig(train=sources, heldout_list=heldout_list, chat_template=chat_template)
-    console = Console(stderr=True)
-    found = [load_documents(source, config, loaded) for source in sources]
-    for documents in found:
-        check_rows(documents, max_bad_fraction)
-    with progress_bars(console, sum(count_tokens(documents) for documents in found)) as report:
+    found = given.load(sources, loaded)
+    with progress_bars(Console(stderr=True), sum(count_tokens(documents) for documents in found)) as report:
         table = count_ngrams(
             (ids_T for documents in found for ids_T in read_ids(documents)),
             folder=out,
-            order=order,
+            order=counting.order,
             vocab_size=len(loaded),
             tokenizer=loaded,
-            sources=[describe_source(source, heldout_list) for source in sources],
-            min_count=min_count,
-            workers=workers or os.cpu_count() or 1,
+            sources=[describe_source(source, given.heldout_list) for source in sources],
+            min_count=counting.min_count,
+            workers=counting.workers or os.cpu_count() or 1,
             report=report,
         )
     typer.echo(describe_table(table))

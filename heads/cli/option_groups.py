@@ -5,12 +5,14 @@ A command has a group as one parameter, and `with_groups` shows typer a signatur
     @with_groups
     def generate_command(heads: Heads, *, loading: LoadingOptions, sampling: SamplingOptions) -> None: ...
 
-so that `headway generate` has the options --backbone, --dtype, --temperature, …, one panel of the help for each group.
+so that `headway generate` has the options --backbone, --dtype, --temperature, …, one panel of the help for each group,
+and Python calls it with any of them by name.
 A suite or a format is known only when the command runs; `read_config` reads the words that are left then.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -42,7 +44,8 @@ def with_groups(command: Command) -> Command:
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            fields = {field.name for field in dataclasses.fields(group)} & set(given)
+            given[name] = group(**{field: given.pop(field) for field in fields})
         command(**given)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -56,14 +59,23 @@ def expand(group: type[Any]) -> list[inspect.Parameter]:
     title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
     found = []
     for field in dataclasses.fields(group):
-        (option,) = hints[field.name].__metadata__
+        kind, option = get_args(hints[field.name])
+        option = copy.copy(option)  # an option that groups share stands in the panel of each
         option.rich_help_panel = title
         found.append(
             inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=or_empty(field.default),
+                annotation=Annotated[kind, option],
             )
         )
     return found
+
+
+def or_empty(default: Any) -> Any:
+    """A field's default as a parameter's: an option without one is required."""
+    return inspect.Parameter.empty if default is dataclasses.MISSING else default
 
 
 def read_config(config: type[T], words: Sequence[str], program: str, help_option: str = "--help") -> T:
@@ -108,7 +120,7 @@ def config_options(config: type[Any]) -> list[inspect.Parameter]:
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+                default=or_empty(default),
                 annotation=Annotated[hint, option],
             )
         )

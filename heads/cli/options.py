@@ -37,20 +37,25 @@ BackboneOption = Annotated[
     typer.Option(metavar="MODEL", help="Folder or hub name of the backbone; by default the one in heads.json."),
 ]
 
+DtypeOption = Annotated[
+    Dtype,
+    typer.Option(
+        metavar="DTYPE",
+        help=f"Dtype of backbone and heads: {', '.join(get_args(Dtype))}; auto is float32 on a CPU, else the "
+        "checkpoint's.",
+    ),
+]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
     """Backbone."""
 
     backbone: BackboneOption = None
-    dtype: Annotated[
-        Dtype,
-        typer.Option(
-            metavar="DTYPE",
-            help=f"Dtype of backbone and heads: {', '.join(get_args(Dtype))}; auto is float32 on a CPU, else the "
-            "checkpoint's.",
-        ),
-    ] = "auto"
+    dtype: DtypeOption = "auto"
 
     def open(self, *folders: Path) -> Opened:
         return open_heads(list(folders), self.backbone, self.dtype)
@@ -166,7 +171,25 @@ class ColorOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions:
+class TextOptions:
+    """Text."""
+
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts to measure on (.txt, .jsonl, …), may be repeated; by default held-out rows of the run, or of "
+            "the backbone.",
+        ),
+    ] = None
+    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Most blocks of text, spread over all of it.")] = 16
+    block_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens of a block, which is read without the text before it.")
+    ] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskingOptions:
     """Prompts."""
 
     prompts: Annotated[
@@ -176,28 +199,33 @@ class PromptOptions:
             help="A .txt or .jsonl file; by default the run's held-out rows, else text held out from the backbone.",
         ),
     ] = None
-    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts are cut to this many tokens.")] = 64
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 20
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most tokens to generate for each prompt.")
     ] = 128
 
-    def read(
-        self, opened: Opened, num_prompts: int, least_new_tokens: int = 0, heads: Path | None = None
-    ) -> list[Tensor]:
-        """At most `num_prompts` prompts (1, T) on the backbone's device, with room for the new tokens.
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(AskingOptions):
+    """Prompts."""
+
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts are cut to this many tokens.")] = 64
+
+    def read(self, opened: Opened, least_new_tokens: int = 0, heads: Path | None = None) -> list[Tensor]:
+        """Prompts (1, T) on the backbone's device, with room for the new tokens.
 
         Args:
             heads: folder of heads, whose run's held-out rows are used if no file is given; a printed line names them.
         """
         rows = ""
         if self.prompts is not None:
-            found = read_prompts(self.prompts, opened.tokenizer, num_prompts, self.prompt_tokens)
+            found = read_prompts(self.prompts, opened.tokenizer, self.num_prompts, self.prompt_tokens)
         else:
             held_out, rows = held_out_rows(heads, opened)
             if held_out is not None:
-                found = held_out.prompts(num_prompts, self.prompt_tokens)
+                found = held_out.prompts(self.num_prompts, self.prompt_tokens)
             else:
-                found = default_prompts(opened.source, opened.tokenizer, num_prompts, self.prompt_tokens)
+                found = default_prompts(opened.source, opened.tokenizer, self.num_prompts, self.prompt_tokens)
         check_length(opened.model, found, max(self.max_new_tokens, least_new_tokens))
         if rows:
             print_aside(rows)

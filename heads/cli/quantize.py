@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,14 +15,14 @@ from rich.table import Table
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, open_backbone, open_heads
 from heads.checkpoint.packed_backbone import RECORD, pack_backbone
 from heads.checkpoint.remote import find_heads
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import TENSORS
 from heads.cli.hub import BY_NAME
-from heads.cli.options import print_aside
+from heads.cli.option_groups import with_groups
+from heads.cli.options import DtypeOption, JsonOption, TextOptions, print_aside
 from heads.evaluation.lossy.rounded_weights import Quality, measure_quality, rounded
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.perplexity_report import interval, new_table, number
@@ -39,6 +39,39 @@ LEGEND = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuantizedTexts(TextOptions):
+    """Perplexity."""
+
+    blocks: Annotated[int, typer.Option(metavar="N", min=0, help="Texts for perplexity; 0 leaves it out.")] = 32
+    block_tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens of each text at most.")] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassesOptions:
+    """Tokens per pass."""
+
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=0, help="Prompts for tokens per pass.")] = 8
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens for each prompt.")] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedFolders:
+    """Packed weights."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="New folder for the packed backbone, in one --format; it opens without the original."
+        ),
+    ] = None
+    heads_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="New folder for the heads, packed as the backbone is; with --out."),
+    ] = None
+
+
+@with_groups
 def quantize_command(
     backbone: Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub name of the model.")],
     heads: Annotated[
@@ -49,28 +82,12 @@ def quantize_command(
     formats: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help=f"all, or one of {', '.join(FORMATS)}.")
     ] = "all",
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Text to measure on; by default the text that the backbone recorded as held out."
-        ),
-    ] = None,
-    blocks: Annotated[int, typer.Option(metavar="N", min=0, help="Texts for perplexity; 0 leaves it out.")] = 32,
-    block_tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens of each text at most.")] = 256,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=0, help="Prompts for tokens per pass.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens for each prompt.")] = 64,
-    dtype: Annotated[Dtype, typer.Option(metavar="DTYPE", help="Dtype of all that is not packed.")] = "auto",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="New folder for the packed backbone, in one --format; it opens without the original."
-        ),
-    ] = None,
-    heads_out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="New folder for the heads, packed as the backbone is; with --out."),
-    ] = None,
+    *,
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+    measured_on: QuantizedTexts,
+    passes: PassesOptions,
+    folders: PackedFolders,
 ) -> None:
     """Show what weights of 4, 6 or 8 bits cost in perplexity and accepted drafts; with --out, write them packed.
 
@@ -78,6 +95,7 @@ def quantize_command(
     compared with plain generation on the same weights. With --out the folder is written first, and what is measured
     is that folder, computed on its packed weights.
     """
+    out, heads_out = folders.out, folders.heads_out
     if out is not None and formats == "all":
         raise ValueError(f"--out {out} takes one format; give --format, one of {', '.join(FORMATS)}.")
     if heads_out is not None and (out is None or heads is None):
@@ -89,11 +107,12 @@ def quantize_command(
     if heads is not None and heads_out is not None:
         write_packed_heads(heads, str(out), formats, heads_out)
     opened = open_backbone(backbone, dtype) if heads is None else open_heads([heads], backbone, dtype)
-    texts = cut_texts(opened, text or [], blocks, block_tokens)
-    prompts = find_prompts(opened, text or [], num_prompts) if heads is not None else []
+    files = measured_on.text or []
+    texts = cut_texts(opened, files, measured_on.blocks, measured_on.block_tokens)
+    prompts = find_prompts(opened, files, passes.num_prompts) if heads is not None else []
     console = Console()
     with progress_bar(console, "measuring", 1 + len(chosen)) as report:
-        settings = GreedySettings(new_tokens=max_new_tokens)
+        settings = GreedySettings(new_tokens=passes.max_new_tokens)
 
         def measured(one: Opened, rows: Sequence[Format | None]) -> list[Quality]:
             token_heads = next(iter(one.token_heads.values()), None)

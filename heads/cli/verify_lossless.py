@@ -19,7 +19,7 @@ from rich.console import Console
 from heads.checkpoint.opening import Opened, open_backbone
 from heads.cli.hub import BY_NAME
 from heads.cli.option_groups import with_groups
-from heads.cli.options import LoadingOptions, PromptOptions, TreeOptions, print_aside
+from heads.cli.options import AskingOptions, JsonOption, LoadingOptions, PromptOptions, TreeOptions, print_aside
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.lossless.answers import Asked, LocalSource, Source
 from heads.evaluation.lossless.compare import GREEDY_ONLY, Comparison, as_dict, compare_sources
@@ -38,6 +38,53 @@ HELD_OUT_TOKENS = 64
 UNCUT = 1_000_000  # prompts of a file are taken whole
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Servers."""
+
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenAI-compatible server with speculation on: http://host:port/v1."),
+    ] = None
+    reference_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same server with speculation off.")
+    ] = None
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on both servers.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholePrompts(AskingOptions):
+    """Prompts."""
+
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A .txt or .jsonl file of texts or chats, taken whole; by default held-out text for heads, eight "
+            "short texts for servers.",
+        ),
+    ] = None
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictOptions:
+    """Results."""
+
+    json_file: JsonOption = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help=f"Folder for {RESULTS} and, until it is written, finished prompts: after an interruption the same "
+            "command goes on with the missing ones; by default evaluations/NAME/verify-lossless.",
+        ),
+    ] = None
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ask anew what an interrupted call of the same settings has finished.")
+    ] = False
+
+
 @with_groups
 def verify_lossless_command(
     heads: Annotated[
@@ -46,38 +93,9 @@ def verify_lossless_command(
         BY_NAME,
     ] = None,
     *,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="An OpenAI-compatible server with speculation on: http://host:port/v1."),
-    ] = None,
-    reference_endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="The same server with speculation off.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on both servers.")] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A .txt or .jsonl file of texts or chats, taken whole; by default held-out text for heads, eight "
-            "short texts for servers.",
-        ),
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Most prompts to use.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")] = 128,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write texts, verdicts and margins as JSON.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help=f"Folder for {RESULTS} and, until it is written, finished prompts: after an interruption the same "
-            "command goes on with the missing ones; by default evaluations/NAME/verify-lossless.",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Ask anew what an interrupted call of the same settings has finished.")
-    ] = False,
+    servers: ServerOptions,
+    prompts: WholePrompts,
+    results: VerdictOptions,
     drafting: TreeOptions,
     loading: LoadingOptions,
 ) -> None:
@@ -88,22 +106,22 @@ def verify_lossless_command(
     server give its dtype by --dtype, since rounding depends on it. The exit code is 1 for a bug and 3 for an unknown
     difference. Sampled decoding is not what this tests.
     """
-    check_options(heads, endpoint, reference_endpoint, model, drafting)
-    limits = prompts, num_prompts, max_new_tokens
-    if endpoint is None:
-        sides = local_sides(loading.open(*(heads or [])), heads or [], drafting, *limits)
+    check_options(heads, servers, drafting)
+    if servers.endpoint is None:
+        sides = local_sides(loading.open(*(heads or [])), heads or [], drafting, prompts)
     else:
         opened = None if loading.backbone is None else open_backbone(loading.backbone, loading.dtype)
-        sides = server_sides((endpoint, reference_endpoint or "", model or ""), opened, *limits)
-    folder = out or Path("evaluations") / as_folder(model or "+".join(sides.sources)) / "verify-lossless"
+        sides = server_sides(servers, opened, prompts)
+    name = as_folder(servers.model or "+".join(sides.sources))
+    folder = results.out or Path("evaluations") / name / "verify-lossless"
     files = [*(heads or []), loading.backbone, drafting.tree, None if sides.opened is None else sides.opened.source]
     rows = Rows(folder / ROWS, {**sides.describe(), **dataclasses.asdict(drafting), "files": describe_files(files)})
-    if fresh:
+    if results.fresh:
         rows.forget()
     with kept(rows):
         comparisons = sides.compare(Console(), rows)
-    content = as_dict(comparisons, sides.device, max_new_tokens=max_new_tokens, temperature=0)
-    for file in (folder / RESULTS, json_file):
+    content = as_dict(comparisons, sides.device, max_new_tokens=prompts.max_new_tokens, temperature=0)
+    for file in (folder / RESULTS, results.json_file):
         if file is not None:
             write_content(file, content)
             print_aside(f"verdicts: {file}")
@@ -179,15 +197,11 @@ def kept(rows: Rows) -> Iterator[None]:
         raise
 
 
-def local_sides(
-    opened: Opened, heads: Sequence[Path], drafting: TreeOptions, prompts: Path | None, count: int, new_tokens: int
-) -> Sides:
+def local_sides(opened: Opened, heads: Sequence[Path], drafting: TreeOptions, prompts: WholePrompts) -> Sides:
     """Each folder of heads beside plain `generate` of its backbone."""
-    options = PromptOptions(
-        prompts=prompts, prompt_tokens=HELD_OUT_TOKENS if prompts is None else UNCUT, max_new_tokens=new_tokens
-    )
-    found = options.read(opened, count, heads=heads[0])
-    settings = GreedySettings(new_tokens=new_tokens)
+    length = HELD_OUT_TOKENS if prompts.prompts is None else UNCUT
+    found = PromptOptions(**vars(prompts), prompt_tokens=length).read(opened, heads=heads[0])
+    settings = GreedySettings(new_tokens=prompts.max_new_tokens)
     plain = LocalSource(model=opened.model, tokenizer=opened.tokenizer, settings=settings)
     decodings = {
         name: TreeDecoding(token_heads, drafting.shape, lookup=drafting.lookup, compile=drafting.compile)
@@ -203,17 +217,16 @@ def local_sides(
     )
 
 
-def server_sides(
-    servers: tuple[str, str, str], opened: Opened | None, prompts: Path | None, count: int, new_tokens: int
-) -> Sides:
+def server_sides(servers: ServerOptions, opened: Opened | None, prompts: WholePrompts) -> Sides:
     """A server with speculation beside one without.
 
     Args:
-        servers: both URLs and the model's name.
         opened: a local copy of the backbone, which rules on differences.
     """
-    url, reference_url, model = servers
-    asked = asked_of(choose_prompts(prompts, count), None if opened is None else opened.tokenizer)
+    url, reference_url, model = servers.endpoint or "", servers.reference_endpoint or "", servers.model or ""
+    new_tokens = prompts.max_new_tokens
+    tokenizer = None if opened is None else opened.tokenizer
+    asked = asked_of(choose_prompts(prompts.prompts, prompts.num_prompts), tokenizer)
     if opened is None:
         print_aside("no --backbone was given: differences are found, but nothing rules on them")
     else:
@@ -229,27 +242,25 @@ def server_sides(
     )
 
 
-def check_options(
-    heads: list[Path] | None,
-    endpoint: str | None,
-    reference_endpoint: str | None,
-    model: str | None,
-    drafting: TreeOptions,
-) -> None:
+def check_options(heads: list[Path] | None, servers: ServerOptions, drafting: TreeOptions) -> None:
     """Either heads, or two servers and the model's name.
 
     Raises:
         ValueError: both, neither, or a part of the second.
     """
-    servers = {"--endpoint": endpoint, "--reference-endpoint": reference_endpoint, "--model": model}
-    missing = [name for name, value in servers.items() if value is None]
-    if heads and len(missing) < len(servers):
-        raise ValueError(f"Heads and {', '.join(set(servers) - set(missing))} were given; give heads, or servers.")
+    given = {
+        "--endpoint": servers.endpoint,
+        "--reference-endpoint": servers.reference_endpoint,
+        "--model": servers.model,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if heads and len(missing) < len(given):
+        raise ValueError(f"Heads and {', '.join(set(given) - set(missing))} were given; give heads, or servers.")
     if heads:
         return
     if missing:
         raise ValueError(
-            f"No heads were given, and no {', '.join(missing)}; give a folder of heads, or all of {', '.join(servers)}."
+            f"No heads were given, and no {', '.join(missing)}; give a folder of heads, or all of {', '.join(given)}."
         )
     if drafting.any_given:
         raise ValueError("--tree, --lookup and --compile are about heads here; leave them out with a server.")

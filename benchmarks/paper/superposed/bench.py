@@ -122,7 +122,11 @@ class SuperposedBench:
         """N-grams to order 6 of the training files, which are counted if the folder does not exist."""
         if not self.ngrams_folder.is_dir():
             count_ngrams_command(
-                self.backbone, ["python-stdlib"], self.ngrams_folder, heldout_list=self.heldout_list, order=6
+                tokenizer=self.backbone,
+                data=["python-stdlib"],
+                out=self.ngrams_folder,
+                heldout_list=self.heldout_list,
+                order=6,
             )
         return NgramTable.open(self.ngrams_folder, self.tokenizer)
 
