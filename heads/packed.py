@@ -51,16 +51,27 @@ def pack_weights(module: nn.Module) -> int:
     return len(layers)
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Whether `pack_weights` packed any of its linear layers.
+
+    >>> layer = nn.Linear(64, 32)
+    >>> is_packed(layer), pack_weights(layer), is_packed(layer)
+    (False, 1, True)
+    """
+    forwards = (vars(layer).get("forward") for layer in module.modules())
+    return any(isinstance(getattr(forward, "func", None), PackedProduct) for forward in forwards)
+
+
 def what_stops_packing(weight_OI: Tensor) -> str:
     """Why this weight cannot be packed here; empty where it can.
 
     >>> what_stops_packing(torch.ones(2, 2, dtype=torch.float64))
-    'weights in float64, which oneDNN does not multiply on this processor; load it in float32 or leave it unpacked'
+    'weights in float64, which oneDNN does not multiply on this processor; load them in float32 or leave them unpacked'
     """
     if weight_OI.device.type != "cpu":
-        return f"weights on {weight_OI.device.type}, and packing is for CPUs; leave it unpacked"
+        return f"weights on {weight_OI.device.type}, and packing is for CPUs; leave them unpacked"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return "weights that this PyTorch cannot pack, since it has no oneDNN; leave it unpacked"
+        return "weights that this PyTorch cannot pack, since it has no oneDNN; leave them unpacked"
     supported = {
         torch.float32: True,
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
@@ -70,7 +81,8 @@ def what_stops_packing(weight_OI: Tensor) -> str:
         return ""
     name = str(weight_OI.dtype).removeprefix("torch.")
     return (
-        f"weights in {name}, which oneDNN does not multiply on this processor; load it in float32 or leave it unpacked"
+        f"weights in {name}, which oneDNN does not multiply on this processor; load them in float32 or leave them "
+        f"unpacked"
     )
 
 

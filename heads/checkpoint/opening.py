@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer
+from heads.backbone.loading import BackboneConfig, Dtype, load_backbone, load_tokenizer, resolve_dtype
 from heads.backbone.model import Backbone
 from heads.checkpoint.adapter import put_on_adapter
 from heads.checkpoint.remote import backbone_around, find_heads, with_heads_inside
@@ -17,6 +17,7 @@ from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import DESCRIPTION, look_up, read_description
 from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
+from heads.packed import pack_weights, what_stops_packing
 from heads.validation import build
 
 RECORDED = ("revision", "tokenizer", "attn_implementation", "quantization")
@@ -33,15 +34,19 @@ class Opened:
     token_heads: dict[str, TokenHeads]
 
 
-def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype: Dtype = "auto") -> Opened:
+def open_heads(
+    folders: Sequence[str | Path], backbone: str | None = None, dtype: Dtype = "auto", *, pack: bool = False
+) -> Opened:
     """Load heads and the backbone that they belong to, once for all of them, on an accelerator if there is one.
 
     Args:
         backbone: folder or hub name, loaded as it is; None loads the one in the first folder's heads.json, with the
             revision, tokenizer, attention and quantization of the heads' training.
+        pack: pack the weights of backbone and heads (heads/packed.py).
 
     Raises:
-        ValueError: a folder holds no heads, the backbone is not found, or heads belong to another one.
+        ValueError: a folder holds no heads, the backbone is not found, heads belong to another one, or its weights
+            cannot be packed.
     """
     names, folders = name_folders(folders), [with_heads_inside(Path(folder)) for folder in folders]
     for folder in folders:
@@ -54,14 +59,37 @@ def open_heads(folders: Sequence[str | Path], backbone: str | None = None, dtype
         model = load_backbone(config, default_device())
     wrapped = Backbone(model)
     token_heads = {name: load(folder, wrapped) for name, folder in zip(names, folders, strict=True)}
-    return Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
+    opened = Opened(model=model, tokenizer=load_tokenizer(config), source=config.name_or_path, token_heads=token_heads)
+    return packed(opened) if pack else opened
 
 
-def open_backbone(name: str, dtype: Dtype = "auto") -> Opened:
+def open_backbone(name: str, dtype: Dtype = "auto", *, pack: bool = False) -> Opened:
     """Load a backbone as `open_heads` does, without heads on it."""
     config = BackboneConfig(name_or_path=name, dtype=dtype)
     model = load_backbone(config, default_device())
-    return Opened(model=model, tokenizer=load_tokenizer(config), source=name, token_heads={})
+    opened = Opened(model=model, tokenizer=load_tokenizer(config), source=name, token_heads={})
+    return packed(opened) if pack else opened
+
+
+def packed(opened: Opened) -> Opened:
+    """The same with the weights of backbone and heads packed in place.
+
+    Raises:
+        ValueError: weights of a device or dtype that cannot be packed, or no linear layer with plain weights.
+    """
+    if not pack_weights(opened.model):
+        raise ValueError(
+            f"{opened.source} has no linear layer with plain weights, so there is nothing to pack; leave it unpacked."
+        )
+    for token_heads in opened.token_heads.values():
+        pack_weights(token_heads)
+    return opened
+
+
+def why_not_packed(dtype: Dtype) -> str:
+    """Why weights that are loaded in this dtype here cannot be packed, known before they are; empty where they can."""
+    device, resolved = default_device(), resolve_dtype(dtype, default_device())
+    return what_stops_packing(torch.empty(0, dtype=None if resolved == "auto" else resolved, device=device))
 
 
 def open_draft_model(name: str, dtype: Dtype = "auto") -> Any:

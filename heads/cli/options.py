@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heads.backbone.loading import Dtype
 from heads.checkpoint.held_out import HeldOut, find_held_out
-from heads.checkpoint.opening import Opened, open_backbone, open_heads
+from heads.checkpoint.opening import Opened, open_backbone, open_heads, why_not_packed
 from heads.cli.hub import BY_NAME
 from heads.decoding.generate import check_temperature
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_LOOKUP
@@ -52,13 +52,28 @@ JsonOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
-    """Backbone."""
+    """Backbone.
+
+    Raises:
+        ValueError: weights of this dtype cannot be packed on this machine.
+    """
 
     backbone: BackboneOption = None
     dtype: DtypeOption = "auto"
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack",
+            help="Pack the weights of backbone and heads for a CPU: faster passes over trees, twice the memory.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.pack and (reason := why_not_packed(self.dtype)):
+            raise ValueError(f"--pack was given for {reason}.")
 
     def open(self, *folders: Path) -> Opened:
-        return open_heads(list(folders), self.backbone, self.dtype)
+        return open_heads(list(folders), self.backbone, self.dtype, pack=self.pack)
 
     def open_any(self, folders: Sequence[Path], *, without_heads: bool, instead: str = "--draft-model MODEL") -> Opened:
         """As `open`; without folders only the backbone, if it is named and nothing needs heads.
@@ -75,7 +90,7 @@ class LoadingOptions:
             raise ValueError(
                 f"No folder of heads was given; give one, or --backbone MODEL and {instead} to decode without heads."
             )
-        return open_backbone(self.backbone, self.dtype)
+        return open_backbone(self.backbone, self.dtype, pack=self.pack)
 
 
 @dataclass(frozen=True, kw_only=True)

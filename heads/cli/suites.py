@@ -29,7 +29,7 @@ from heads.evaluation.runs.task import SuiteTask, fingerprint
 from heads.evaluation.suites import suite_module, suites
 from heads.evaluation.tables import describe_machine, versions
 
-SHARED = ("heads", "suite", "suite_help", "out", "fresh", "backbone", "dtype", "revision")
+SHARED = ("heads", "suite", "suite_help", "out", "fresh", "backbone", "dtype", "pack", "revision")
 """Parameters that a suite takes too; all others are about held-out text."""
 
 
@@ -94,7 +94,7 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
         ValueError: the folder holds no heads.
     """
     read_description(heads)
-    task = SuiteTask(folder=heads, backbone=loading.backbone, dtype=loading.dtype)
+    task = SuiteTask(folder=heads, backbone=loading.backbone, dtype=loading.dtype, pack=loading.pack)
     out = options.out or Path("evaluations") / name_folders([heads])[0] / name
     settings = {
         "suite": name,
@@ -102,6 +102,7 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
         "heads": fingerprint(heads),
         "backbone": loading.backbone,
         "dtype": loading.dtype,
+        **({"pack": True} if loading.pack else {}),
         "machine": describe_machine(task.device),
         "versions": versions(),
     }

@@ -16,7 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
-from heads.checkpoint.opening import Opened, open_backbone
+from heads.checkpoint.opening import Opened
 from heads.cli.hub import BY_NAME
 from heads.cli.option_groups import with_groups
 from heads.cli.options import AskingOptions, JsonOption, LoadingOptions, PromptOptions, TreeOptions, print_aside
@@ -110,12 +110,14 @@ def verify_lossless_command(
     if servers.endpoint is None:
         sides = local_sides(loading.open(*(heads or [])), heads or [], drafting, prompts)
     else:
-        opened = None if loading.backbone is None else open_backbone(loading.backbone, loading.dtype)
+        opened = None if loading.backbone is None else loading.open_any([], without_heads=True)
         sides = server_sides(servers, opened, prompts)
     name = as_folder(servers.model or "+".join(sides.sources))
     folder = results.out or Path("evaluations") / name / "verify-lossless"
     files = [*(heads or []), loading.backbone, drafting.tree, None if sides.opened is None else sides.opened.source]
-    rows = Rows(folder / ROWS, {**sides.describe(), **dataclasses.asdict(drafting), "files": describe_files(files)})
+    packed = {"pack": True} if loading.pack else {}
+    settings = {**sides.describe(), **dataclasses.asdict(drafting), **packed, "files": describe_files(files)}
+    rows = Rows(folder / ROWS, settings)
     if results.fresh:
         rows.forget()
     with kept(rows):

@@ -63,7 +63,7 @@ def race_command(
         )
     text = read_prompt(prompt)
     opened = loading.open(*heads)
-    opened_mx = None if mx is None else replace(loading, backbone=mx).open(heads[0])
+    opened_mx = None if mx is None else replace(loading, backbone=mx, pack=False).open(heads[0])
     begun = Begun(text=text, sampling=sampling, new_tokens=max_new_tokens)
     columns = run_race(opened, begun, drafting, repeats, opened_mx)
     shown = max(1.0, SHORTEST / max(column.seconds for column in columns))

@@ -28,7 +28,7 @@ def open_baseline(task: SuiteTask) -> tuple[Any, str]:
     """The backbone as it was before heads were trained with it, and its name."""
     if task.backbone is None and read_description(task.folder).trained_backbone is not None:
         name = find_backbone(task.folder)
-        return open_backbone(name, task.dtype).model, name
+        return open_backbone(name, task.dtype, pack=task.pack).model, name
     return task.model, "the heads' backbone"
 
 

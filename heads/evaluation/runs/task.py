@@ -24,6 +24,7 @@ class SuiteTask:
     Attributes:
         folder: the folder of heads.
         backbone: folder or hub name; None is the one in the heads' own record.
+        pack: pack the weights of backbones and heads (heads/packed.py).
         rows: finished units of work by name.
         console: for progress bars and remarks, so on stderr.
     """
@@ -31,12 +32,13 @@ class SuiteTask:
     folder: Path
     backbone: str | None = None
     dtype: Dtype = "auto"
+    pack: bool = False
     rows: Rows = field(default_factory=lambda: Rows(None, {}))
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
     @cached_property
     def opened(self) -> Opened:
-        return open_heads([self.folder], self.backbone, self.dtype)
+        return open_heads([self.folder], self.backbone, self.dtype, pack=self.pack)
 
     @property
     def token_heads(self) -> TokenHeads:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import find_backbone, open_backbone, open_heads
 from heads.checkpoint.schema import read_description
 from heads.decoding.tree_decoding import TreeDecoding
@@ -57,7 +56,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     presets = read_tasks(config.tasks, config.shots)
     names = [name for preset in presets for name in preset.tasks]
     manager = make_manager(names, None if config.task_folder is None else Path(config.task_folder))
-    contenders = contenders_of(task.folder, config, task.backbone, task.dtype)
+    contenders = contenders_of(task, config)
     runs = run_all(
         contenders, presets, lambda model, preset: run_preset(model, preset, manager, config.limit), task.rows
     )
@@ -86,32 +85,33 @@ def as_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:
     return Table(columns=columns, rows=[[str(cell) for cell in row] for row in cells], caption=str(drawn.title))
 
 
-def contenders_of(folder: Path, config: Config, backbone: str | None, dtype: Dtype) -> list[Contender]:
+def contenders_of(task: SuiteTask, config: Config) -> list[Contender]:
     """The rows of the table, the base model first."""
-    trained = read_description(folder).trained_backbone is not None and backbone is None
+    folder = task.folder
+    trained = read_description(folder).trained_backbone is not None and task.backbone is None
 
     def plain(name: str) -> Any:
-        return load_plain(name, dtype, config.batch_size)
+        return load_plain(name, task, config.batch_size)
 
     found = [Contender(name="backbone", load=lambda: plain(find_backbone(folder)))] if trained else []
     if config.without_heads is not None:
         further = config.without_heads
         found.append(Contender(name="backbone, trained further without heads", load=lambda: plain(further)))
     ours = f"backbone, trained with {folder.name} heads" if trained else "backbone"
-    ours_with = Contender(name=ours, load=lambda: load_with_heads(folder, backbone, dtype, config.batch_size))
+    ours_with = Contender(name=ours, load=lambda: load_with_heads(task, config.batch_size))
     return [*found, ours_with] if trained else [ours_with, *found]
 
 
-def load_plain(name: str, dtype: Dtype, batch_size: int) -> Any:
+def load_plain(name: str, task: SuiteTask, batch_size: int) -> Any:
     from heads.evaluation.tasks.harness import HeadsLM  # imports the harness, which takes seconds
 
-    opened = open_backbone(name, dtype)
+    opened = open_backbone(name, task.dtype, pack=task.pack)
     return HeadsLM(opened.model, opened.tokenizer, batch_size=batch_size)
 
 
-def load_with_heads(folder: Path, backbone: str | None, dtype: Dtype, batch_size: int) -> Any:
+def load_with_heads(task: SuiteTask, batch_size: int) -> Any:
     from heads.evaluation.tasks.harness import HeadsLM
 
-    opened = open_heads([folder], backbone, dtype)
+    opened = open_heads([task.folder], task.backbone, task.dtype, pack=task.pack)
     (token_heads,) = opened.token_heads.values()
     return HeadsLM(opened.model, opened.tokenizer, TreeDecoding(token_heads), batch_size=batch_size)

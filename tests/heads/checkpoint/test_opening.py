@@ -11,8 +11,9 @@ from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
 
 from heads.checkpoint import opening, save_load
-from heads.checkpoint.opening import open_heads, recorded_backbone
+from heads.checkpoint.opening import open_backbone, open_heads, recorded_backbone, why_not_packed
 from heads.families import create
+from heads.packed import is_packed
 
 
 def save_heads(folder: Path, backbone: Any) -> Path:
@@ -76,3 +77,24 @@ def test_code_that_was_trusted_in_training_is_explained_where_loading_fails(
     with pytest.raises(ValueError, match=r"^It needs code\.") as caught:
         open_heads([folder])
     assert ("if you trust that code" in str(caught.value)) == trusted
+
+
+def test_backbone_and_heads_are_packed_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = save_heads(tmp_path, {"tokenizer": "elsewhere/words"})
+    for pack in (False, True):
+        opened = open_heads([folder], pack=pack)
+        assert [is_packed(one) for one in (opened.model, *opened.token_heads.values())] == [pack, pack]
+
+
+def test_a_backbone_without_plain_linear_layers_is_no_packed_one(tmp_path: Path) -> None:
+    tiny_model("gpt2", dtype=torch.float32, vocab_size=NUM_TOKENS).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has no linear layer with plain weights, so there is nothing to pack"):
+        open_backbone(str(tmp_path), pack=True)
+
+
+def test_whether_weights_can_be_packed_is_known_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "default_device", lambda: "cpu")
+    assert (why_not_packed("auto"), why_not_packed("float64")[:18]) == ("", "weights in float64")
+    monkeypatch.setattr(opening, "default_device", lambda: "meta")
+    assert why_not_packed("auto") == "weights on meta, and packing is for CPUs; leave them unpacked"

@@ -93,7 +93,9 @@ def test_greedy_text_is_plain_generations_text(folder: Path, plain_text: str, fa
     assert SUMMARY.search(result.stderr)
 
 
-@pytest.mark.parametrize("options", [["--plain"], ["--tree", "3"], ["--lookup", "0"], ["--temperature", "0"]])
+@pytest.mark.parametrize(
+    "options", [["--plain"], ["--tree", "3"], ["--lookup", "0"], ["--temperature", "0"], ["--pack"]]
+)
 def test_text_does_not_depend_on_how_it_is_decoded(folder: Path, plain_text: str, options: list[str]) -> None:
     result = run("generate", folder / "grounded", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS, *options)
     assert result.stdout == plain_text + "\n"
@@ -209,6 +211,10 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["generate", "{folder}/medusa", "--prompt", "a", "--backbone", "{folder}/no"], "could not be loaded"),
         (["generate", "{folder}/medusa", "--prompt", "a", "--max-new-tokens", "9999"], "lower --max-new-tokens"),
         (["generate", "{folder}/medusa", "--prompt", ""], "prompt is empty"),
+        (
+            ["chat", "{folder}/medusa", "--dtype", "float64", "--pack"],
+            "--pack was given for weights in float64, which oneDNN does not multiply on this processor; load them in",
+        ),
         (["benchmark", "{folder}/medusa", "{folder}/medusa"], "given twice"),
         (["benchmark", "{folder}/medusa", "--prompts", "{folder}/no.txt"], "does not exist"),
         (["benchmark", "{folder}/medusa", "--num-prompts", "1", "--max-new-tokens", "705"], "lower --prompt-tokens or"),

@@ -132,6 +132,7 @@ def test_the_command_prints_columns_and_writes_the_picture(model, tmp_path: Path
     model.config.name_or_path = str(tmp_path / "base")
     save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
     arguments = ["race", tmp_path / "medusa", "--prompt", "def main", "--max-new-tokens", "6", "--repeats", "1"]
+    arguments.append("--pack")
     result = CliRunner().invoke(app, [str(one) for one in [*arguments, "--svg", tmp_path / "race.svg"]])
     assert result.exit_code == 0, result.output
     assert "medusa with lookup" in result.output

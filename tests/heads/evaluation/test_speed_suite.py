@@ -62,7 +62,7 @@ def run(*words: Any) -> Any:
 def asked(folder: Path, family: str) -> list[Any]:
     small = ["--max-new-tokens", NEW_TOKENS, "--repeats", 1, "--position-tokens", 20, "--position-texts", 1]
     suite = ["--suite", "speed", "--out", folder / f"run-{family}", "--questions", folder / "questions.jsonl"]
-    counting = ["--no-flops"] if family == "grounded" else []  # seconds for each method
+    counting = ["--no-flops", "--pack"] if family == "grounded" else []  # seconds for each method
     return ["evaluate", folder / family, *suite, "--form", "text", *small, *counting]
 
 
