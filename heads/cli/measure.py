@@ -28,7 +28,7 @@ from heads.evaluation.same_text import Float32Judge
 from heads.evaluation.tables import describe_rulings, measure, speed_table, write_json
 from heads.evaluation.throughput import clock_of
 from heads.tuning.config import TuneConfig
-from heads.tuning.dtype_costs import advise, measure_dtypes
+from heads.tuning.dtype_costs import advise, form_of, measure_forms
 from heads.tuning.report import draw_tuning, show
 from heads.tuning.timing import TIMED_TOKENS
 from heads.tuning.tune import tune_batches
@@ -212,7 +212,7 @@ def tune_tree_command(
         with stages(Console(stderr=True)) as begin:
             clock = clock_of(opened.model.device)
             tunings = tune_batches(token_heads, found, configs, clock=clock, progress=begin)
-            costs = [measure_dtypes(token_heads.backbone, config.batch, clock) for config in configs]
+            costs = [measure_forms(token_heads.backbone, config.batch, clock) for config in configs]
     except KeyboardInterrupt:
         print_aside(f"interrupted: nothing was written, {heads / TUNED_TREE} is unchanged")
         raise typer.Exit(130) from None
@@ -221,7 +221,7 @@ def tune_tree_command(
         if len(tunings) > 1:
             console.rule(f"batch {tuning.config.batch}")
         show(console, tuning)
-        console.print(advise(costs_here, token_heads.backbone.dtype, tuning.static), highlight=False, soft_wrap=True)
+        console.print(advise(costs_here, form_of(token_heads.backbone), tuning.static), highlight=False, soft_wrap=True)
     made = [build_tuned_tree(token_heads, tuning, num_prompts=len(found)) for tuning in tunings]
     tuned, older = join_batches(made, token_heads)
     write_whole(heads, {TUNED_TREE: tuned.as_json().encode()})

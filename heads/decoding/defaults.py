@@ -24,6 +24,7 @@ from heads.decoding.trees.dynamic import DynamicTree, check_integer
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
 from heads.decoding.tuned_file import TUNED_TREE, TunedTree, UnreadableTree, read_tree_file
 from heads.interface.token_heads import TokenHeads
+from heads.packed import is_packed
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
 AnyTree = Tree | DynamicTree | Sequence[Sequence[int]] | str | Path | int
@@ -91,10 +92,16 @@ class SettingsByBatch:
         return self.default if tuned is None else self.by_batch[tuned.batch]
 
     def of_call(self, batch: int) -> TreeSettings:
-        """The settings for a call, which warns once of each batch size that tree.json has no entry for."""
+        """The settings for a call, which warns once for each batch size.
+
+        Warnings are of a batch size that tree.json has no entry for, and of weights in another form than it measured.
+        """
         if self.tuned is not None and batch not in self._said:
             self._said.add(batch)
             warn_of_batch(self.tuned, batch, asked_for=self.asked_for)
+            used = self.tuned.for_batch(batch) or (self.tuned.nearest(batch) if self.asked_for else None)
+            if used is not None and not self.by_batch[used.batch].compile:  # compiled passes use plain weights
+                warn_of_form(used, self.tuned.path, self.token_heads.backbone)
         return self.at(batch)
 
     def build(self, tuned: TunedTree | None) -> TreeSettings:
@@ -163,6 +170,18 @@ def warn_of_batch(tuned: TunedTree, batch: int, *, asked_for: bool) -> None:
         f"{name} was measured at batch size {known}, and this is a batch of {batch}: {used}; "
         f"`headway tune-tree {folder} --batch {batch}` adds this size.",
         stacklevel=2,
+    )
+
+
+def warn_of_form(used: TunedTree, path: Path | None, backbone: Backbone) -> None:
+    """Warn if an entry of the tree.json at `path` was measured on packed weights and these are plain, or vice versa."""
+    if not used.fitted or used.packed == (here := is_packed(backbone.model)):
+        return
+    forms, name, folder = ("plain", "packed"), path or TUNED_TREE, path.parent if path else "HEADS"
+    warnings.warn(
+        f"{name} was measured on {forms[used.packed]} weights, and the backbone's are {forms[here]} here: it is used "
+        f"all the same; `headway tune-tree {folder}{' --pack' * here}` fits a tree to {forms[here]} ones.",
+        stacklevel=3,
     )
 
 

@@ -1,7 +1,7 @@
 """tree.json: the best tree for these heads on this machine, as `headway tune-tree` found it, and its conditions.
 
-    {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "prediction": {…}, "measured_on": {…},
-     "heads_sha256": …, "other_batches": [{…}]}
+    {"paths": [[0], [0, 0]], "kind": "static", "lookup": 10, "compile": false, "packed": false, "prediction": {…},
+     "measured_on": {…}, "heads_sha256": …, "other_batches": [{…}]}
 
 A tree is meant for the batch size that it was measured at, `measured_on.batch`; `other_batches` holds entries of the
 same form for other sizes. `kind` is "static" (the tree of `paths`), "dynamic" (`dynamic` holds nodes, depth and width;
@@ -40,6 +40,7 @@ class TunedTree:
         dynamic: the best dynamic tree, if it is better than the static one.
         lookup: length of the looked-up chain; 0: no chain; None: the file has only paths.
         compile: whether passes were faster as compiled graphs.
+        packed: whether it was measured on packed weights (heads/packed.py).
         prediction: predicted and measured speeds, for people to read.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: checksum of the heads' tensors; None if the heads were never saved.
@@ -52,6 +53,7 @@ class TunedTree:
     dynamic: DynamicTree | None = None
     lookup: int | None = 0
     compile: bool = False
+    packed: bool = False
     prediction: Mapping[str, Any] = field(default_factory=dict)
     measured_on: Mapping[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
@@ -107,6 +109,7 @@ class TunedTree:
             **({} if self.dynamic is None else {"dynamic": asdict(self.dynamic)}),
             "lookup": self.lookup,
             "compile": self.compile,
+            "packed": self.packed,
             "prediction": dict(self.prediction),
             "measured_on": dict(self.measured_on),
             "heads_sha256": self.heads_sha256,
@@ -174,6 +177,7 @@ class TreeFile:
     dynamic: dict[str, Any] | None = None
     lookup: int | None = within(0, MAX_LOOKUP, default=None)
     compile: bool = False
+    packed: bool = False
     prediction: dict[str, Any] = field(default_factory=dict)
     measured_on: dict[str, Any] = field(default_factory=dict)
     heads_sha256: str | None = None
@@ -211,6 +215,7 @@ def parse(content: Any) -> TunedTree:
         dynamic=DynamicTree(**fields.dynamic or {}) if fields.kind == "dynamic" else None,
         lookup=fields.lookup,
         compile=fields.compile,
+        packed=fields.packed,
         prediction=fields.prediction,
         measured_on=fields.measured_on,
         heads_sha256=fields.heads_sha256,

@@ -13,6 +13,7 @@ from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import Kind, TunedTree, name_dtype
 from heads.evaluation.tables import describe_machine, versions
 from heads.interface.token_heads import TokenHeads
+from heads.packed import is_packed
 from heads.tuning.acceptance_rates import RankCounts
 from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import Speed
@@ -125,6 +126,7 @@ def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: in
         dynamic=dynamic if isinstance(dynamic, DynamicTree) and kind == "dynamic" else None,
         lookup=tuning.lookup,
         compile=tuning.compile,
+        packed=is_packed(backbone.model),
         prediction=describe_prediction(tuning),
         measured_on={
             **describe_machine(backbone.device),

@@ -20,6 +20,7 @@ from heads.backbone.model import Backbone
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tuned_file import TunedTree, read_tree_file
 from heads.interface.token_heads import TokenHeads
+from heads.packed import pack_weights
 
 HERE = {"device_type": "cpu", "dtype": "float64"}
 PATHS = ((0,), (0, 0), (1,))
@@ -57,13 +58,14 @@ def fitted(saved: TokenHeads, tree_file: Path) -> Callable[..., TokenHeads]:
         TunedTree(kind="dynamic", paths=PATHS, dynamic=heads.DynamicTree(nodes=9, depth=2, width=2)),
         TunedTree(kind="plain", heads_sha256="abc"),
         TunedTree(kind="plain", compile=True),
+        TunedTree(kind="plain", packed=True),
         TunedTree(
             kind="plain",
             measured_on={"batch": 16},
             other_batches=(TunedTree(kind="static", paths=PATHS, measured_on={**HERE, "batch": 4}),),
         ),
     ],
-    ids=["static", "dynamic", "plain", "compiled", "two batch sizes"],
+    ids=["static", "dynamic", "plain", "compiled", "packed", "two batch sizes"],
 )
 def test_what_is_written_reads_back(tuned, tmp_path):
     (tmp_path / "tree.json").write_text(tuned.as_json(), encoding="utf-8")
@@ -248,6 +250,29 @@ def test_a_batch_size_that_was_not_measured_is_said_once(fitted):
     assert "at batch size 1, 4, and this is a batch of 2: the default tree is used" in said
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_weights_in_another_form_than_was_measured_are_said_once(saved, tree_file, packed, recorded):
+    model = tiny_model("llama").float()
+    measured_on = {**HERE, "dtype": "float32"}
+    written = TunedTree(kind="static", paths=PATHS, packed=recorded, measured_on=measured_on).as_dict()
+    if not recorded:
+        del written["packed"]  # as in files of before
+    tree_file.write_text(json.dumps(written), encoding="utf-8")
+    if packed:
+        pack_weights(model)
+    decoding = heads.TreeDecoding(heads.load(tree_file.parent, model))
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.generate(random_tokens(1, 5), custom_generate=decoding, **options)
+    said = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    wrong = {(True, False): "on packed weights, and the backbone's are plain here", (False, True): "on plain weights"}
+    assert [wrong[recorded, packed] in one for one in said] == [True] * (recorded != packed)
+    assert decoding.settings.at(1).tree.paths[1:] == PATHS
+
+
 def test_a_file_that_is_given_by_name_lends_its_nearest_size(fitted):
     path = fitted(**ONE_AND_FOUR).tuned_tree.path
     decoding = heads.TreeDecoding(fitted(**ONE_AND_FOUR), path)
@@ -297,6 +322,7 @@ def test_new_heads_have_none():
         ),
         ({"kind": "plain", "heads_sha256": 5}, "heads_sha256=5 was given; allowed are texts, or null"),
         ({"kind": "plain", "compile": 1}, "compile=1 was given; allowed are true and false"),
+        ({"kind": "plain", "packed": "yes"}, "packed='yes' was given; allowed are true and false"),
         ({"kind": "plain", "measured_on": 3}, "measured_on=3 was given; allowed are mappings"),
         ({"kind": "plain", "measured_on": {"batch": 0}}, "measured_on.batch=0 was given; allowed are integers of at"),
         ({"kind": "plain", "other_batches": [{"kind": "plain"}]}, "each stands there once"),

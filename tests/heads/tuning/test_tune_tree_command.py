@@ -95,7 +95,7 @@ def test_several_batch_sizes_are_stored_in_one_file_and_later_ones_are_added(fol
 
     monkeypatch.setattr(measure, "tune_batches", quick)
     monkeypatch.setattr(measure, "build_tuned_tree", written)
-    for name in ("show", "measure_dtypes", "advise"):
+    for name in ("show", "measure_forms", "advise"):
         monkeypatch.setattr(measure, name, lambda *_: None)
     for asked in ("4,1", "2"):
         result = run_command(folder, "medusa", "--batch", asked)
