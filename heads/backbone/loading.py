@@ -78,6 +78,17 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
     return model.to(device).eval() if device is not None and not config.quantization else model.eval()
 
 
+def check_backbone(name: str) -> None:
+    """Read a model's config and tokenizer, which takes no time, so that a wrong name is found before long work.
+
+    Raises:
+        ValueError: the folder or name holds no model, or no tokenizer.
+    """
+    with explained(name):
+        AutoConfig.from_pretrained(name)
+    load_tokenizer(BackboneConfig(name_or_path=name))
+
+
 def load_tokenizer(config: BackboneConfig) -> Any:
     """The backbone's tokenizer, padding on the left as decoding needs it."""
     refuse_names(config)

@@ -26,7 +26,7 @@ def judged_sections(results: dict[str, Any]) -> list[Section]:
     text = (
         f"Judge: {results['judge']}. Baseline: plain generation of {results['base']}. Same-quality speed-up in tokens "
         f"per pass: {describe(overall)} (* theoretical, at most the tokens that a pass can emit). Brackets: 95 % "
-        f"intervals that resample prompts. {results['unreadable']} of {results['asked']} verdicts could not be read "
+        f"intervals over prompts. {results['unreadable']} of {results['asked']} verdicts could not be read "
         f"and count nowhere. Repeated 4-grams of the baseline: {results['base_repeated']:.1%}."
     )
     without = [f"{e:g}" for e, r in zip(results["thresholds"], overall["rates"], strict=True) if r is None]

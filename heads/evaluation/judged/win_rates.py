@@ -4,7 +4,8 @@ At each threshold the win rate is wins / losses against the baseline, and the sp
 to the win rate as a function of the speed. The speed at which it is 1 is the same-quality speed-up, called theoretical
 if no threshold is as fast, and then at most the tokens that a pass can emit. All thresholds are compared with the same
 baseline texts, so their win rates depend on each other, and 95 % bands come from a bootstrap over prompts, not over
-thresholds.
+thresholds. A bootstrap is too narrow for few prompts (heads/evaluation/runs/ratios.py: with 8 it errs in 11 %), so
+below 8 there is no band. The intervals of single ratios are Student's and hold for few prompts.
 """
 # S resample (the first is every prompt once), P prompt, E threshold, X speed
 
@@ -16,11 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heads.evaluation.runs.ratios import LEAST_UNITS, ratio_of_sums
 from heads.evaluation.throughput import resample
 
 Figures = npt.NDArray[np.float64]
 RESAMPLES = 1000
 BAND = (0.025, 0.975)
+LEAST_PROMPTS = 8
+"""A band by bootstrap is given from so many prompts on."""
 
 
 def fit_line(speeds: Figures, rates: Figures) -> tuple[float, float] | None:
@@ -66,14 +70,14 @@ def sum_up(wins_EP: Figures, losses_EP: Figures, gains_EP: Figures, costs_EP: Fi
     lines = [fit_line(speeds, rates) for speeds, rates in zip(speeds_SE, rates_SE, strict=True)]
     crossing = same_quality(lines[0])
     crossings = [found for line in lines[1:] if (found := same_quality(line)) is not None]
-    enough = len(crossings) >= 0.95 * RESAMPLES and wins_EP.shape[1] > 1
+    enough = len(crossings) >= 0.95 * RESAMPLES and wins_EP.shape[1] >= LEAST_PROMPTS
     slowest, fastest = float(speeds_SE[0].min()), float(speeds_SE[0].max())
     return {
         "speeds": speeds_SE[0].tolist(),
-        "speed_intervals": [interval_of(speeds_S, wins_EP.shape[1]) for speeds_S in speeds_SE[1:].T],
+        "speed_intervals": [ratio_with_interval(*both)[1] for both in zip(gains_EP, costs_EP, strict=True)],
         "rates": [None if np.isnan(rate) else float(rate) for rate in rates_SE[0]],
-        "rate_intervals": [interval_of(rates_S, wins_EP.shape[1]) for rates_S in rates_SE[1:].T],
-        **with_band(speeds_SE, lines),
+        "rate_intervals": [ratio_with_interval(*both)[1] for both in zip(wins_EP, losses_EP, strict=True)],
+        **with_band(speeds_SE, lines, wins_EP.shape[1]),
         "same_quality": crossing,
         "interval": np.quantile(crossings, BAND).tolist() if crossing is not None and enough else None,
         "theoretical": crossing is not None and crossing > fastest,
@@ -94,7 +98,7 @@ def line_of_scores(scores_EP: Figures, scored_EP: Figures, gains_EP: Figures, co
     return {
         "speeds": speeds_SE[0].tolist(),
         "means": [None if np.isnan(mean) else float(mean) for mean in means_SE[0]],
-        **with_band(speeds_SE, lines),
+        **with_band(speeds_SE, lines, scores_EP.shape[1]),
     }
 
 
@@ -104,34 +108,32 @@ def ratios_of(weights_SP: Figures, sums_EP: Figures, counts_EP: Figures) -> Figu
     return np.divide(sums_SE, counts_SE, out=np.full(sums_SE.shape, np.nan), where=counts_SE > 0)
 
 
-def with_band(speeds_SE: Figures, lines: Sequence[tuple[float, float] | None]) -> dict[str, Any]:
+def with_band(speeds_SE: Figures, lines: Sequence[tuple[float, float] | None], prompts: int) -> dict[str, Any]:
     """The first line and the 95 % band of the others, at 20 speeds from the slowest to the fastest."""
     grid_X = np.linspace(np.nanmin(speeds_SE[0]), np.nanmax(speeds_SE[0]), 20)
     drawn = np.array([line[0] * grid_X + line[1] for line in lines[1:] if line is not None])
     return {
         "line": None if lines[0] is None else list(lines[0]),
         "grid": grid_X.tolist(),
-        "band": np.quantile(drawn, BAND, axis=0).tolist() if len(drawn) else None,
+        "band": np.quantile(drawn, BAND, axis=0).tolist() if len(drawn) and prompts >= LEAST_PROMPTS else None,
     }
 
 
 def ratio_with_interval(gains_P: Figures, costs_P: Figures) -> tuple[float | None, list[float] | None]:
-    """A ratio of sums over all prompts, such as wins / losses, and its 95 % interval; None if no text lost, and no
-    interval of one prompt.
+    """A ratio of sums over all prompts, such as wins / losses, and its 95 % interval; None if no text lost.
 
-    >>> ratio_with_interval(np.array([2.0, 2.0]), np.array([1.0, 1.0])), ratio_with_interval(np.ones(1), np.ones(1))
+    There is no interval for fewer than three prompts, and none if all gains or all costs are of one prompt.
+
+    >>> ratio_with_interval(np.full(3, 2.0), np.ones(3)), ratio_with_interval(np.ones(2), np.ones(2))
     ((2.0, [2.0, 2.0]), (1.0, None))
     """
-    ratios_S = ratios_of(weights_of(len(gains_P)), gains_P[None], costs_P[None])[:, 0]
-    return None if np.isnan(ratios_S[0]) else float(ratios_S[0]), interval_of(ratios_S[1:], len(gains_P))
-
-
-def interval_of(values_S: Figures, prompts: int) -> list[float] | None:
-    """The 95 % interval of resampled figures; None of one prompt, whose resamples are all the same, and if more than
-    5 % of the resamples have no figure."""
-    finite = values_S[np.isfinite(values_S)]
-    enough = prompts > 1 and len(finite) >= 0.95 * len(values_S)
-    return np.quantile(finite, BAND).tolist() if enough else None
+    if not costs_P.sum():
+        return None, None
+    ratio = float(gains_P.sum() / costs_P.sum())
+    if len(gains_P) < LEAST_UNITS or any(values_P.max() == values_P.sum() for values_P in (gains_P, costs_P)):
+        return ratio, None
+    found = ratio_of_sums(gains_P.tolist(), costs_P.tolist())
+    return ratio, [found.low, found.high]
 
 
 def show_rate(rate: float | None, interval: list[float] | None) -> str:

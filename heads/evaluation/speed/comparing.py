@@ -1,7 +1,10 @@
 """Several runs of the suite `speed` side by side: each against the first, on the questions that both have.
 
 Runs are made at different times, so tokens per second are not compared: each run's speed is taken over its own plain
-generation's, which was measured in turns with it. A difference counts as one only where its interval leaves out 1.
+generation's, which was measured in turns with it. A difference counts as one only where its interval leaves out 1. An
+interval over questions cannot hold what changed on the machine from run to run, which need not weigh alike on plain
+generation and on heads. So a difference of speed-ups counts only where its interval leaves out 1 by more than the two
+runs' plain generations are apart.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heads.evaluation.report.sections import Section, Table
-from heads.evaluation.runs.bootstrap import Ratio, ratio_of_ratios
+from heads.evaluation.runs.ratios import LEAST_UNITS, Ratio, ratio_of_ratios
 from heads.evaluation.speed.drawings import draw_bars, draw_lines
 from heads.evaluation.speed.figures import OVERALL
-from heads.evaluation.speed.report_sections import in_order, interval
+from heads.evaluation.speed.report_sections import FEW, INTERVAL, in_order, interval
 from heads.evaluation.speed.speakers import ALONE, PLAIN
 
 Row = dict[str, Any]
 Questions = dict[str, dict[str, float]]
 VERDICTS = {"more": "more", "less": "less", "": "no difference"}
+DRIFT = "within drift"
 
 
 def compare(runs: Mapping[str, Row]) -> list[Section]:
@@ -59,7 +63,9 @@ def plain_section(runs: Mapping[str, Row]) -> Section:
     text = (
         f"Each run measured plain generation in turns with its heads: {low:.1f} to {high:.1f} tokens/s over the runs, "
         f"{high / low - 1:.0%} apart. Every speed-up is over the plain generation of its own run, so that a machine "
-        f"that was faster or slower in another run, or another backbone, changes no ratio."
+        f"that was faster or slower in another run, or another backbone, changes no ratio as long as it "
+        f"changes both alike. It need not, so a difference of speed-ups that is within what plain generation differs "
+        f"is called neither."
     )
     rows = [[name, f"{speed:.1f}"] for name, speed in speeds.items()]
     return Section(title="Plain generation", text=text, tables=[Table(columns=["run", "plain, tokens/s"], rows=rows)])
@@ -91,8 +97,8 @@ def method_section(runs: Mapping[str, Row], method: str) -> Section:
             if run is first:
                 rows.append([*row, "", "", "", ""])
                 continue
-            passes, speed = against(run, first, method, category)
-            rows.append([*row, str(passes), say_verdict(passes), str(speed), say_verdict(speed)])
+            passes, speed, drift = against(run, first, method, category)
+            rows.append([*row, str(passes), say_verdict(passes), str(speed), say_verdict(speed, drift)])
     order = {category: i for i, category in enumerate(in_order(first["categories"]))}
     rows.sort(key=lambda row: order[row[0]])
     columns = [
@@ -100,23 +106,34 @@ def method_section(runs: Mapping[str, Row], method: str) -> Section:
         f"speed-up over {first_name}'s", "faster?",
     ]  # fmt: skip
     note = (
-        "In brackets: 95 % interval, a paired bootstrap over the questions that both runs have. Where it holds 1 there "
-        "is no difference to speak of. Speed-ups are over each run's own plain generation."
+        f"{INTERVAL}Where it holds 1 there is no difference to speak of. The questions are those that both runs have. "
+        f"Speed-ups are over each run's own plain generation; {DRIFT}: the interval leaves out 1 by less than these "
+        f"plain generations differ in tokens/s on the same questions, so that the machine may be the reason."
     )
     return Section(title=f"{method}, against {first_name}", tables=[Table(columns=columns, rows=rows, note=note)])
 
 
-def say_verdict(estimate: Ratio) -> str:
-    """Whether there is more, less, or no difference beyond the interval; one question has no interval.
+def say_verdict(estimate: Ratio, drift: float = 1.0) -> str:
+    """Whether there is more, less, or no difference beyond the interval, and beyond what plain generation drifted.
 
+    >>> ratio = Ratio(value=1.2, low=1.1, high=1.3, units=9)
+    >>> say_verdict(ratio), say_verdict(ratio, drift=1.05), say_verdict(ratio, drift=1.15)
+    ('more', 'more', 'within drift')
     >>> say_verdict(Ratio(value=1.2, low=1.2, high=1.2, units=1))
-    'one question'
+    'too few questions'
+
+    Args:
+        drift: the larger over the smaller of two runs' own plain speeds.
     """
-    return "one question" if estimate.units == 1 else VERDICTS[estimate.verdict]
+    if estimate.units < LEAST_UNITS:
+        return FEW
+    if estimate.verdict and estimate.low / drift <= 1 <= estimate.high * drift:
+        return DRIFT
+    return VERDICTS[estimate.verdict]
 
 
-def against(run: Row, first: Row, method: str, category: str) -> tuple[Ratio, Ratio]:
-    """Tokens per pass and speed-up over the first run's, on the questions that both have."""
+def against(run: Row, first: Row, method: str, category: str) -> tuple[Ratio, Ratio, float]:
+    """Tokens per pass and speed-up over the first run's, on the questions that both have, and plain's drift there."""
     ours, theirs = (questions_of(one["requests"], method, category) for one in (run, first))
     shared = [name for name in ours if name in theirs]
     if not shared:
@@ -128,7 +145,8 @@ def against(run: Row, first: Row, method: str, category: str) -> tuple[Ratio, Ra
     passes = ratio_of_ratios(
         column(ours, "tokens"), column(ours, "passes"), column(theirs, "tokens"), column(theirs, "passes")
     )
-    return passes, speed_ratio(ours, theirs, shared)
+    plain, other = (sum(column(one, "plain_tokens")) / sum(column(one, "plain_seconds")) for one in (ours, theirs))
+    return passes, speed_ratio(ours, theirs, shared), max(plain / other, other / plain)
 
 
 def speed_ratio(ours: Questions, theirs: Questions, shared: Sequence[str]) -> Ratio:
@@ -145,16 +163,17 @@ def speed_ratio(ours: Questions, theirs: Questions, shared: Sequence[str]) -> Ra
 
 
 def questions_of(requests: Sequence[Row], method: str, category: str) -> Questions:
-    """Tokens, passes and seconds of each question over its turns, and plain's seconds."""
+    """Tokens, passes and seconds of each question over its turns, and plain's tokens and seconds."""
     found: Questions = {}
     for request in requests:
         if category not in (OVERALL, request["category"]):
             continue
         counts = request["methods"][method]
         sums = found.setdefault(
-            request["question_id"], dict.fromkeys(("tokens", "passes", "seconds", "plain_seconds"), 0.0)
+            request["question_id"], dict.fromkeys(("tokens", "passes", "seconds", "plain_tokens", "plain_seconds"), 0.0)
         )
         for figure in ("tokens", "passes", "seconds"):
             sums[figure] += counts[figure]
+        sums["plain_tokens"] += request["methods"][PLAIN]["tokens"]
         sums["plain_seconds"] += request["methods"][PLAIN]["seconds"]
     return found

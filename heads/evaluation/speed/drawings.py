@@ -19,6 +19,8 @@ PHASE_COLORS = {
     "whole": PALETTE[5], "other": GREY,
 }  # fmt: skip
 LONG_NAME = 18
+WHISKER = 1.6
+"""A bar's interval is cut off at this multiple of the longest bar: three questions can give very wide ones."""
 LEAST_SHARE = 0.001
 """Edges of a tree are at least as wide as for this share of passes."""
 
@@ -55,6 +57,8 @@ def draw_bars(
         axes.barh(at, values, height=0.9 * height, color=colors[name], label=name, xerr=errors, error_kw=bar_style)
     axes.set_yticks(range(len(groups)), list(groups))
     axes.invert_yaxis()
+    longest = max(bar[0] for bars in groups.values() for bar in bars.values())
+    axes.set_xlim(0, min(axes.get_xlim()[1], WHISKER * longest))
     if reference is not None:
         axes.axvline(reference, color=DARK, linestyle="--", linewidth=1)
     tidy(axes, "", x_label)

@@ -2,7 +2,7 @@
 
 A request is one turn. Two means of tokens per pass are given, which differ: the pooled one (all tokens over all passes)
 and the mean of requests (each request's own, averaged). Speeds take each request's median over repeats; intervals are
-paired bootstraps over questions, whose turns belong together.
+of questions, whose turns belong together (heads/evaluation/runs/ratios.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from heads.evaluation.runs.bootstrap import Ratio, ratio_of_ratios, ratio_of_sums
+from heads.evaluation.runs.ratios import Ratio, ratio_of_ratios, ratio_of_sums
 from heads.evaluation.speed.counting import speculative_decoding
 from heads.evaluation.speed.speakers import PLAIN
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heads.evaluation.report.sections import Section, Table
+from heads.evaluation.runs.ratios import LEAST_UNITS
 from heads.evaluation.speed.drawings import draw_bars, draw_lines, draw_phases, draw_tree
 from heads.evaluation.speed.figures import OVERALL
 from heads.evaluation.speed.speakers import PLAIN
@@ -16,7 +17,11 @@ FEW_PASSES = 0.25
 """A point of the curve over positions with a smaller share of the median point's passes is not drawn."""
 FEW_REACHED = 10
 """Conditional acceptance of fewer passes than this is not shown."""
-INTERVAL = "In brackets: 95 % interval, a paired bootstrap over questions. "
+FEW = "too few questions"
+INTERVAL = (
+    "In brackets: 95 % interval over questions, Student's t of the ratio's logarithm (a jackknife), from "
+    f"{LEAST_UNITS} questions on. Of differences that are none, one verdict in 20 is still wrong. "
+)
 
 
 def speed_sections(results: Row) -> list[Section]:
@@ -32,18 +37,18 @@ def speed_sections(results: Row) -> list[Section]:
 
 def interval(found: Mapping[str, Any]) -> str:
     """
-    >>> interval({"value": 1.5, "low": 1.4, "high": 1.62, "questions": 4}), interval({"value": 1.5, "questions": 1})
+    >>> interval({"value": 1.5, "low": 1.4, "high": 1.62, "questions": 4}), interval({"value": 1.5, "questions": 2})
     ('1.50 (1.40–1.62)', '1.50')
     """
-    if found["questions"] < 2:
+    if found["questions"] < LEAST_UNITS:
         return f"{found['value']:.2f}"
     return f"{found['value']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
 def verdict(found: Mapping[str, Any]) -> str:
     """Whether a ratio to plain is a win; an interval that holds 1 is none, whatever the value."""
-    if found["questions"] < 2:
-        return "one question"
+    if found["questions"] < LEAST_UNITS:
+        return FEW
     return "faster" if found["low"] > 1 else "slower" if found["high"] < 1 else "no difference"
 
 

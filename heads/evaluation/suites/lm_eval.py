@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heads.backbone.loading import check_backbone
 from heads.checkpoint.opening import find_backbone, open_backbone, open_heads
 from heads.checkpoint.schema import read_description
 from heads.decoding.tree_decoding import TreeDecoding
@@ -56,6 +57,8 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
     presets = read_tasks(config.tasks, config.shots)
     names = [name for preset in presets for name in preset.tasks]
     manager = make_manager(names, None if config.task_folder is None else Path(config.task_folder))
+    if config.without_heads is not None:
+        check_backbone(config.without_heads)  # before the first model has run all tasks
     contenders = contenders_of(task, config)
     runs = run_all(
         contenders, presets, lambda model, preset: run_preset(model, preset, manager, config.limit), task.rows

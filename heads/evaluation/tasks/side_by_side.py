@@ -1,9 +1,10 @@
 """Models side by side on the same tasks, with standard errors and paired intervals: DynaMo's tables 1 and 10 to 14.
 
-A value is marked where its difference from the first row lies outside 0 with 95 % (a paired bootstrap over examples);
-differences inside are no wins and no losses, whatever their sign.
+A value is marked where its difference from the first row lies outside 0 with 95 % (Student's t, paired over examples);
+differences inside are no wins and no losses, whatever their sign. Fewer than eight examples get no mark: answers that
+are right or wrong can then all differ alike by chance.
 """
-# S sample, R resample
+# S sample
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 from rich.table import Table
 
+from heads.evaluation.runs.ratios import student
 from heads.evaluation.tasks.presets import Preset, TaskColumn
 from heads.evaluation.tasks.run import TaskResult
 
-RESAMPLES = 2000
-SHARES = (0.025, 0.975)
+LEAST_EXAMPLES = 8
+"""Differences are given intervals from so many examples on."""
 PERCENT = ("acc", "acc_norm", "exact_match", "pct_stereotype")
 """Metrics that the harness gives as shares, shown in percent as the paper does; others are shown as they are."""
 
@@ -63,7 +65,8 @@ class Cell:
     """One figure of the table.
 
     Attributes:
-        difference: 95 % interval of its difference from the first row; None for the first row, or without samples.
+        difference: 95 % interval of its difference from the first row; None for the first row, or with too few
+            samples.
     """
 
     value: float
@@ -96,17 +99,17 @@ def cell_of(column: TaskColumn, run: TaskRun, first: TaskRun) -> Cell | None:
     return Cell(value=value, error=error, difference=difference(ours or [], theirs or []) if paired else None)
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean difference, by a paired bootstrap over samples.
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of the mean difference, paired over samples; None for too few of them.
 
-    >>> difference([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
-    (1.0, 1.0)
+    >>> difference([1.0] * 8, [0.0] * 8), difference([1.0], [0.0])
+    ((1.0, 1.0), None)
     """
+    if len(ours) < LEAST_EXAMPLES:
+        return None
     apart_S = np.asarray(ours) - np.asarray(theirs)
-    generator = np.random.default_rng(0)
-    means_R = np.array([generator.choice(apart_S, len(apart_S)).mean() for _ in range(RESAMPLES)])
-    low, high = np.quantile(means_R, SHARES)
-    return float(low), float(high)
+    mean, half = float(apart_S.mean()), student(len(apart_S) - 1) * float(apart_S.std(ddof=1)) / len(apart_S) ** 0.5
+    return mean - half, mean + half
 
 
 def preset_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:

@@ -19,7 +19,7 @@ from heads.cli.main import app
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.report.page import column_classes, render_page
 from heads.evaluation.report.sections import Section, Table
-from heads.evaluation.runs.bootstrap import ratio_of_ratios, ratio_of_sums
+from heads.evaluation.runs.ratios import ratio_of_ratios, ratio_of_sums
 from heads.evaluation.runs.rows import Rows
 from heads.evaluation.speed import positions
 from heads.evaluation.speed.conversation import Prompter

@@ -180,6 +180,19 @@ def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
     assert (tmp_path / "out/rows.jsonl").read_text() == rows
 
 
+def test_a_wrong_path_without_heads_is_found_before_any_task_has_run(model, tmp_path: Path):
+    model.save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    model.config._name_or_path = str(tmp_path / "base")
+    save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
+    asked = ["evaluate", tmp_path / "medusa", "--suite", "lm-eval", "--tasks", CONTINUE, "--limit", 2]
+    asked += ["--task-folder", FOLDER, "--without-heads", tmp_path / "nowhere", "--out", tmp_path / "out"]
+    result = CliRunner().invoke(app, list(map(str, asked)))
+    assert result.exit_code == 1
+    assert "nowhere" in " ".join(result.output.split())
+    assert not (tmp_path / "out/rows.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -43,13 +43,13 @@ def folder(tmp_path_factory):
 
 
 def test_the_line_crosses_one_where_wins_equal_losses():
-    wins, losses = np.array([[2.0, 2], [6, 6], [10, 10]]), np.array([[8.0, 8], [8, 8], [8, 8]])
-    tokens, passes = np.array([[30.0, 30], [20, 20], [10, 10]]), np.full((3, 2), 10.0)
+    wins, losses = np.repeat([[2.0], [6], [10]], 8, axis=1), np.full((3, 8), 8.0)
+    tokens, passes = np.repeat([[30.0], [20], [10]], 8, axis=1), np.full((3, 8), 10.0)
     found = sum_up(wins, losses, tokens, passes, most=3)
     assert found["speeds"] == [3.0, 2.0, 1.0]
     assert found["rates"] == [0.25, 0.75, 1.25]
     assert found["same_quality"] == pytest.approx(1.5)
-    assert found["interval"] == pytest.approx([1.5, 1.5])  # both prompts are equal, so every resample is
+    assert found["interval"] == pytest.approx([1.5, 1.5])  # all prompts are equal, so every resample is
     assert not found["theoretical"]
     assert found["speed_intervals"] == [[3, 3], [2, 2], [1, 1]]
     alone = sum_up(wins[:, :1], losses[:, :1], tokens[:, :1], passes[:, :1], most=3)
