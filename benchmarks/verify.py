@@ -45,6 +45,7 @@ class Check:
         quick: arguments of a shorter form, added to the command.
         measures: files and folders beside the benchmark's own module; a result is stale once one of them has changed.
         needs: an environment variable that names files outside the repository; without it the check is skipped.
+        folder, made_by: a folder that the command reads, and the benchmark that trains it where it is missing.
     """
 
     command: str
@@ -52,6 +53,8 @@ class Check:
     quick: str = ""
     measures: tuple[str, ...] = ("checkpoints/demo",)
     needs: str = ""
+    folder: str = ""
+    made_by: str = ""
 
     def typed(self, *, quick: bool) -> str:
         """The command as a user types it."""
@@ -222,6 +225,12 @@ CHECKS = {
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; dynamo_speed counts its table of n-grams",
         measures=("checkpoints/demo/dynamo",),
     ),
+    "dynamo_flops": Check(
+        command="python -m benchmarks.paper.dynamo_flops",
+        quick="--prompts 3 --new-tokens 16",
+        shows="FLOPs per generated token (DynaMo's table 3): plain, a draft model, trees, dynamic decoding by ε_b",
+        measures=("checkpoints/demo/dynamo", "checkpoints/demo/draft"),
+    ),
     "dynamo_speed": Check(
         command="python -m benchmarks.speed.dynamo",
         quick="--new-tokens 32",
@@ -349,6 +358,8 @@ CHECKS = {
         quick="--limit 20",
         shows="tables 1 and 10 on the demo through lm-evaluation-harness: the backbone, trained further without heads "
         "(a run of dynamo_first_token), and trained with heads, whose texts equal plain greedy",
+        folder="checkpoints/runs/demo-base-longer/last",
+        made_by="python -m benchmarks.paper.dynamo_first_token",
         measures=("checkpoints/demo/dynamo", "benchmarks/tasks", "heads/evaluation/tasks"),
     ),
     "outside": Check(
@@ -434,19 +445,33 @@ def run(name: str, *, quick: bool = False) -> str:
     Raises:
         SystemExit: the command failed.
     """
-    typed = CHECKS[name].typed(quick=quick)
+    check = CHECKS[name]
+    typed = check.typed(quick=quick)
+    if check.folder and not (ROOT / check.folder).is_dir():
+        print(f"{name} reads {check.folder}, which is missing; `{check.made_by}` trains it first", flush=True)
+        output_of(name, check.made_by)
     print(f"== {name}: {typed}", flush=True)
-    program, *arguments = shlex.split(typed)
     started = time.perf_counter()
-    # Programs of this environment, whatever the shell would find.
-    command = [str(Path(sys.executable).parent / program), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    print(done.stdout)
-    if done.returncode:
-        sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
+    output = output_of(name, typed)
+    print(output)
     minutes = (time.perf_counter() - started) / 60
     day = datetime.now(tz=UTC).date().isoformat()
-    return as_markdown(name, typed, f"{day}, {minutes:.1f} minutes, {machine()}, commit {head()}", done.stdout)
+    return as_markdown(name, typed, f"{day}, {minutes:.1f} minutes, {machine()}, commit {head()}", output)
+
+
+def output_of(name: str, typed: str) -> str:
+    """What a command prints, run with the programs of this environment, whatever the shell would find.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    program, *arguments = shlex.split(typed)
+    command = [str(Path(sys.executable).parent / program), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout)
+        sys.exit(f"{name}: `{typed}` failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
+    return done.stdout
 
 
 def as_markdown(name: str, command: str, measured: str, output: str) -> str:

@@ -81,8 +81,8 @@ def run(copy: Path, opened: Any, decoding: Any, questions: Path, new_tokens: int
     return {
         "acceptance": metrics[0].out,
         "timing": metrics[1].out,
-        "tokens": sum(metrics[1].total_tokens),
-        "seconds": sum(times[-1] - times[0] for times in metrics[1].timing),
+        "tokens": list(metrics[1].total_tokens),
+        "seconds": [times[-1] - times[0] for times in metrics[1].timing],
         "texts": [response["choices"][0]["turns"] for response in responses],
     }
 

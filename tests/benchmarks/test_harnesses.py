@@ -14,7 +14,16 @@ from throwaway_families import make_heads
 from tiny import EOS, random_tokens, shared_model
 
 from benchmarks.outside import spec_bench, specdec_bench
-from benchmarks.outside.harnesses import check_equal, main, of_lengths, of_spec_bench, of_specdec_bench
+from benchmarks.outside.harnesses import (
+    HarnessFigures,
+    check_equal,
+    in_turns,
+    main,
+    of_lengths,
+    of_spec_bench,
+    of_specdec_bench,
+    over,
+)
 from heads.backbone.model import Backbone
 from heads.decoding.tree_decoding import TreeDecoding
 
@@ -54,17 +63,31 @@ def test_specdec_bench_gets_chunks_and_times(model, decoding):
 
 
 def test_counts_of_both_harnesses_are_read_and_compared():
-    own = of_lengths("ours", "heads", [[1, 3], [1, 1, 1]], 2.0)
+    own = of_lengths("ours", "heads", [[1, 3], [1, 1, 1]], [1.0, 1.0])
     answers = [
         {"choices": [{"accept_lengths": [1, 3], "new_tokens": [4], "decoding_steps": [2], "wall_time": [1.0]}]},
         {"choices": [{"accept_lengths": [1, 1, 1], "new_tokens": [3], "decoding_steps": [3], "wall_time": [1.0]}]},
     ]
     check_equal(own, of_spec_bench("heads", answers))
     acceptance = {"Acceptance_Length_Histogram": {1: 4, 3: 1}, "Average_AL": 1.5}
-    theirs = of_specdec_bench("heads", {"acceptance": acceptance, "tokens": 7, "seconds": 2.0})
+    theirs = of_specdec_bench("heads", {"acceptance": acceptance, "tokens": [4, 3], "seconds": [1.0, 1.0]})
     check_equal(own, theirs)
     with pytest.raises(ValueError, match="specdec_bench counts 6 tokens for heads, we count 7"):
         check_equal(own, replace(theirs, tokens=6))
+
+
+def test_plain_and_heads_take_turns_and_the_ratio_is_of_medians():
+    order, seconds = [], {"plain": iter([4.0, 40.0, 4.0]), "heads": iter([20.0, 2.0, 2.0])}
+
+    def run(method: str) -> HarnessFigures:
+        order.append(method)
+        taken = next(seconds[method])
+        return of_lengths("ours", method, [[1, 1, 1, 1]] * 4, [taken] * 4)
+
+    found = in_turns(run, ["plain", "heads"], 3)
+    assert order == ["plain", "heads"] * 3
+    assert str(over(found["heads"], found["plain"])) == "2.00 (2.00–2.00)"  # the disturbed turns change nothing
+    assert found["plain"].tokens_per_second == 1.0
 
 
 def test_the_stand_in_conversation_is_the_prompts_alone(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from benchmarks import stale
+from benchmarks import stale, verify
 
 CODE = "def double(x):\n    return 2 * x\n\n\ndef triple(x):\n    return 3 * x\n"
 
@@ -33,3 +33,20 @@ def test_a_renamed_file_with_the_same_code_has_not_changed(tmp_path, monkeypatch
     commit(tmp_path, {"lib/new.py": CODE.replace("3 * x", "4 * x"), "lib/gone.py": None, "lib/a.yaml": "y"})
     assert stale.changed_since(before, ["lib"]) == ["lib/a.yaml", "lib/gone.py", "lib/new.py"]
     assert stale.changed_since("0" * 40, ["lib"]) is None
+
+
+def test_a_check_trains_a_folder_that_it_reads_or_says_what_failed(tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(verify, "ROOT", tmp_path)
+    monkeypatch.setattr(verify, "head", lambda: "abc1234")
+    monkeypatch.setattr(verify, "output_of", lambda name, typed: ran.append(typed) or "")
+    verify.run("downstream", quick=True)
+    made_by, command = ran
+    assert made_by == "python -m benchmarks.paper.dynamo_first_token"
+    assert verify.CHECKS["downstream"].folder in command
+    assert (
+        "which is missing; `python -m benchmarks.paper.dynamo_first_token` trains it first" in capsys.readouterr().out
+    )
+    (tmp_path / verify.CHECKS["downstream"].folder).mkdir(parents=True)
+    verify.run("downstream", quick=True)
+    assert ran[2:] == [command]
