@@ -10,7 +10,6 @@ machine with GPUs the same runs go over NCCL with `--gpu`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -33,7 +32,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3MoeConfig
 
-from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, wide_console, write_figures
+from benchmarks.budget import Budget
+from benchmarks.shared import ROOT, figures_table, parser_of, run_benchmark, say, wide_console, write_figures
 
 STEPS = 20
 TOLERANCE = 1e-5
@@ -367,6 +367,11 @@ def is_supported(case: str, engine: str, gpu: bool) -> bool:
     return gpu or not (CASES[case].config.get("trainer", {}).get("bf16") and engine.startswith("zero"))
 
 
+def runs_on(engine: str, split: Split) -> bool:
+    """Whether an engine starts on so many processes: FSDP2 has nothing to split among one."""
+    return split.processes > 1 or engine != "fsdp2"
+
+
 def show(rows: Sequence[EngineRow], console: Console) -> None:
     title = f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed"
     names = ("case", "engine", "processes x blocks\nx accumulation")
@@ -378,11 +383,32 @@ def show(rows: Sequence[EngineRow], console: Console) -> None:
     console.print(table)
 
 
-def splits_of(options: argparse.Namespace) -> list[Split]:
-    """The splits that are compared with one process."""
-    here = [min(torch.cuda.device_count(), 4)] if options.gpu else [2, 4]
-    chosen = options.processes or [n for n in here if n in SPLITS] or [2]
-    return [SPLITS[n] for n in chosen]
+def splits_of(processes: Sequence[int] | None, *, gpu: bool) -> list[Split]:
+    """The splits that are compared with one process: those asked for, or with GPUs as many processes as there are.
+
+    Raises:
+        ValueError: there is no GPU to run on.
+    """
+    if gpu and not torch.cuda.is_available():
+        raise ValueError("--gpu was given and PyTorch finds no GPU here.")
+    here = [max(n for n in SPLITS if n <= torch.cuda.device_count())] if gpu else [2, 4]
+    return [SPLITS[n] for n in processes or here]
+
+
+Job = tuple[str, str, Split]
+
+
+def jobs_of(cases: Sequence[str], engines: Sequence[str], splits: Sequence[Split], *, gpu: bool) -> list[Job]:
+    """Every case and engine under the first split, then the first two cases under the others, as far as they run."""
+    first, *more = splits
+    found = [(case, engine, first) for case in cases for engine in engines if is_supported(case, engine, gpu)]
+    found += [(case, engine, split) for split in more for case in few(cases) for engine in engines]
+    return [job for job in found if runs_on(*job[1:])]
+
+
+def few(cases: Sequence[str]) -> list[str]:
+    """The cases for what is not done with all."""
+    return [case for case in list(CASES)[:2] if case in cases]
 
 
 def main() -> None:
@@ -398,6 +424,7 @@ def main() -> None:
         help="how many share a run, first in all cases and then in two; 2 and 4, or with --gpu one for each GPU",
     )
     parser.add_argument("--only-losses", action="store_true", help="compare trained runs; save and resume none")
+    parser.add_argument("--minutes", type=float, help="begin no comparison that would last longer; which is said")
     parser.add_argument("--runs", help="store the runs in this folder; finished ones are not repeated")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
@@ -406,27 +433,26 @@ def main() -> None:
         Path(options.runs).mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(Path(folder), gpu=options.gpu)
-        first, *more = splits_of(options)
-        jobs = [
-            (case, engine, first)
-            for case in options.cases
-            for engine in options.engines
-            if is_supported(case, engine, options.gpu)
-        ]
-        few = [case for case in list(CASES)[:2] if case in options.cases]
-        jobs += [(case, engine, split) for split in more for case in few for engine in options.engines]
-        rows = []
-        for job in jobs:
-            rows.append(comparison.compare(*job))
+        splits = splits_of(options.processes, gpu=options.gpu)
+        first, budget, rows = splits[0], Budget(options.minutes), []
+        engines = [engine for engine in options.engines if runs_on(engine, first)]
+        for engine in options.engines:
+            if engine not in engines:
+                say(console, f"{engine} is left out: one process runs, and it splits weights among several.")
+        for job in jobs_of(options.cases, engines, splits, gpu=options.gpu):
+            if budget.is_spent():
+                say(console, f"{job[0]}, {job[1]}, {job[2]} is left out: {budget.describe()}")
+                continue
+            with budget.one():
+                rows.append(comparison.compare(*job))
             print(f"{rows[-1]}", file=sys.stderr, flush=True)
         same: dict[str, bool] = {}
         moved: dict[str, float] = {}
         if not options.only_losses:
-            same = {
-                f"{c}, {engine}": comparison.same_bytes(c, engine, first) for c in few for engine in options.engines
-            }
-            moves = [("single", ONE, engine, first) for engine in options.engines]
-            moves += [(engine, first, "single", ONE) for engine in options.engines]
+            chosen = few(options.cases)
+            same = {f"{c}, {engine}": comparison.same_bytes(c, engine, first) for c in chosen for engine in engines}
+            moves = [("single", ONE, engine, first) for engine in engines]
+            moves += [(engine, first, "single", ONE) for engine in engines]
             moved = {
                 f"{case}, {before} on {split.processes} -> {after} on {other.processes}": comparison.resume_under(
                     case, before, split, after, other

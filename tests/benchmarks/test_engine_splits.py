@@ -1,0 +1,35 @@
+"""How the comparison of engines divides a step among the processes of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.training.engines import FOUR, ONE, SPLITS, TWO, jobs_of, splits_of
+
+CASES = ["grounded, frozen", "dynamo, bf16"]
+
+
+@pytest.mark.parametrize(("gpus", "split"), [(1, ONE), (2, TWO), (3, TWO), (4, FOUR), (8, FOUR)])
+def test_one_process_runs_on_each_gpu(monkeypatch, gpus, split):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert splits_of(None, gpu=True) == [split]
+
+
+def test_without_a_gpu_that_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert splits_of(None, gpu=False) == [TWO, FOUR]
+    assert splits_of([1], gpu=False) == [SPLITS[1]]
+    with pytest.raises(ValueError, match="--gpu was given and PyTorch finds no GPU here"):
+        splits_of(None, gpu=True)
+
+
+def test_one_process_shards_nothing():
+    found = jobs_of(CASES, ["ddp", "fsdp2"], [ONE], gpu=True)
+    assert found == [(case, "ddp", ONE) for case in CASES]
+    assert ("dynamo, bf16", "fsdp2", TWO) in jobs_of(CASES, ["ddp", "fsdp2"], [TWO], gpu=True)
+
+
+def test_cases_that_an_engine_cannot_train_are_dropped():
+    assert jobs_of(CASES, ["zero2"], [TWO], gpu=False) == [("grounded, frozen", "zero2", TWO)]
