@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from heads.evaluation.tables import version_of
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "peft")
 
@@ -17,8 +18,7 @@ def recipe(config: Any) -> dict[str, Any]:
     """The run's recipe as plain values, stored in heads.json."""
     return {
         "config": dataclasses.asdict(config),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
-        | {"python": platform.python_version()},
+        "versions": {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()},
         "commit": commit(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
