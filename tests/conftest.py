@@ -41,9 +41,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def folder_of_fitted_heads(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
+def folder_of_fitted_heads(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Heads that one process of the run has fitted are read by the others; tests/throwaway_families.py."""
-    if worker_id != "master":
+    if os.environ.get("PYTEST_XDIST_WORKER"):  # pytest-xdist is not everywhere, and its fixtures neither
         folder = tmp_path_factory.getbasetemp().parent / "fitted_heads"
         folder.mkdir(exist_ok=True)
         os.environ["HEADWAY_TESTS_FITTED"] = str(folder)

@@ -11,14 +11,10 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from linked_environment import make_environment
 from repository import ROOT
 from requirements import declared
 
@@ -31,12 +27,8 @@ def environment(tmp_path_factory) -> Path:
     """An environment that holds the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     environment = folder / "environment"
-    venv.create(environment, with_pip=False)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": str(environment)}))
-    for name in sorted(closure(declared())):
-        link_distribution(name, site)
-    python = str(environment / "bin" / "python")
-    install = [sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index"]
+    python = make_environment(environment, declared())
+    install = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install", "--no-deps", "--no-index"]
     subprocess.run([*install, str(build_wheel(folder))], check=True)
     return environment
 
@@ -50,28 +42,6 @@ def build_wheel(folder: Path) -> Path:
     subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=copy, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def closure(names: set[str] | dict[str, Requirement]) -> set[str]:
-    """Distributions and all that these need, by the metadata of this environment."""
-    found, waiting = set[str](), set(names)
-    while waiting:
-        name = waiting.pop()
-        found.add(name)
-        needed = map(Requirement, metadata.requires(name) or [])
-        here = {line.name for line in needed if line.marker is None or line.marker.evaluate({"extra": ""})}
-        waiting |= set(map(canonicalize_name, here)) - found
-    return found
-
-
-def link_distribution(name: str, site: Path) -> None:
-    """The files and folders of an installed distribution, seen from another environment."""
-    distribution = metadata.distribution(name)
-    tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
-    for top in tops:
-        target = Path(str(distribution.locate_file(top)))
-        if target.exists() and not (site / top).exists():
-            (site / top).symlink_to(target, target_is_directory=target.is_dir())
 
 
 def run(environment: Path, *arguments: str, cwd: Path) -> str:

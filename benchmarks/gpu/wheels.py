@@ -3,7 +3,8 @@
     python3 -m benchmarks.gpu.wheels build/wheels --python 3.12        # or `make gpu-wheels`
 
 The versions are those installed on the downloading machine, where they were tested. torch is not among them: the GPU
-machine's own fits its driver.
+machine's own fits its driver. Nothing else is taken for granted there; the wheel of a package that the machine has can be
+deleted before the folder travels.
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 NEEDED = (
     "accelerate",
@@ -29,8 +27,8 @@ NEEDED = (
     "xxhash",
 )
 """What training, decoding and their tests import, and an image with PyTorch may lack or have in another version."""
-IN_THE_IMAGE = {"torch", "numpy", "pandas", "pyarrow", "psutil", "pyyaml", "setuptools"}
-"""Compiled packages that every image with PyTorch has; these, and what only they need, are not downloaded."""
+IN_THE_IMAGE = {"torch"}
+"""These, and what only they need, are not downloaded."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -40,20 +38,32 @@ def closure(names: Iterable[str]) -> dict[str, str]:
     Raises:
         ValueError: one of them is not installed.
     """
-    found: dict[str, str] = {}
+    found, missing = follow(names)
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is not installed here; `make setup` installs it.")
+    return {name: package.version for name, package in found.items()}
+
+
+def follow(names: Iterable[str]) -> tuple[dict[str, Distribution], list[str]]:
+    """These packages and all that they need, but for the image's: what is installed here, and names that are not."""
+    from packaging.requirements import Requirement  # one of the packages that a machine may lack
+    from packaging.utils import canonicalize_name
+
+    found: dict[str, Distribution] = {}
+    missing: set[str] = set()
     waiting = list(names)
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in found or name in IN_THE_IMAGE:
+        if name in found or name in missing or name in IN_THE_IMAGE:
             continue
         try:
-            package = distribution(name)
-        except PackageNotFoundError as error:
-            raise ValueError(f"{name} is not installed here; `make setup` installs it.") from error
-        found[name] = package.version
+            found[name] = package = distribution(name)
+        except PackageNotFoundError:
+            missing.add(name)
+            continue
         asked = [Requirement(line) for line in package.requires or []]
         waiting += [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return found
+    return found, sorted(missing)
 
 
 def fetch(folder: Path, python: str) -> None:

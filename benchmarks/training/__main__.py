@@ -12,7 +12,6 @@ Parts, by default all:
     stored    stored hidden states: the first epoch and later ones
     scaling   one and two processes
     half      a step in float32 and with trainer.bf16
-    gpu       a 1B-shape backbone with model FLOPs utilisation, beside a plain loop; --tiny tries it on a CPU
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import torch
 from rich.console import Console
 
@@ -33,7 +31,6 @@ from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_cons
 from benchmarks.training.training_options import (
     attention_table,
     compile_table,
-    gpu_table,
     half_table,
     scaling_table,
     stored_table,
@@ -47,12 +44,13 @@ from benchmarks.training.training_speed import (
     take_turns,
 )
 from heads.backbone.projection import Projection
+from heads.evaluation.pictures import new_figure, save_figure
 from train.config import read_config
 from train.objective import chunks
 from train.objective.losses import chunked_cross_entropy, plain_cross_entropy
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VOCABULARIES = (2_048, 32_000, 128_256)
 ROWS, WIDTH, HEADS = 1024, 64, 4
@@ -193,8 +191,8 @@ def instrument(timer: Timer, trainer: Any) -> Any:
     return Instrument()
 
 
-def draw(rows: list[dict[str, Any]], path: str) -> None:
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+def draw(rows: list[dict[str, Any]], figure: Figure, path: str) -> None:
+    axes = figure.subplots()
     vocabularies = [row["vocab"] for row in rows]
     for key, label, style in (
         ("full_logits_bytes", "(rows, K, vocabulary) alone", "k:"),
@@ -207,8 +205,7 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
     )
     axes.set_xticks(vocabularies, [f"{v:,}" for v in vocabularies])
     axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def main() -> None:
@@ -217,7 +214,6 @@ def main() -> None:
     parser.add_argument("--config", default="configs/demo/grounded.yaml", help="run whose steps are timed")
     parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of compared steps")
-    parser.add_argument("--tiny", action="store_true", help="try the part gpu on a CPU; its figures mean nothing")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--picture", help="PNG of the memory curve")
     options = parser.parse_args()
@@ -232,14 +228,14 @@ def main() -> None:
         "stored": lambda: stored_table(console),
         "scaling": lambda: scaling_table(console, options.config, options.steps),
         "half": lambda: half_table(console, options.rounds),
-        "gpu": lambda: gpu_table(console, options.rounds, tiny=options.tiny),
     }
     if unknown := set(options.parts) - set(parts):
         parser.error(f"unknown part {', '.join(sorted(unknown))}; allowed are {', '.join(parts)}")
+    figure = new_figure(6, 3.6) if options.picture else None
     console.print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
     found = {name: measure() for name, measure in parts.items() if name in (options.parts or parts)}
-    if options.picture and "memory" in found:
-        draw(found["memory"], options.picture)
+    if figure is not None and "memory" in found:
+        draw(found["memory"], figure, options.picture)
     write_figures(options.json, found)
 
 

@@ -1,4 +1,4 @@
-"""How much the options of a training run gain: compiled layers, stored hidden states, a second process, a GPU."""
+"""How much the options of a training run gain: compiled layers, stored hidden states, a second process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from benchmarks.training.training_speed import (
     WORKLOADS,
     Workload,
     backbone_step,
-    heads_products,
     our_step,
-    reference_step,
     seconds_of,
     take_turns,
 )
@@ -41,15 +39,9 @@ from train.loop.batches import collate
 from train.objective.document_attention import document_attention
 from train.objective.model import TrainedModel
 
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOP/s, from the makers' data sheets."""
 DEMO_SHAPE = Workload(family="medusa", unembedding="shared", vocab=2048, width=192, layers=8, batch=16)
 LONG_BLOCKS = Workload(family="medusa", unembedding="shared", vocab=2048, layers=2, batch=1, length=2048)
-ONE_BILLION = Workload(
-    family="grounded", unembedding="shared", vocab=128_256, width=2048, layers=16, batch=8, length=2048
-)
 LARGEST_DIFFERENCE = 1e-5  # of states in float32, whose sums have another order
-TINY = Workload(family="grounded", unembedding="shared", vocab=256, width=64, layers=2, batch=2, length=64)
 
 
 def compile_table(console: Console, rounds: int) -> list[dict[str, Any]]:
@@ -265,56 +257,3 @@ def launch(config: str, steps: int, processes: int) -> float:
         (samples,) = (line["train_samples_per_second"] for line in lines if "train_samples_per_second" in line)
         length = json.loads((Path(folder) / "last/heads.json").read_text())["recipe"]["config"]["data"]["block_size"]
     return float(samples) * int(length)
-
-
-def gpu_table(console: Console, rounds: int, *, tiny: bool = False) -> dict:
-    """A frozen 1B-shape backbone in bfloat16 with heads: a step beside a plain loop's, and model FLOPs over the peak.
-
-    Model FLOPs are the backbone's forward (2 for each parameter and token, and attention scores) and the heads'
-    unavoidable products; recomputation is not counted.
-    """
-    workload, device = (TINY, "cpu") if tiny else (ONE_BILLION, "cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        console.print("No GPU was found: the 1B-shape backbone with model FLOPs utilisation is skipped.")
-        return {}
-    rows = []
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    peak = next((flops for kind, flops in PEAK_FLOPS.items() if kind in name), None)
-    title = f"{workload.name} on a {'tiny' if tiny else '1B-shape'} backbone in bfloat16, random weights, {name}"
-    measured = ("ms a step", "tokens per second", "of the plain loop", "model FLOP/s", "utilisation", "peak memory")
-    table = figures_table(title, "step", *measured)
-    models = [workload.build(device, torch.bfloat16) for _ in range(2)]
-    compile_layers(models[1])
-    data = workload.data(device)
-    steps = {
-        "a plain loop": reference_step(models[0], data),
-        "ours": our_step(models[0], data),
-        "ours, decoder layers compiled": our_step(models[1], data),
-    }
-    flops = model_flops(workload, models[0])
-    with torch.autocast(device, torch.bfloat16):
-        memory = {step: peak_memory(run, device) for step, run in steps.items()}
-        seconds = {step: statistics.median(found) for step, found in take_turns(steps, rounds, device).items()}
-    for step, taken in seconds.items():
-        used = flops / taken / peak if peak else float("nan")
-        rows.append({"step": step, "seconds": taken, "flops": flops, "mfu": used, "bytes": memory[step]})
-        cells = [f"{1000 * taken:,.0f}", f"{workload.tokens / taken:,.0f}", f"{seconds['a plain loop'] / taken:.2f} x"]
-        table.add_row(step, *cells, f"{flops / taken / 1e12:,.1f} T", f"{used:.0%}", f"{memory[step] / 2**30:.1f} GiB")
-    console.print(table)
-    return {"device": name, "rows": rows}
-
-
-def model_flops(workload: Workload, model: TrainedModel) -> float:
-    decoder = sum(p.numel() for p in model.backbone.layers.parameters())
-    attention = 2 * workload.layers * workload.width * workload.length  # causal: half of all pairs
-    return 2 * workload.tokens * (decoder + attention) + heads_products(workload, model)
-
-
-def peak_memory(step: Callable[[], Any], device: str) -> float:
-    """Peak bytes of a step, which also compiles whatever has to be compiled; nan on a CPU."""
-    if device != "cuda":
-        step()
-        return float("nan")
-    torch.cuda.reset_peak_memory_stats()
-    seconds_of(step, device)
-    return float(torch.cuda.max_memory_allocated())

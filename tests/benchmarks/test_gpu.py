@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import transformers
+from repository import ROOT
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import machine
 from benchmarks.gpu.__main__ import COMMANDS, STOPPED, Program, main, run
+from benchmarks.gpu.machine import describe
+from benchmarks.gpu.marked import marked_files
 from benchmarks.gpu.wheels import IN_THE_IMAGE, NEEDED, closure, install
 
 
@@ -71,10 +77,50 @@ def test_an_unknown_command_is_named(capsys):
 def test_wheels_are_what_the_code_needs_without_what_the_image_has():
     found = closure(NEEDED)
     assert {"transformers", "datasets", "dill", "xxhash", "tokenizers"} <= found.keys()
+    assert {"numpy", "pandas", "pyarrow"} <= found.keys(), "an image may hold PyTorch alone"
     assert not IN_THE_IMAGE & found.keys()
     assert found["transformers"] == transformers.__version__
+
+
+def test_the_files_of_tests_that_need_a_gpu_are_found_by_their_marks(request, tmp_path):
+    found = marked_files()
+    marked = {Path(item.path) for item in request.session.items if item.get_closest_marker("cuda")}
+    assert {str(path.relative_to(ROOT)) for path in marked} <= set(found)
+    assert "tests/heads/decoding/test_devices.py" in found
+    assert "tests/benchmarks/test_gpu.py" not in found, "it speaks of the mark and bears none"
+    (tmp_path / "test_new.py").write_text("import pytest\n\n\n@pytest.mark.cuda\ndef test_it(): ...\n")
+    assert marked_files(tmp_path) == [str(tmp_path / "test_new.py")]
+    for program in COMMANDS["tests"][:1]:
+        assert program.asked == program.tiny == "-m pytest -m cuda -ra {marked}"
+
+
+def test_first_lines_say_which_packages_came_with_the_wheels(tmp_path, monkeypatch):
+    unpacked = tmp_path / "unpacked"
+    for name, version in (("typer", "99.1"), ("transformers", "5.17.0")):
+        (folder := unpacked / f"{name}-{version}.dist-info").mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    first, travelled, *sentences = describe(unpacked).splitlines()
+    assert f"torch {importlib.metadata.version('torch')}, " in first
+    assert travelled == f"from {tmp_path}: transformers 5.17.0, typer 99.1"
+    assert "transformers 5.17.0 is here and Headway's tests ran with <5.24,>=5.23" in " ".join(sentences)
+
+
+def test_what_is_missing_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(machine, "NEEDED", ("transformers", "never-installed"))
+    with pytest.raises(ValueError, match="This Python lacks never-installed; `make gpu-wheels` on a machine with"):
+        describe()
+
+
+def test_a_tiny_program_has_more_time(tmp_path, monkeypatch):
+    slow = Program(name="slow", asked="", tiny="-c 'import time; time.sleep(1.5)'", minutes=0.5 / 60)
+    monkeypatch.setattr(gpu, "COMMANDS", {"tests": (slow,)})
+    main(["--tiny", "--out", str(tmp_path)])
+    assert "ended with 0" in (tmp_path / "slow.txt").read_text()
 
 
 def test_an_empty_folder_of_wheels_is_a_sentence(tmp_path):
     with pytest.raises(ValueError, match="has no wheels; `make gpu-wheels` on a machine with a network fills it"):
         install(tmp_path)
+    with pytest.raises(SystemExit, match=r"error: --wheels .* has no wheels"):
+        main(["--wheels", str(tmp_path), "--out", str(tmp_path / "out")])
