@@ -3,8 +3,8 @@
     python3 -m benchmarks.gpu.wheels build/wheels --python 3.12        # or `make gpu-wheels`
 
 The versions are those installed on the downloading machine, where they were tested. torch is not among them: the GPU
-machine's own fits its driver. Nothing else is taken for granted there; the wheel of a package that the machine has can be
-deleted before the folder travels.
+machine's own fits its driver. Nothing else is taken for granted there; the wheel of a package that the machine has can
+be deleted before the folder travels.
 """
 
 from __future__ import annotations
