@@ -1,14 +1,14 @@
-"""DynaMo against the backbone's size (figures 17 and 20): `python -m benchmarks.paper.dynamo_sizes`.
+"""DynaMo against the backbone's size (figures 3, 17 and 20): `python -m benchmarks.paper.dynamo_sizes`.
 
 Three backbones of the demo's architecture are trained from random weights by `configs/demo/base.yaml`, then each with
 DynaMo heads by `configs/demo/dynamo.yaml`, on equal data with equal steps and rates. Their texts are judged as in
-benchmarks/paper/dynamo_sentences.py. Figure 17 shows the texts' scores against the speed-up for each size. Figure 20
-shows the same-quality speed-up, by measured seconds and by tokens per pass, against the backbone's size and against the
-parameters that heads add.
+benchmarks/paper/dynamo_sentences.py. Figure 3 shows the win rate against the speed-up for each size, figure 17 the
+texts' scores. Figure 20 shows the same-quality speed-up, by measured seconds and by tokens per pass, against the
+backbone's size and against the parameters that heads add.
 
-Runs, texts and answers are stored, so a repeated call goes on where it was stopped, even within a training.
+Runs, texts and answers are stored, so a repeated call goes on where it was stopped, even within a training; seconds are
+measured anew.
 """
-# E value of ε_b, N pair of a prompt and a seed
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
-from benchmarks.paper.dynamo_sentences import (
-    PAPERS_OWN,
-    Bench,
-    Figures,
-    Point,
+from benchmarks.paper.dynamo_seconds import (
     add_judging_flags,
-    crossing_of,
-    describe_same_quality,
-    open_judge,
-    thresholds,
+    by_seconds,
+    config_of,
+    describe_seconds,
+    judge_texts,
+    time_texts,
 )
 from benchmarks.shared import describe_cpu, figures_table, open_ngrams, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_heads
+from heads.evaluation.judged.pictures import base_score, plot_rates, plot_scores
+from heads.evaluation.judged.win_rates import describe, show_rate
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
+from heads.evaluation.runs.task import SuiteTask
 
 BASE = Path("checkpoints/demo/base")
 DEMO = "checkpoints/demo/dynamo"
@@ -69,15 +68,20 @@ SIZES = (Size(width=96, layers=4), Size(width=128, layers=6), Size(width=192, la
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One size with the figures of each ε_b."""
+    """One size.
+
+    Attributes:
+        results: the suite's, with tokens per pass as the speed.
+        rates, scores: its lines against measured speed-ups.
+    """
 
     size: Size
     backbone: int
     overhead: float
     perplexity: float
-    points: Sequence[Point]
-    plain_score: float
-    drafted: int
+    results: dict[str, Any]
+    rates: dict[str, Any]
+    scores: dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(
         console,
         f"\n{options.steps} steps of the backbone, {options.heads_steps} with heads; {options.prompts} prompts × "
-        f"{options.seeds} seeds, {options.tokens} new tokens, judge: {options.judge}; {describe_cpu()}",
+        f"{options.seeds} seeds, {options.tokens} new tokens, judge: {options.judge}; {describe_cpu()}\n"
+        f"{describe_seconds(options.repeats)}",
     )
     console.print(table_of(found))
     for line in orderings(found):
@@ -100,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.paper.dynamo_sizes", __doc__)
     parser.add_argument("--steps", type=int, default=600, help="steps of each backbone, of 16 blocks of 256 tokens")
     parser.add_argument("--heads-steps", type=int, default=300, help="steps with heads, of 8 blocks")
-    add_judging_flags(parser, seeds=5, step=0.1)
+    add_judging_flags(parser, seeds=5, step=0.1, repeats=3)
     parser.add_argument("--out", default="checkpoints/runs/dynamo-sizes", help="runs are kept here")
     parser.add_argument("--picture", metavar="FILE", help="draw the figures here")
     return parser
@@ -112,19 +117,18 @@ def judged(size: Size, options: argparse.Namespace, console: Console) -> Judged:
     base, heads = folder / "base", folder / "heads"
     train(folder / "config", base, "base", options.steps, size, console)
     train(base / "last", heads, "dynamo", options.heads_steps, size, console)
-    opened = open_heads([str(heads / "last")])
-    opened.model.generation_config.eos_token_id = None
-    options.heads = str(heads / "last")
-    bench = Bench(opened, options, open_judge(options, opened))
-    (token_heads,) = opened.token_heads.values()
+    config, task = config_of(options), SuiteTask(folder=heads / "last")
+    results = judge_texts(str(heads / "last"), config)
+    rates, scores = by_seconds(results, time_texts(task, config, results["thresholds"], options.repeats))
+    backbone = sum(p.numel() for p in task.model.parameters())
     return Judged(
         size=size,
-        backbone=sum(p.numel() for p in opened.model.parameters()),
-        overhead=sum(p.numel() for p in token_heads.parameters()) / sum(p.numel() for p in opened.model.parameters()),
+        backbone=backbone,
+        overhead=sum(p.numel() for p in task.token_heads.parameters()) / backbone,
         perplexity=math.exp(last_loss(heads)),
-        points=[bench.point(threshold, PAPERS_OWN) for threshold in thresholds(options.step)],
-        plain_score=float(np.nanmean(bench.plain_scores)),
-        drafted=1 + token_heads.num_heads,
+        results=results,
+        rates=rates,
+        scores=scores,
     )
 
 
@@ -173,12 +177,6 @@ def last_loss(run: Path) -> float:
     return float(evaluations(run)[-1]["eval_backbone_loss"])
 
 
-def crossing(one: Judged, speed: Callable[[Point], Figures]) -> float | None:
-    """Figure 20's same-quality speed-up, at most the number of tokens that a pass can emit."""
-    found = crossing_of(one.points, speed)
-    return None if found is None else min(found, float(one.drafted))
-
-
 def table_of(found: Sequence[Judged]) -> Any:
     columns = (
         "parameters",
@@ -196,10 +194,10 @@ def table_of(found: Sequence[Judged]) -> Any:
             f"{one.backbone:,}",
             f"{one.overhead:.0%}",
             f"{one.perplexity:.2f}",
-            f"{one.plain_score:.2f}",
-            f"{np.nanmean(one.points[-1].score_N):.2f}",
-            describe_same_quality(one.points, lambda point: point.speed_N),
-            describe_same_quality(one.points, lambda point: point.passes_N),
+            f"{base_score(one.results):.2f}",
+            show_rate(one.scores["means"][-1], None),
+            describe(one.rates),
+            describe(one.results["overall"]),
         )
     return table
 
@@ -208,12 +206,11 @@ def orderings(found: Sequence[Judged]) -> list[str]:
     """What figures 17 and 20 show: larger models' texts score better at every speed-up; sizes and speed-ups are related
     weakly."""
     better = all(
-        np.nanmean(large.score_N) > np.nanmean(small.score_N)
+        None not in (small, large) and large > small
         for one, other in itertools.pairwise(found)
-        for small, large in zip(one.points, other.points, strict=True)
+        for small, large in zip(one.scores["means"], other.scores["means"], strict=True)
     )
-    speed_ups = [crossing(one, lambda point: point.passes_N) for one in found]
-    known = [f"{x:.2f}" if x is not None else "none" for x in speed_ups]
+    known = [show_rate(one.results["overall"]["speed_up"], None) for one in found]
     return [
         f"figure 17, larger models' texts score better at every ε_b: {'holds' if better else 'does not hold here'}",
         f"figure 20, speed-up of the same quality, drafting free, by size: {', '.join(known)} (three give no law)",
@@ -221,21 +218,20 @@ def orderings(found: Sequence[Judged]) -> list[str]:
 
 
 def draw(found: Sequence[Judged], path: str) -> None:
-    """Figure 17, then figure 20 by size and by overhead."""
-    figure = new_figure(12, 3.8)
-    scores, sizes, overheads = figure.subplots(1, 3)
-    for color, one in zip(PALETTE, found, strict=False):
-        speeds = [float(point.speed_N.mean()) for point in one.points]
-        scores.plot(speeds, [np.nanmean(p.score_N) for p in one.points], color=color, marker="o", label=one.size.name)
-        scores.axhline(one.plain_score, color=color, linestyle="--", linewidth=1)
-    scores.legend(frameon=False, fontsize=8)
-    tidy(scores, "score by size (figure 17)", "× plain; dashed: plain's score")
-    for color, (label, speed) in zip(
-        PALETTE, {"measured": lambda p: p.speed_N, "drafting free": lambda p: p.passes_N}.items(), strict=False
-    ):
-        known = [(one, x) for one in found if (x := crossing(one, speed)) is not None]
-        for axes, place in ((sizes, lambda one: one.backbone / 1e6), (overheads, lambda one: 100 * one.overhead)):
-            axes.plot([place(one) for one, _ in known], [x for _, x in known], color=color, marker="o", label=label)
+    """Figures 3 and 17, then figure 20 by size and by overhead."""
+    figure = new_figure(12, 8)
+    ((rates, scores), (sizes, overheads)) = figure.subplots(2, 2)
+    plot_rates(rates, {one.size.name: one.rates for one in found}, "× plain; band: 95 % (figure 3)")
+    bases = {one.size.name: base_score(one.results) for one in found}
+    plot_scores(scores, {one.size.name: one.scores for one in found}, bases, "× plain; dashed: plain (figure 17)")
+    ways = {"measured": [one.rates for one in found], "drafting free": [one.results["overall"] for one in found]}
+    for color, (label, lines) in zip(PALETTE, ways.items(), strict=False):
+        known = [(one, x["speed_up"]) for one, x in zip(found, lines, strict=True) if x["speed_up"] is not None]
+        for axes, xs in (
+            (sizes, [one.backbone / 1e6 for one, _ in known]),
+            (overheads, [100 * one.overhead for one, _ in known]),
+        ):
+            axes.plot(xs, [x for _, x in known], color=color, marker="o", label=label)
     sizes.legend(frameon=False, fontsize=8)
     tidy(sizes, "speed-up of the same quality (figure 20)", "million parameters")
     tidy(overheads, "by parameter overhead", "heads over backbone, %")

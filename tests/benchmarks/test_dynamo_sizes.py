@@ -1,28 +1,38 @@
 """Backbones of three sizes are trained by one recipe, and what the figures say is read off their points."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from benchmarks.paper.dynamo_sentences import Point, resampled_lines
-from benchmarks.paper.dynamo_sizes import SIZES, Judged, crossing, finished_steps, last_loss, orderings, write_config
-
-
-def point(speed, won, score):
-    won_N = np.array([1.0] * won + [-1.0] * (10 - won))
-    return Point(
-        threshold=0.5, prompt_N=np.repeat([0, 1], 5), speed_N=np.full(10, speed), passes_N=np.full(10, speed),
-        won_N=won_N,
-        score_N=np.full(10, score), repeated=0.0,
-    )  # fmt: skip
+from benchmarks.paper.dynamo_seconds import by_seconds
+from benchmarks.paper.dynamo_sizes import (
+    SIZES,
+    Judged,
+    draw,
+    finished_steps,
+    last_loss,
+    orderings,
+    table_of,
+    write_config,
+)
+from heads.evaluation.judged.win_rates import sum_up
 
 
 def one_size(size, score):
-    points = [point(1.0, 7, score), point(1.5, 5, score), point(2.0, 3, score)]
-    return Judged(size=size, backbone=1, overhead=0.1, perplexity=5.0, points=points, plain_score=0.0, drafted=3)
+    sums = {
+        "wins": np.array([[3, 1], [5, 5], [7, 7]]),
+        "losses": np.full((3, 2), 5),
+        "scores": np.full((3, 2), score),
+        "scored": np.ones((3, 2)),
+        "tokens": np.array([[30, 30], [20, 20], [10, 10]]),
+        "passes": np.full((3, 2), 10),
+    }
+    results = {"by_prompt": sums, "most": 3, "base_scores": [0.0]}
+    results["overall"] = sum_up(*(sums[name] for name in ("wins", "losses", "tokens", "passes")), most=3)
+    rates, scores = by_seconds(results, (np.full((3, 2), 2.0), np.array([[1.0, 1], [1.6, 1.6], [2, 2]])))
+    return Judged(size=size, backbone=1, overhead=0.1, perplexity=5.0, results=results, rates=rates, scores=scores)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: size.folder)
@@ -38,14 +48,14 @@ def test_orderings_and_speed_ups_are_read_off_the_points():
     rising = [one_size(size, score) for size, score in zip(SIZES, (1.0, 2.0, 3.0), strict=True)]
     assert "every ε_b: holds" in orderings(rising)[0]
     assert "does not hold here" in orderings(rising[::-1])[0]
-    assert crossing(rising[0], lambda p: p.speed_N) == pytest.approx(1.6, abs=0.2)  # between 5 and 3 wins of ten
+    assert 1.0 < rising[0].results["overall"]["speed_up"] < 3.0
+    assert rising[0].rates["speeds"] == [2.0, 1.25, 1.0]  # seconds, not tokens per pass
+    assert "backbone" in str([column.header for column in table_of(rising).columns])
 
 
-def test_bands_resample_prompts_and_not_the_seeds_of_a_prompt():
-    """All texts of the first prompt win and all of the second lose: a sample holds a prompt whole, or not at all."""
-    points = [dataclasses.replace(point(speed, 5, 0.0), threshold=speed) for speed in (1.0, 2.0)]
-    found = {round(rate, 3) for _, rate in resampled_lines(points, lambda p: p.speed_N).tolist()}
-    assert found == {round(rate, 3) for rate in (10.5 / 0.5, 5.5 / 5.5, 0.5 / 10.5)}
+def test_the_picture_has_all_sizes(tmp_path):
+    draw([one_size(size, score) for size, score in zip(SIZES, (1.0, 2.0, 3.0), strict=True)], str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").stat().st_size > 0
 
 
 def test_a_run_is_finished_by_its_last_evaluation(tmp_path):
