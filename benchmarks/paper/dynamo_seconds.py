@@ -167,7 +167,8 @@ def by_seconds(results: dict[str, Any], seconds: tuple[Figures, Figures]) -> tup
 
 
 def describe_seconds(repeats: int) -> str:
+    how_often = f"medians of {repeats} repeats" if repeats > 1 else "once"
     return (
-        f"Seconds: one text of each prompt for each ε_b, plain and dynamic in turn, medians of {repeats} repeats, all "
-        f"in this call; they are added up over prompts before they are divided. Win rates and scores: all texts."
+        f"Seconds: one text of each prompt for each ε_b, plain and dynamic in turn, {how_often}, all in "
+        f"this call; they are added up over prompts before they are divided. Win rates and scores: all texts."
     )

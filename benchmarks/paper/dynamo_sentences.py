@@ -155,8 +155,9 @@ def draw(
     path: str,
 ) -> None:
     """Figures 3, 4, 10, 15, 16, 18 and 19."""
-    figure = new_figure(13, 12)
-    places = [figure.add_subplot(3, 3, i) for i in range(1, 7)]
+    figure = new_figure(13, 13)
+    cells = figure.add_gridspec(3, 6)
+    places = [figure.add_subplot(cells[row, 2 * i : 2 * i + 2]) for row in (0, 1) for i in range(3)]
     plot_rates(places[0], {"heads": rates}, "× plain; band: 95 %")
     plot_shares(places[1], results)
     speeds = {"× plain, measured": rates["speeds"], "tokens per pass": results["overall"]["speeds"]}
@@ -167,7 +168,7 @@ def draw(
     titles = ("figure 3", "figures 4, 18", "figure 18", "figure 15", "figure 16", "figure 10")
     for axes, title in zip(places, titles, strict=True):
         axes.set_title(title, fontsize=9)
-    plot_kinds([figure.add_subplot(3, 2, i, projection="polar") for i in (5, 6)], results["kinds"])
+    plot_kinds([figure.add_subplot(cells[2, i : i + 3], projection="polar") for i in (0, 3)], results["kinds"])
     save_figure(figure, path)
 
 

@@ -69,6 +69,7 @@ def plot_shares(axes: Any, results: dict[str, Any]) -> None:
         below += share
     tidy(axes, "", "ε_b")
     axes.set_ylabel("share of pairs")
+    axes.set_ylim(0, 1.2)  # the legend stands above the bars
     axes.legend(frameon=False, fontsize=9, ncols=3)
 
 

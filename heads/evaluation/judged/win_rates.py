@@ -152,9 +152,9 @@ def describe(found: dict[str, Any]) -> str:
 
     >>> measured = {"speeds": [1.0, 3.0], "theoretical": False, "speed_up": 2.5}
     >>> describe(measured | {"same_quality": 2.5, "interval": [-4.0, 9.0]})
-    '2.50 [below 1.00, above 3.00]'
+    '2.50 (below 1.00 to above 3.00)'
     >>> describe(measured | {"same_quality": -3.0, "interval": [-23.0, 2.0], "speed_up": None})
-    'below every measured speed [below 1.00, 2.00]'
+    'below every measured speed (below 1.00 to 2.00)'
     >>> describe({"speeds": [1.0], "same_quality": 3.456, "interval": None, "theoretical": True, "speed_up": 3.0})
     '3.00*, above every measured speed (no interval: too few prompts, or resamples with a crossing)'
     """
@@ -167,7 +167,8 @@ def describe(found: dict[str, Any]) -> str:
         said = f"{found['speed_up']:.2f}" + ("*, above every measured speed" if found["theoretical"] else "")
     if found["interval"] is None:
         return f"{said} (no interval: too few prompts, or resamples with a crossing)"
-    return f"{said} [{', '.join(end_of_interval(end, slowest, fastest) for end in found['interval'])}]"
+    low, high = (end_of_interval(end, slowest, fastest) for end in found["interval"])
+    return f"{said} ({low} to {high})"  # a terminal would take words in square brackets for a style
 
 
 def end_of_interval(end: float, slowest: float, fastest: float) -> str:
