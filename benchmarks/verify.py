@@ -82,12 +82,18 @@ CHECKS = {
         measures=("heads/backbone",),
     ),
     "real_costs": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --groups 20 --repeats 3",
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --groups 20 --repeats 3 "
+        "--sampled",
         quick="--quick",
         shows="the demo's text and acceptance at the price of a model of 0.16 billion weights in bfloat16, for "
         "processors that multiply it: passes of 1 to 64 nodes; heads alone, lookup without heads, both, and "
-        "assistant_model beside plain generate; the share of tokens per pass that becomes speed; rows that an earlier "
-        "call finished are kept",
+        "assistant_model beside plain generate, greedy with a penalty and sampled; the share of tokens per pass that "
+        "becomes speed; rows that an earlier call finished are kept",
+    ),
+    "real_costs_float32": Check(
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32 --groups 8",
+        quick="--quick",
+        shows="the same in float32, for processors that do not multiply bfloat16",
     ),
     "real_costs_batches": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --batches 4 16 --groups 4 "
@@ -96,10 +102,14 @@ CHECKS = {
         shows="the same for 4 and 16 texts at once",
     ),
     "real_costs_large": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.83B --dtypes bfloat16 --groups 12",
+        command="python -m benchmarks.speed.real_costs --shapes 0.83B 1.2B --dtypes bfloat16 --groups 4",
         quick="--quick",
-        shows="the same at the price of a model of 0.83 billion weights; 7B, or any other shape, by name where "
-        "memory and time allow",
+        shows="the same at the price of models of 0.83 and 1.2 billion weights",
+    ),
+    "real_costs_7b": Check(
+        command="python -m benchmarks.speed.real_costs --shapes 7B --dtypes bfloat16 --groups 1 --no-tuned --rounds 3",
+        quick="--new-tokens 8 --rounds 1",
+        shows="the same at the price of a 7B model, where 18 GiB of memory are free",
     ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
@@ -144,8 +154,8 @@ CHECKS = {
         measures=("train/objective",),
     ),
     "training_options": Check(
-        command="python -m benchmarks.training stored scaling chunks",
-        shows="stored hidden states, two processes, chunk sizes of the loss",
+        command="python -m benchmarks.training stored scaling chunks half",
+        shows="stored hidden states, two processes, chunk sizes of the loss, a step with trainer.bf16",
         measures=(),
     ),
     "training_masks": Check(
