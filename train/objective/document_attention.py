@@ -34,6 +34,7 @@ except ImportError:  # torch before 2.10
 LEAST_TOKENS = {"cpu": 32}
 """Tokens of a piece on average, below which starting pieces costs more than a dense mask."""
 LEAST_TOKENS_ELSEWHERE = 1024  # on an accelerator, where a piece costs several launches; an estimate, not measured
+COMPILED = "decoder layers are compiled"
 OLDEST_GPU = (8, 0)  # that the variable-length kernel, which is Flash Attention's, runs on
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 """Names of attention's dropout in configs; the kernel has none."""
@@ -152,7 +153,7 @@ def document_attention(model: Any, compiled: bool, autocast: torch.dtype | None 
     with understood():
         with torch.autocast(model.backbone.device.type, autocast, enabled=autocast is not None):
             ways = [True, False] if may_use_one_kernel(model.backbone) else [False]
-            found = {way: "decoder layers are compiled" if compiled else what_stops(model.backbone, way) for way in ways}
+            found = {way: COMPILED if compiled else what_stops(model.backbone, way) for way in ways}
         model.one_kernel = next((way for way in ways if not found[way]), False)
         obstacle = found[model.one_kernel]
         model.attends_by_document = not obstacle
