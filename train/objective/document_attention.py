@@ -34,15 +34,18 @@ except ImportError:  # torch before 2.10
 LEAST_TOKENS = {"cpu": 32}
 """Tokens of a piece on average, below which starting pieces costs more than a dense mask."""
 LEAST_TOKENS_ELSEWHERE = 1024  # on an accelerator, where a piece costs several launches; an estimate, not measured
-WIDEST_HEAD = 256  # of the variable-length kernel, which is Flash Attention's
+COMPILED = "decoder layers are compiled"
+OLDEST_GPU = (8, 0)  # that the variable-length kernel, which is Flash Attention's, runs on
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""Names of attention's dropout in configs; the kernel has none."""
 
 
-def mask_by_documents(document_ids_BT: Tensor, window: int | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+def mask_by_documents(document_ids_BT: Tensor, window: int | None, *, one_kernel: bool = False) -> Tensor | None:
     """(B, 1, 0, 0) with the lengths of each block's documents; None where a dense mask is needed, or costs less.
 
     Args:
         window: of sliding layers; None without one.
-        dtype: in which layers compute, which decides whether one kernel takes all documents.
+        one_kernel: all documents are one call of the variable-length kernel, so that short ones cost no more.
 
     >>> mask_by_documents(torch.tensor([[0] * 64 + [1] * 36]), None).documents
     [[64, 36]]
@@ -52,21 +55,31 @@ def mask_by_documents(document_ids_BT: Tensor, window: int | None, dtype: torch.
     pieces = sum(map(len, lengths))
     if window is not None and max(map(max, lengths)) > window:
         return None
-    if pieces > len(lengths) and document_ids_BT.numel() < pieces * least_tokens(document_ids_BT.device, dtype):
+    if pieces > len(lengths) and document_ids_BT.numel() < pieces * least_tokens(document_ids_BT.device, one_kernel):
         return None
     mask = torch.empty(len(lengths), 1, 0, 0, dtype=torch.bool, device=document_ids_BT.device)
-    mask.documents = lengths  # type: ignore[attr-defined]
+    mask.documents, mask.one_kernel = lengths, one_kernel  # type: ignore[attr-defined]
     return mask
 
 
-def least_tokens(device: torch.device, dtype: torch.dtype) -> int:
+def least_tokens(device: torch.device, one_kernel: bool) -> int:
     """Tokens that a document must have on average."""
-    return 1 if one_kernel_on(device, dtype) else LEAST_TOKENS.get(device.type, LEAST_TOKENS_ELSEWHERE)
+    return 1 if one_kernel else LEAST_TOKENS.get(device.type, LEAST_TOKENS_ELSEWHERE)
 
 
-def one_kernel_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether one call of the variable-length kernel attends within all documents; torch before 2.10 has none."""
-    return varlen_attn is not None and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+def may_use_one_kernel(backbone: Backbone) -> bool:
+    """Whether the variable-length kernel can be tried; the comparison with a dense mask then decides.
+
+    Weights that an engine moves to the GPU later, as FSDP2 and ZeRO-3 do, are compared on the CPU: there it stays off.
+    """
+    config, device = backbone.model.config.get_text_config(), backbone.device
+    return (
+        varlen_attn is not None
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) >= OLDEST_GPU
+        and computed_in(device, backbone.dtype) in (torch.bfloat16, torch.float16)
+        and not any(getattr(config, name, None) for name in DROPOUTS)
+    )
 
 
 def computed_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -96,9 +109,8 @@ def sdpa_by_documents(
     settings["is_causal"] = True
     if all(len(lengths) == 1 for lengths in documents):
         return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, None, **settings)
-    fits = query_BHTD.shape[-1] <= WIDEST_HEAD and not settings.get("dropout")
-    dtype = computed_in(query_BHTD.device, query_BHTD.dtype)
-    if fits and one_kernel_on(query_BHTD.device, dtype):
+    if attention_mask.one_kernel:
+        dtype = computed_in(query_BHTD.device, query_BHTD.dtype)
         query, key, value = (tensor.to(dtype) for tensor in (query_BHTD, key_BHTD, value_BHTD))
         return in_one_kernel(query, key, value, documents, settings.get("scaling")), None
     blocks = []
@@ -139,16 +151,18 @@ def document_attention(model: Any, compiled: bool, autocast: torch.dtype | None 
         yield "each document as a row of its own, since a recurrent state would go on into the next"
         return
     with understood():
-        device = model.backbone.device
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            obstacle = "decoder layers are compiled" if compiled else what_stops(model.backbone)
-            few = least_tokens(device, computed_in(device, model.backbone.dtype))
+        with torch.autocast(model.backbone.device.type, autocast, enabled=autocast is not None):
+            ways = [True, False] if may_use_one_kernel(model.backbone) else [False]
+            found = {way: COMPILED if compiled else what_stops(model.backbone, way) for way in ways}
+        model.one_kernel = next((way for way in ways if not found[way]), False)
+        obstacle = found[model.one_kernel]
         model.attends_by_document = not obstacle
+        few = least_tokens(model.backbone.device, model.one_kernel)
         by_document = f"each document by itself, without a mask; with one where they have less than {few} tokens each"
         try:
             yield f"with dense masks, as {obstacle}" if obstacle else by_document
         finally:
-            model.attends_by_document = False
+            model.attends_by_document = model.one_kernel = False
 
 
 @contextlib.contextmanager
@@ -161,16 +175,17 @@ def understood() -> Iterator[None]:
         AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
-def what_stops(backbone: Backbone) -> str:
+def what_stops(backbone: Backbone, one_kernel: bool) -> str:
     """Why a backbone cannot attend by documents; empty where its layers' output is the same as with a dense mask."""
     if backbone.mask_style.additive:
         return "attn_implementation is eager"
     try:
-        by_document, dense = (first_layers(backbone, by_document=way) for way in (True, False))
+        by_document, dense = (first_layers(backbone, way) for way in (one_kernel, None))
     except (RuntimeError, ValueError, IndexError) as error:
         return f"this backbone's layers read their masks in another way ({str(error).splitlines()[0]})"
     difference = float((by_document - dense).norm() / dense.norm())
-    if difference <= 8 * torch.finfo(dense.dtype).eps:  # one layer or a few, whose sums have another order
+    eps = torch.finfo(computed_in(backbone.device, dense.dtype)).eps
+    if difference <= 8 * eps:  # one layer or a few, whose sums have another order
         return ""
     return f"this backbone's layers would give something else (a relative difference of {difference:.1g})"
 
@@ -180,16 +195,20 @@ class _EnoughError(Exception):
 
 
 @torch.no_grad()
-def first_layers(backbone: Backbone, *, by_document: bool) -> Tensor:
-    """(1, T, D): the hidden states behind the first layer of each layer type, on a block of two documents."""
+def first_layers(backbone: Backbone, one_kernel: bool | None) -> Tensor:
+    """(1, T, D): the hidden states behind the first layer of each layer type, on a block of two documents.
+
+    Args:
+        one_kernel: attend by documents, in one kernel or piece by piece; None: with a dense mask.
+    """
     document_ids_BT = torch.tensor([[0] * 3 + [1] * 5], device=backbone.device)
     positions_BT = positions_within_documents(document_ids_BT)
     mask: Any = backbone.mask_style.finish(
         within_documents(document_ids_BT), positions_BT, positions_BT, backbone.dtype
     )
-    if by_document:
+    if one_kernel is not None:
         alone = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=backbone.device)
-        alone.documents = [[3, 5]]  # type: ignore[attr-defined]
+        alone.documents, alone.one_kernel = [[3, 5]], one_kernel  # type: ignore[attr-defined]
         mask = by_layer_type(backbone, alone)
     types = [read_layer_type(layer) if backbone.mask_style.by_layer_type else FULL for layer in backbone.layers]
     last = backbone.layers[max(types.index(kind) for kind in types)]

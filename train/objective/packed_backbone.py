@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from heads.backbone.masks import positions_within_documents, within_documents
 from heads.backbone.model import Backbone
 from heads.backbone.state import HiddenTap, HiddenTaps
-from train.objective.document_attention import by_layer_type, computed_in, mask_by_documents
+from train.objective.document_attention import by_layer_type, mask_by_documents
 from train.objective.documents_as_rows import forward_by_rows, forward_whole_rows
 from train.objective.lookahead import first_layer_sees_ahead
 
@@ -49,7 +49,8 @@ class PackedBackbone(nn.Module):
         self.trains_backbone = trains_backbone
         self.lookahead = lookahead
         self.attend_across_documents = attend_across_documents
-        self.attends_by_document = False  # set by `document_attention`
+        self.attends_by_document = False  # set by `document_attention`, as the next one
+        self.one_kernel = False
 
     def run(
         self, backbone: Backbone, tokens_BT: Tensor, positions_BT: Tensor, mask: Any, taps: Sequence[HiddenTap] = ()
@@ -69,7 +70,7 @@ class PackedBackbone(nn.Module):
         positions_BT, style = positions_within_documents(attended), self.backbone.mask_style
         mask = None
         if self.attends_by_document:
-            mask = mask_by_documents(attended, style.window, computed_in(attended.device, self.backbone.dtype))
+            mask = mask_by_documents(attended, style.window, one_kernel=self.one_kernel)
         if mask is not None:
             return attended, positions_BT, by_layer_type(self.backbone, mask)
         dense = style.finish(within_documents(attended), positions_BT, positions_BT, self.backbone.dtype)

@@ -28,7 +28,6 @@ from benchmarks.shared import (
     ON_BASE,
     OWN_BACKBONE,
     describe_cpu,
-    describe_state,
     parse_with_defaults_of,
     parser_of,
     run_benchmark,
@@ -79,12 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     passes = [PassTimes(**content) for content in found if "milliseconds" in content]
     speeds = [Speeds(**content) for content in found if "lines" in content]
     show(console, passes, speeds)
-    say(console, f"rows were made by {' and '.join(sorted({row.stored.made() for row in rows if row.stored.read()}))}")
+    made = f"made by {' and '.join(sorted({row.stored.made() for row in rows if row.stored.read()}))}"
+    say(console, f"rows were {made}")
     if options.readme:
         how = (
             f"{options.groups} held-out prompts, {options.new_tokens} new tokens, {described_rounds(options.repeats)}, "
             f"in brackets the ratio's 95 % interval over prompts. "
-            f"{TIES} {describe_cpu()}; {describe_state()}.\n"
+            f"{TIES} {describe_cpu()}; {made}.\n"
         )
         write_block(README, MARKERS, f"{markdown(speeds)}\n{how}")
 

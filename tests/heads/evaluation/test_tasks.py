@@ -183,7 +183,7 @@ def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
 def test_a_wrong_path_without_heads_is_found_before_any_task_has_run(model, tmp_path: Path):
     model.save_pretrained(tmp_path / "base")
     byte_tokenizer().save_pretrained(tmp_path / "base")
-    model.config._name_or_path = str(tmp_path / "base")
+    model.config.name_or_path = str(tmp_path / "base")
     save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
     asked = ["evaluate", tmp_path / "medusa", "--suite", "lm-eval", "--tasks", CONTINUE, "--limit", 2]
     asked += ["--task-folder", FOLDER, "--without-heads", tmp_path / "nowhere", "--out", tmp_path / "out"]

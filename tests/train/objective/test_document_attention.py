@@ -171,7 +171,7 @@ def test_one_kernel_gets_the_documents_of_all_blocks_end_to_end(architecture, mo
         calls.append(tensors[3].tolist())
         return varlen_by_hand(*tensors, **settings)
 
-    monkeypatch.setattr(by_document, "one_kernel_on", lambda device, dtype: True)
+    monkeypatch.setattr(by_document, "may_use_one_kernel", lambda backbone: True)
     monkeypatch.setattr(by_document, "varlen_attn", kernel)
     with document_attention(model, compiled=False) as chosen:
         assert chosen.endswith("less than 1 tokens each")
@@ -182,13 +182,22 @@ def test_one_kernel_gets_the_documents_of_all_blocks_end_to_end(architecture, mo
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
 
 
-def test_one_kernel_is_for_gpus_in_half_precision():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert not by_document.one_kernel_on(cpu, torch.bfloat16)
-    assert not by_document.one_kernel_on(gpu, torch.float32)
-    assert by_document.one_kernel_on(gpu, torch.bfloat16)
-    assert by_document.least_tokens(gpu, torch.bfloat16) == 1
-    assert by_document.least_tokens(gpu, torch.float32) == 1024
+def test_a_kernel_that_gives_something_else_leaves_documents_piece_by_piece(monkeypatch):
+    model, batch = build("llama"), make_batch(MANY)
+    dense, _ = loss_and_gradients(model, batch)
+    monkeypatch.setattr(by_document, "may_use_one_kernel", lambda backbone: True)
+    monkeypatch.setattr(by_document, "varlen_attn", lambda query, *rest, **settings: torch.zeros_like(query))
+    with document_attention(model, compiled=False) as chosen:
+        assert chosen.startswith("each document by itself")
+        assert not model.one_kernel
+        fast, _ = loss_and_gradients(model, batch)
+    torch.testing.assert_close(fast, dense, rtol=1e-12, atol=0)
+
+
+def test_one_kernel_is_tried_on_gpus_alone():
+    assert not by_document.may_use_one_kernel(build("llama", torch.bfloat16).backbone)
+    assert by_document.least_tokens(torch.device("cuda"), True) == 1
+    assert by_document.least_tokens(torch.device("cuda"), False) == 1024
 
 
 def test_layers_are_compared_in_the_dtype_of_autocast(monkeypatch):
