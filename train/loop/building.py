@@ -180,7 +180,7 @@ def build_trainer(
 ) -> HeadsTrainer:
     metrics = Path(config.output_dir) / "metrics.jsonl"
     resumes_at = None if resumed_from is None else read_progress(resumed_from).metrics_bytes
-    callbacks: list[Any] = [RunLines(model.num_heads, evaluates=data.eval is not None)]
+    callbacks: list[Any] = [RunLines(model.num_heads)]
     if "jsonl" in config.report_to:
         callbacks.append(JsonLines(metrics, resumes_at=resumes_at))
     return HeadsTrainer(

@@ -5,11 +5,11 @@
        20  10.08                                           01:21
        25  9.870  10.42  38 22 14 11  41 25 17 13    1.61  01:12
 
-`loss` is the mean training loss since the last line; an evaluation's line has it too. `eval` is the sum of the heads'
-losses on held-out data, plus the backbone's own where it is trained. `top-1` and `agreement` (with the backbone's
-prediction) have a number for each head. `t/pass` is tokens per backbone pass. From 80 columns on the learning rate is
-shown too. A line takes at most the terminal's width (or 60 columns, if that is less), so only the first of many heads
-are shown. metrics.jsonl has more. There is no bar where the output is a pipe or a file.
+`loss` is the mean training loss since the last line; only an evaluation after training has none. `eval` is the sum of
+the heads' losses on held-out data, plus the backbone's own where it is trained. `top-1` and `agreement` (with the
+backbone's prediction) have a number for each head. `t/pass` is tokens per backbone pass. From 80 columns on the
+learning rate is shown too. A line takes at most the terminal's width (or 60 columns, if that is less), so only the
+first of many heads are shown. metrics.jsonl has more. There is no bar where the output is a pipe or a file.
 """
 
 from __future__ import annotations
@@ -80,11 +80,10 @@ class RunLines(TrainerCallback):
 
     Args:
         num_heads: heads of the run; 0 where the backbone is trained alone.
-        evaluates: there is held-out data, so an evaluation follows the last step at the latest.
     """
 
-    def __init__(self, num_heads: int, *, evaluates: bool = False) -> None:
-        self.num_heads, self.evaluates = num_heads, evaluates
+    def __init__(self, num_heads: int) -> None:
+        self.num_heads = num_heads
         self.waiting: dict[str, Any] = {}  # a training log that is printed with the evaluation of its step
         self.bar: Progress | None = None
         self.started, self.first_step = time.monotonic(), 0
@@ -120,13 +119,13 @@ class RunLines(TrainerCallback):
             logs, self.waiting = self.waiting | logs, {}
             self.show(logs, state)
         elif "loss" in logs or "skipped_steps" in logs:
-            if control.should_evaluate or (self.evaluates and state.global_step >= state.max_steps):
+            if control.should_evaluate:
                 self.waiting = logs
             else:
                 self.show(logs, state)
 
     def show_waiting(self, state: Any) -> None:
-        """Print the last training log if a failure or a signal has prevented the evaluation that it waits for."""
+        """Print the last training log if a failure has prevented the evaluation that it waits for."""
         logs, self.waiting = self.waiting, {}
         if logs:
             self.show(logs, state)
