@@ -129,11 +129,8 @@ def ratio_with_interval(gains_P: Figures, costs_P: Figures) -> tuple[float | Non
     """
     if not costs_P.sum():
         return None, None
-    ratio = float(gains_P.sum() / costs_P.sum())
-    if len(gains_P) < LEAST_UNITS or any(values_P.max() == values_P.sum() for values_P in (gains_P, costs_P)):
-        return ratio, None
     found = ratio_of_sums(gains_P.tolist(), costs_P.tolist())
-    return ratio, [found.low, found.high]
+    return found.value, None if found.units < LEAST_UNITS else [found.low, found.high]
 
 
 def show_rate(rate: float | None, interval: list[float] | None) -> str:

@@ -28,8 +28,8 @@ class Ratio:
     """A ratio with its 95 % interval.
 
     Attributes:
-        units: how many units it was taken over; fewer than `LEAST_UNITS` give no interval, and `low` and `high` are
-            the value.
+        units: how many units it rests on, which is 1 where one of its sums is of a single unit or 0. Fewer than
+            `LEAST_UNITS` give no interval, and `low` and `high` are the value.
     """
 
     value: float
@@ -69,17 +69,21 @@ def ratio_of_ratios(
     """One ratio of sums over another one, both of the same units: (Σa / Σb) / (Σc / Σd).
 
     Raises:
-        ValueError: no units, or not as many of each.
+        ValueError: no units, not as many of each, or a denominator of 0.
     """
     found = [np.asarray(values, dtype=np.float64) for values in (above, below, other_above, other_below)]
     units = len(found[0])
     if units == 0 or any(len(values) != units for values in found):
         raise ValueError(f"Figures of {[len(values) for values in found]} units were given; give as many of each.")
     sums = [values.sum() for values in found]
+    if min(sums[1:]) <= 0:
+        raise ValueError(f"A ratio of {units} units would divide by 0; measure more of them, or longer texts.")
     value = float(sums[0] / sums[1] / (sums[2] / sums[3]))
+    without_U = [total - values for total, values in zip(sums, found, strict=True)]
+    if min(left_U.min() for left_U in without_U) <= 0:
+        units = 1
     if units < LEAST_UNITS:
         return Ratio(value=value, low=value, high=value, units=units)
-    without_U = [total - values for total, values in zip(sums, found, strict=True)]
     logs_U = np.log(without_U[0] / without_U[1] / (without_U[2] / without_U[3]))
     error = math.sqrt((units - 1) ** 2 / units * float(logs_U.var(ddof=1)))
     factor = math.exp(student(units - 1) * error)

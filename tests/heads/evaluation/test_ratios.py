@@ -64,6 +64,28 @@ def test_fewer_than_three_units_have_neither_interval_nor_verdict():
     assert sum_up(three, three[:, ::-1], 10 + three, 4 + three, most=3)["band"] is None
 
 
+@pytest.mark.parametrize(
+    ("above", "below", "value"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0], 0.0),
+        ([5.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0], 0.5),
+        ([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 5.0, 0.0], 2.0),
+    ],
+    ids=["nothing", "all of one unit", "divided by one unit"],
+)
+def test_a_sum_of_one_unit_or_none_has_no_interval(above: list[float], below: list[float], value: float):
+    found = ratio_of_sums(above, below)
+    assert (found.value, found.low, found.high, found.verdict, str(found)) == (value, value, value, "", f"{value:.2f}")
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_ratio_that_divides_by_zero_is_refused(zero: int):
+    figures = [[1.0, 2.0, 3.0] for _ in range(4)]
+    figures[zero] = [0.0] * 3
+    with pytest.raises(ValueError, match="A ratio of 3 units would divide by 0"):
+        ratio_of_ratios(*figures)
+
+
 def test_student_is_the_quantile_of_its_density():
     for freedom in (2, 5, 9, 10, 17, 60):
         x = np.linspace(-student(freedom), student(freedom), 200_001)
