@@ -37,6 +37,7 @@ def describe_run(task: SuiteTask, suite: str, config: Any, results: dict[str, An
         "heads": task.folder.resolve().name,
         "backbone": task.backbone or find_backbone(task.folder),
         "dtype": task.dtype,
+        "pack": task.pack,
         "config": dataclasses.asdict(config),
         "results": results,
         "machine": describe_machine(task.device),
@@ -50,7 +51,7 @@ def write_run(folder: Path, content: dict[str, Any], sections: Sequence[Section]
     facts = {
         "heads": content["heads"],
         "backbone": content["backbone"],
-        "dtype": content["dtype"],
+        "dtype": content["dtype"] + ", packed for a CPU" * content["pack"],
         "machine": "{device}, {cpu}, {threads} threads".format(**content["machine"]),
         "versions": ", ".join(f"{name} {version}" for name, version in content["versions"].items()),
         "command": " ".join(content["command"]),

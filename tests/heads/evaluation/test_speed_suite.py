@@ -94,6 +94,13 @@ def test_every_request_counts_its_tokens_and_passes(results):
             assert vllm["num_draft_tokens"] >= (0 if method == "lookup without heads" else vllm["num_spec_steps"])
 
 
+@pytest.mark.parametrize(("family", "packed"), [("medusa", False), ("grounded", True)])
+def test_results_and_report_say_whether_weights_were_packed(results, folder, family: str, packed: bool):
+    run_folder = folder / f"run-{family}"
+    assert json.loads((run_folder / "results.json").read_text(encoding="utf-8"))["pack"] is packed
+    assert ("packed for a CPU" in (run_folder / "report.html").read_text(encoding="utf-8")) == packed
+
+
 def test_pooled_and_mean_of_requests_are_their_own_sums(results):
     requests = [request["methods"]["heads alone"] for request in results["requests"]]
     overall = results["categories"]["overall"]["heads alone"]
