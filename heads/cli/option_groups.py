@@ -18,15 +18,18 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, islice
+from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from docstring_parser import parse as parse_docstring
 
-from heads.validation import Range, build, ranges
+from heads.validation import Range, build, members, ranges
 
 T = TypeVar("T")
 Command = Callable[..., None]
+NULLS = ("none", "null")
 
 
 def with_groups(command: Command) -> Command:
@@ -81,6 +84,8 @@ def or_empty(default: Any) -> Any:
 def read_config(config: type[T], words: Sequence[str], program: str, help_option: str = "--help") -> T:
     """A Config from words of the command line, `new_tokens` as --new-tokens; `help_option` shows all and ends.
 
+    A list is one word with commas, or several words, each after its option. none and null stand for None.
+
     Raises:
         ValueError: a value that the Config's own checks refuse; typer reports all other mistakes.
 
@@ -88,8 +93,8 @@ def read_config(config: type[T], words: Sequence[str], program: str, help_option
     ... class Config:
     ...     new_tokens: int = 8
     ...     tasks: list[str] = dataclasses.field(default_factory=list)
-    >>> read_config(Config, ["--new-tokens=4", "--tasks", "arc,copa"], "headway evaluate HEADS --suite speed")
-    Config(new_tokens=4, tasks=['arc', 'copa'])
+    >>> read_config(Config, ["--new-tokens=4", "--tasks", "arc,copa", "--tasks=rte"], "headway evaluate HEADS")
+    Config(new_tokens=4, tasks=['arc', 'copa', 'rte'])
     """
 
     def command(**given: Any) -> None: ...
@@ -98,8 +103,39 @@ def read_config(config: type[T], words: Sequence[str], program: str, help_option
     command.__signature__ = inspect.Signature(config_options(config))  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False)
     app.command(help=about, context_settings={"help_option_names": [help_option]})(command)
-    values = typer.main.get_command(app).make_context(program, list(words)).params
-    return build(config, values, of=program)
+    given, nulls = take_nulls(config, words)
+    parsed = typer.main.get_command(app).make_context(program, given).params
+    values = {name: joined(value) for name, value in parsed.items()}
+    return build(config, values | nulls, of=program)
+
+
+def take_nulls(config: type[Any], words: Sequence[str]) -> tuple[list[str], dict[str, None]]:
+    """The words without options that may be None and are given as none or null, and the fields of these options.
+
+    >>> @dataclasses.dataclass(kw_only=True)
+    ... class Config:
+    ...     tree: str | None = "a.json"
+    ...     lookup: int | None = None
+    >>> take_nulls(Config, ["--tree", "none", "--lookup=3"])
+    (['--lookup=3'], {'tree': None})
+    """
+    hints = get_type_hints(config)
+    fields = {"--" + name.replace("_", "-"): name for name, hint in hints.items() if NoneType in members(hint)}
+    kept: list[str] = []
+    nulls: dict[str, None] = {}
+    left = iter(words)
+    for word in left:
+        option, equals, value = word.partition("=")
+        if option not in fields:
+            kept.append(word)
+            continue
+        rest = [] if equals else list(islice(left, 1))
+        if (rest or [value])[0].lower() in NULLS:
+            nulls[fields[option]] = None
+        else:
+            nulls.pop(fields[option], None)  # given again, and the last one counts
+            kept += [word, *rest]
+    return kept, nulls
 
 
 def config_options(config: type[Any]) -> list[inspect.Parameter]:
@@ -114,7 +150,7 @@ def config_options(config: type[Any]) -> list[inspect.Parameter]:
         of_items: dict[str, Any] = {}
         if get_origin(hint) is list:
             of_items = {"parser": partial(read_list, get_args(hint)[0]), "metavar": "X,X,…"}
-            hint, default = str, ",".join(map(str, field.default_factory()))  # type: ignore[operator]
+            default = list(map(str, field.default_factory()))  # type: ignore[operator]
         option = typer.Option(min=limits.low, max=limits.high, help=helps.get(field.name), **of_items)
         found.append(
             inspect.Parameter(
@@ -125,6 +161,15 @@ def config_options(config: type[Any]) -> list[inspect.Parameter]:
             )
         )
     return found
+
+
+def joined(value: Any) -> Any:
+    """The words of a list option as one list; any other value as it is.
+
+    >>> joined([["arc", "copa"], ["rte"]]), joined("arc")
+    (['arc', 'copa', 'rte'], 'arc')
+    """
+    return list(chain.from_iterable(value)) if isinstance(value, list | tuple) else value
 
 
 def read_list(kind: Callable[[str], T], text: str) -> list[T]:

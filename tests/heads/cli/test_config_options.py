@@ -10,7 +10,7 @@ from repository import ROOT
 from typer.testing import CliRunner
 
 from heads.cli.main import app
-from heads.cli.option_groups import config_options
+from heads.cli.option_groups import config_options, read_config
 from heads.evaluation.suites import suite_module, suites
 from heads.export.formats import format_module, formats, writes
 
@@ -65,6 +65,28 @@ def test_a_value_that_the_config_itself_refuses_is_one_sentence() -> None:
     result = CliRunner().invoke(app, ["evaluate", str(DEMO), "--suite", "vicuna", "--questions", "q", "--step", "0"])
     assert result.exit_code == 1
     assert "step=0.0 was given; allowed are numbers above 0" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--tree", "none", "--lookup=null"], (None, None, [])),
+        (["--tree=a.json", "--tree", "None", "--lookup", "3"], (None, 3, [])),
+        (["--tree", "none", "--tree", "a.json"], ("a.json", None, [])),
+        (["--categories", "a,b", "--categories=c"], (None, None, ["a", "b", "c"])),
+    ],
+)
+def test_none_stands_for_no_value_and_lists_may_be_repeated(
+    words: list[str], found: tuple[str | None, int | None, list[str]]
+) -> None:
+    config = read_config(suite_module("speed").Config, words, "headway evaluate HEADS --suite speed")
+    assert (config.tree, config.lookup, config.categories) == found
+
+
+def test_none_is_no_value_of_a_field_that_needs_one() -> None:
+    result = CliRunner().invoke(app, ["evaluate", str(DEMO), "--suite", "speed", "--max-new-tokens", "none"])
+    assert result.exit_code == 2
+    assert "Invalid value for '--max-new-tokens'" in unboxed(result.output)
 
 
 @pytest.mark.parametrize(("command", "option", "name"), KINDS)
