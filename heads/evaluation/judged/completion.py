@@ -36,7 +36,7 @@ class JudgedConfig:
         cooccurrence: n-gram table that masks the joint distribution; by default none.
         adaptive: how Otsu's threshold is combined with the static one; "none" leaves it out.
         blur: cells of the Gaussian before Otsu's threshold, an odd number; 1 does not blur.
-        transparency: α_c, the power of the co-occurrence ratio; 0 does not mask.
+        transparency: α_c, the power of the co-occurrence ratio, with --cooccurrence; 0 does not mask.
         baseline: "before" is the backbone before it was trained with the heads; "own" is the one the heads run on.
     """
 
@@ -52,6 +52,13 @@ class JudgedConfig:
     blur: int = within(1, default=1)
     transparency: float = within(0, default=1.0)
     baseline: Literal["before", "own"] = "before"
+
+    def validate_mask(self) -> None:
+        if self.cooccurrence is None and self.transparency not in (0, 1):  # 1 is the default
+            raise ValueError(
+                f"transparency={self.transparency} was given without a table, and nothing is masked then; give "
+                f"--cooccurrence TABLE too."
+            )
 
 
 def thresholds_by(step: float) -> list[float]:

@@ -17,6 +17,7 @@ from heads.evaluation.judged.pictures import (
 )
 from heads.evaluation.judged.win_rates import describe, show_rate
 from heads.evaluation.report.sections import Section, Table
+from heads.evaluation.runs.ratios import LEAST_UNITS
 
 WON = {"A": "heads", "B": "baseline", "tie": "tie", None: "unreadable"}
 
@@ -68,7 +69,7 @@ def kinds_table(kinds: Mapping[str, dict[str, Any]]) -> Table:
         [kind, show_rate(found["rate"], found["interval"]), show_rate(found["speed"], found["speed_interval"])]
         for kind, found in kinds.items()
     ]
-    note = "A type of one prompt has no interval."
+    note = f"A type of fewer than {LEAST_UNITS} prompts has no interval."
     return Table(columns=["type", "wins / losses", "tokens per pass"], rows=rows, note=note)
 
 

@@ -10,11 +10,15 @@ import pytest
 import torch
 from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
+from transformers import AutoModelForCausalLM
 
+import heads
 from heads.checkpoint import save_load
+from heads.checkpoint.adapter import LoraSettings, add_adapter
 from heads.checkpoint.opening import open_backbone
 from heads.evaluation.judged import completion
 from heads.evaluation.judged.completion import count, judge_all
+from heads.evaluation.judged.own_texts import same_weights
 from heads.evaluation.judged.sentences import Prompt
 from heads.evaluation.judged.win_rates import describe, line_of_scores, sum_up
 from heads.evaluation.runs.rows import Rows
@@ -119,6 +123,7 @@ def test_sentence_completion_runs_resumes_and_is_shown(folder, tmp_path):
     alone = [found["kinds"][kind] for kind in ("affirmative imperative", "exclamatory")]  # one prompt, and two
     assert [one["speed_interval"] for one in alone] == [None, None]
     assert [row[0] for row in by_type.rows] == list(found["kinds"])
+    assert by_type.note == "A type of fewer than 3 prompts has no interval."
 
 
 def test_vicuna_asks_the_questions_of_its_file(folder):
@@ -138,6 +143,7 @@ def test_vicuna_asks_the_questions_of_its_file(folder):
         ({"judge_model": "judge", "max_new_tokens": 10**6}, "Lower --max-new-tokens"),
         ({"judge_model": "judge", "step": 0.3}, "1 has to be a multiple of it"),
         ({"judge_model": "judge", "prices": [1.0]}, "give two: dollars"),
+        ({"judge_model": "judge", "transparency": 0.5}, "transparency=0.5 was given without a table"),
     ],
 )
 def test_bad_input_is_a_sentence(folder, given, said):
@@ -156,6 +162,18 @@ def test_a_baseline_does_not_judge_its_own_texts(folder, monkeypatch):
         config = sentence_completion.Config(judge_model=str(folder / "judge"), step=1.0, draws=1, max_new_tokens=1)
         with pytest.raises(ValueError, match="judge of its own texts") if refused else nullcontext():
             sentence_completion.run(SuiteTask(folder=folder / "dynamo"), config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_with_microscaling_weights_is_the_same_model_and_an_adapted_one_is_not(folder, dtype):
+    model, other = (AutoModelForCausalLM.from_pretrained(folder / name, dtype=dtype) for name in ("base", "judge"))
+    options = {"dtype": torch.float32, "quantization_config": heads.MXConfig("mxfp6_e2m3", skip=["down_proj"])}
+    packed = AutoModelForCausalLM.from_pretrained(folder / "base", **options)
+    assert same_weights(model, packed)
+    assert not same_weights(other, packed)
+    adapted = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=dtype)
+    add_adapter(adapted, LoraSettings(rank=2))
+    assert not same_weights(model, adapted)
 
 
 def test_the_heads_own_backbone_can_be_the_baseline(folder, monkeypatch):
