@@ -103,6 +103,7 @@ def benchmark_command(
     """Compare plain generate, prompt lookup and heads side by side in one run, on whole greedy generate calls."""
     if results.picture is not None:
         new_figure(1, 1)  # fails before anything is measured if matplotlib is missing
+    drafting.refuse_packing(loading)
     if not heads and drafting.any_given:
         raise ValueError("--tree, --lookup and --compile need a folder of heads; give one, or leave them out.")
     opened = loading.open_any(heads or [], without_heads=compared_with.draft_model is not None)

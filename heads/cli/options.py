@@ -64,7 +64,8 @@ class LoadingOptions:
         bool,
         typer.Option(
             "--pack",
-            help="Pack the weights of backbone and heads for a CPU: faster passes over trees, twice the memory.",
+            help="Pack the weights of backbone and heads, not of draft models or --mx, for a CPU: faster passes over "
+            "trees, twice the memory.",
         ),
     ] = False
 
@@ -129,6 +130,14 @@ class TreeOptions:
     @property
     def any_given(self) -> bool:
         return any(option is not None for option in (self.tree, self.lookup, self.compile))
+
+    def refuse_packing(self, loading: LoadingOptions) -> None:
+        """
+        Raises:
+            ValueError: compiled passes of packed weights, which would be the plain ones.
+        """
+        if loading.pack and self.compile:
+            raise ValueError("--pack was given with --compile, and compiled passes use plain weights; leave one out.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ def verify_lossless_command(
     server give its dtype by --dtype, since rounding depends on it. The exit code is 1 for a bug and 3 for an unknown
     difference. Sampled decoding is not what this tests.
     """
-    check_options(heads, servers, drafting)
+    check_options(heads, servers, drafting, loading)
     if servers.endpoint is None:
         sides = local_sides(loading.open(*(heads or [])), heads or [], drafting, prompts)
     else:
@@ -244,11 +244,13 @@ def server_sides(servers: ServerOptions, opened: Opened | None, prompts: WholePr
     )
 
 
-def check_options(heads: list[Path] | None, servers: ServerOptions, drafting: TreeOptions) -> None:
+def check_options(
+    heads: list[Path] | None, servers: ServerOptions, drafting: TreeOptions, loading: LoadingOptions
+) -> None:
     """Either heads, or two servers and the model's name.
 
     Raises:
-        ValueError: both, neither, or a part of the second.
+        ValueError: both, neither, or a part of the second; or options that would have no effect.
     """
     given = {
         "--endpoint": servers.endpoint,
@@ -259,6 +261,7 @@ def check_options(heads: list[Path] | None, servers: ServerOptions, drafting: Tr
     if heads and len(missing) < len(given):
         raise ValueError(f"Heads and {', '.join(set(given) - set(missing))} were given; give heads, or servers.")
     if heads:
+        drafting.refuse_packing(loading)
         return
     if missing:
         raise ValueError(
@@ -266,6 +269,8 @@ def check_options(heads: list[Path] | None, servers: ServerOptions, drafting: Tr
         )
     if drafting.any_given:
         raise ValueError("--tree, --lookup and --compile are about heads here; leave them out with a server.")
+    if loading.pack and loading.backbone is None:
+        raise ValueError("--pack packs a backbone, and none is loaded; give --backbone MODEL too, or leave --pack out.")
 
 
 def exit_code(comparisons: Sequence[Comparison]) -> int:

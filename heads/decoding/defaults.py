@@ -94,13 +94,16 @@ class SettingsByBatch:
     def of_call(self, batch: int) -> TreeSettings:
         """The settings for a call, which warns once for each batch size.
 
-        Warnings are of a batch size that tree.json has no entry for, and of weights in another form than it measured.
+        Warnings are of a batch size that tree.json has no entry for, of weights in another form than it measured, and
+        of packed weights that its compiled passes do not use.
         """
         if self.tuned is not None and batch not in self._said:
             self._said.add(batch)
             warn_of_batch(self.tuned, batch, asked_for=self.asked_for)
             used = self.tuned.for_batch(batch) or (self.tuned.nearest(batch) if self.asked_for else None)
-            if used is not None and not self.by_batch[used.batch].compile:  # compiled passes use plain weights
+            if used is not None and used.batch in self.compiled:
+                warn_of_unused_packing(self.tuned.path, self.token_heads.backbone)
+            elif used is not None and not self.compile:
                 warn_of_form(used, self.tuned.path, self.token_heads.backbone)
         return self.at(batch)
 
@@ -183,6 +186,16 @@ def warn_of_form(used: TunedTree, path: Path | None, backbone: Backbone) -> None
         f"all the same; `headway tune-tree {folder}{' --pack' * here}` fits a tree to {forms[here]} ones.",
         stacklevel=3,
     )
+
+
+def warn_of_unused_packing(path: Path | None, backbone: Backbone) -> None:
+    """Warn if the weights are packed and the tree.json at `path` asks for compiled passes, which use plain ones."""
+    if is_packed(backbone.model):
+        warnings.warn(
+            f"{path or TUNED_TREE} asks for compiled passes, which use plain weights: packing them has no effect; give "
+            f"--no-compile (in Python compile=False), or leave them unpacked.",
+            stacklevel=3,
+        )
 
 
 def can_compile(backbone: Backbone) -> bool:

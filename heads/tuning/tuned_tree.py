@@ -126,7 +126,7 @@ def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: in
         dynamic=dynamic if isinstance(dynamic, DynamicTree) and kind == "dynamic" else None,
         lookup=tuning.lookup,
         compile=tuning.compile,
-        packed=is_packed(backbone.model),
+        packed=is_packed(backbone.model) and not tuning.compile,  # compiled passes use plain weights
         prediction=describe_prediction(tuning),
         measured_on={
             **describe_machine(backbone.device),

@@ -61,6 +61,7 @@ def race_command(
         raise ValueError(
             f"{len(heads)} folders of heads were given; a race has room for one or two columns beside plain."
         )
+    drafting.refuse_packing(loading)
     text = read_prompt(prompt)
     opened = loading.open(*heads)
     opened_mx = None if mx is None else replace(loading, backbone=mx, pack=False).open(heads[0])

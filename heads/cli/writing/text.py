@@ -79,7 +79,7 @@ def generate_command(
     loading: LoadingOptions,
 ) -> None:
     """Stream the text that follows a prompt; the last line, on stderr, has the speed."""
-    check_options(decoding, colors)
+    check_options(decoding, colors, loading)
     text = read_prompt(prompt)
     opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads, instead=WITHOUT_HEADS)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy)
@@ -103,7 +103,7 @@ def chat_command(
     loading: LoadingOptions,
 ) -> None:
     """Talk with a chat model. /reset starts a new conversation, /exit or end of input ends, Ctrl-C stops an answer."""
-    check_options(decoding, colors)
+    check_options(decoding, colors, loading)
     opened = loading.open_any([heads] if heads else [], without_heads=decoding.without_heads, instead=WITHOUT_HEADS)
     method = decoding.build(opened, loading.dtype, greedy=sampling.greedy, keep_caches=True)
     text_generator = build_generator(opened, method, sampling, max_new_tokens, colors)
@@ -111,11 +111,12 @@ def chat_command(
     converse(Conversation(text_generator), print_aside=lambda line: print_aside(line, colors.color))
 
 
-def check_options(decoding: DecodingOptions, colors: ColorOptions) -> None:
+def check_options(decoding: DecodingOptions, colors: ColorOptions, loading: LoadingOptions) -> None:
     """Refuse options that contradict each other.
 
     Raises:
-        ValueError: --plain with options about drafting, or --draft-model with options of the heads.
+        ValueError: --plain with options about drafting, --draft-model with options of the heads, or --pack with
+            --compile.
     """
     if decoding.plain and (colors.highlight or decoding.draft_model is not None or decoding.any_given):
         raise ValueError(
@@ -124,6 +125,7 @@ def check_options(decoding: DecodingOptions, colors: ColorOptions) -> None:
         )
     if decoding.draft_model is not None and not (decoding.tree is None and decoding.compile is None):
         raise ValueError("--draft-model drafts instead of the heads; leave out --tree and --compile with it.")
+    decoding.refuse_packing(loading)
 
 
 def read_prompt(prompt: str | None) -> str:

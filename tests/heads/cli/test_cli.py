@@ -215,6 +215,12 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
             ["chat", "{folder}/medusa", "--dtype", "float64", "--pack"],
             "--pack was given for weights in float64, which oneDNN does not multiply on this processor; load them in",
         ),
+        (
+            ["generate", "{folder}/medusa", "--prompt", "a", "--pack", "--compile"],
+            "--pack was given with --compile",
+        ),
+        (["benchmark", "{folder}/medusa", "--pack", "--compile"], "--pack was given with --compile"),
+        (["race", "{folder}/medusa", "--prompt", "a", "--pack", "--compile"], "--pack was given with --compile"),
         (["benchmark", "{folder}/medusa", "{folder}/medusa"], "given twice"),
         (["benchmark", "{folder}/medusa", "--prompts", "{folder}/no.txt"], "does not exist"),
         (["benchmark", "{folder}/medusa", "--num-prompts", "1", "--max-new-tokens", "705"], "lower --prompt-tokens or"),

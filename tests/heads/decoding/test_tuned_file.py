@@ -273,6 +273,32 @@ def test_weights_in_another_form_than_was_measured_are_said_once(saved, tree_fil
     assert decoding.settings.at(1).tree.paths[1:] == PATHS
 
 
+@pytest.mark.parametrize(
+    ("packed", "compile", "said"),
+    [
+        (False, None, []),
+        (True, None, ["use plain weights: packing them has no effect"]),
+        (True, False, ["was measured on plain weights, and the backbone's are packed"]),
+    ],
+)
+def test_packed_weights_that_compiled_passes_do_not_use_are_said_once(
+    saved, tree_file, monkeypatch, packed, compile, said
+):
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: True)
+    model = tiny_model("llama").float()
+    tuned = TunedTree(kind="static", paths=PATHS, compile=True, measured_on={**HERE, "dtype": "float32"})
+    tree_file.write_text(tuned.as_json(), encoding="utf-8")
+    if packed:
+        pack_weights(model)
+    decoding = heads.TreeDecoding(heads.load(tree_file.parent, model), compile=compile)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            decoding.settings.of_call(1)
+    assert len(caught) == len(said)
+    assert all(words in str(one.message) for words, one in zip(said, caught, strict=True))
+
+
 def test_a_file_that_is_given_by_name_lends_its_nearest_size(fitted):
     path = fitted(**ONE_AND_FOUR).tuned_tree.path
     decoding = heads.TreeDecoding(fitted(**ONE_AND_FOUR), path)

@@ -21,7 +21,7 @@ from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import read_tree_file
 from heads.families import create
-from heads.tuning import search, timing
+from heads.tuning import search, timing, tuned_tree
 from heads.tuning import tune as tune_module
 from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import Speed, measure_speeds
@@ -92,6 +92,15 @@ def test_compiled_passes_are_decoded_too_where_that_is_asked_for(monkeypatch):
         )
     assert not build_tuned_tree(token_heads, found, num_prompts=4).compile
     assert ": not used;" in verdict(found)
+
+
+def test_compiled_passes_are_not_said_to_be_of_packed_weights(monkeypatch):
+    monkeypatch.setattr(tuned_tree, "is_packed", lambda model: True)
+    token_heads, uncompiled = fitted_heads("grounded", "llama"), tuned_tiny()
+    fastest = {"tuned tree, compiled": Speed(tokens_per_pass=2.0, tokens_per_second=1e6)}
+    compiled = replace(uncompiled, decoded={**uncompiled.decoded, **fastest})
+    assert build_tuned_tree(token_heads, uncompiled, num_prompts=4).packed
+    assert not build_tuned_tree(token_heads, compiled, num_prompts=4).packed
 
 
 def test_it_is_said_how_many_heads_the_tree_uses_and_when_the_others_pay():

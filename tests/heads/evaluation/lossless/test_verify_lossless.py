@@ -338,6 +338,11 @@ def test_fresh_asks_anew(folder, monkeypatch):
         (("--endpoint", "http://127.0.0.1:1/v1"), "no --reference-endpoint, --model"),
         (("heads", "--endpoint", "http://127.0.0.1:1/v1"), "Heads and --endpoint were given"),
         (("--endpoint", "a", "--reference-endpoint", "b", "--model", "m"), "give a URL such as"),
+        (
+            ("--endpoint", "a", "--reference-endpoint", "b", "--model", "m", "--pack"),
+            "--pack packs a backbone",
+        ),
+        (("heads", "--pack", "--compile"), "--pack was given with --compile"),
     ],
 )
 def test_options_that_do_not_fit_end_in_a_sentence(arguments, said):
