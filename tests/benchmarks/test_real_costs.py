@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +181,23 @@ def test_what_does_not_fit_into_the_minutes_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "measure", lambda row, say: measured.append(row.stored.name))
     asked = ["--shapes", "1.2B", "7B", "--dtypes", "bfloat16", "--batches", "1", "4", "--out", str(tmp_path)]
     rows = list(command.wanted(command.build_parser().parse_args(asked)))
-    clock = iter([0.0, *[x for row in range(3) for x in (20.0 * row, 20.0 * row, 20.0 * (row + 1))], *[60.0] * 3])
+    clock = iter([0.0, 0.0, 0.0, 5.0, 5.0, 5.0, 35.0, 35.0, 35.0, 42.0, 42.0, 42.0, 42.0, 49.0, 49.0])
     command.measure_all(rows, Budget(1, clock=lambda: next(clock)), said.append)
-    assert measured == ["1.2B-bfloat16-batch1", "7B-bfloat16-batch1", "1.2B-bfloat16-batch4"]
-    left = ["7B-bfloat16-batch4", "1.2B-bfloat16-passes", "7B-bfloat16-passes"]
+    assert measured == ["1.2B-bfloat16-batch1", "7B-bfloat16-batch1", "1.2B-bfloat16-batch4", "1.2B-bfloat16-passes"]
+    left = ["7B-bfloat16-batch4", "7B-bfloat16-passes"]  # 5.3 times as large: 37 seconds after 42 of 60
     assert said == [f"{name} is left out: its share of the run, 1 minutes, is over" for name in left]
+
+
+@pytest.mark.parametrize("minutes", [1.0, None])
+def test_with_minutes_each_row_is_printed_when_it_is_measured(
+    minutes: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = speeds("0.16B", "float32", 1, [line("plain", 1.0, ""), line("gru alone", 1.5)])
+    monkeypatch.setattr(command, "measure", lambda row, say: row.stored.write(asdict(cell)))
+    asked = ["--shapes", "0.16B", "--dtypes", "float32", "--batches", "1", "--out", str(tmp_path)]
+    _, row = command.wanted(command.build_parser().parse_args(asked))
+    command.measure_all([row], Budget(minutes), print)
+    assert ("gru alone" in capsys.readouterr().out) == (minutes is not None)
 
 
 def line(method: str, ratio: float, tree: str = "a tree") -> MethodSpeed:

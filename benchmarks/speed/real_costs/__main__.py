@@ -8,7 +8,8 @@ Timed are passes over 1 to 64 nodes; and plain generate, heads alone, lookup wit
 transformers' assistant_model, greedily with a repetition penalty and, with --sampled, at temperature 1. On a GPU, or
 with --compile, plain generate and heads alone are compiled too. Every row (a shape, a dtype, a batch size) is stored in
 --out, so an interrupted call goes on, and a call for more rows measures only those; --report prints what is stored.
-With --minutes the smallest batches of all shapes come first, and rows that are left out are named.
+With --minutes the smallest batches of all shapes come first, each row is printed when it is measured and again at the
+end, and rows that are left out are named.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from benchmarks.speed.real_costs.cells import (
     measure_speeds,
 )
 from benchmarks.speed.real_costs.methods import DRAFT, why_not_compiled
-from benchmarks.speed.real_costs.report import markdown, show
+from benchmarks.speed.real_costs.report import markdown, passes_table, show, speeds_table
 from benchmarks.speed.real_costs.shapes import SHAPES, what_stops
 from benchmarks.speed.real_costs.widened import Widened, open_widened
 from benchmarks.stored_rows import StoredRow, load_or_measure
@@ -167,15 +168,27 @@ def wanted(options: argparse.Namespace) -> Iterator[WantedRow]:
 
 
 def measure_all(rows: Sequence[WantedRow], budget: Budget, say: Callable[[str], None]) -> None:
-    """Measure what is not stored yet: small batches of every shape first, and passes, which heads do not need, last."""
+    """Measure what is not stored yet: small batches of every shape first, and passes, which heads do not need, last.
+
+    Rows are expected to take time in proportion to the parameters of their shapes.
+    """
     for row in sorted(rows, key=lambda row: row.batch or math.inf):
         if row.stored.read() is not None:
             continue
-        if budget.is_spent():
+        size = SHAPES[row.shape].parameters()
+        if budget.is_spent(size):
             say(f"{row.stored.name} is left out: {budget.describe()}")
             continue
-        with budget.one():
+        with budget.one(size):
             measure(row, say)
+        if budget.minutes is not None:
+            show_row(row)
+
+
+def show_row(row: WantedRow) -> None:
+    """Print what was measured at once, since a program with a time limit may be stopped before it prints all rows."""
+    if (content := row.stored.read()) is not None:
+        wide_console().print(speeds_table(Speeds(**content)) if row.batch else passes_table([PassTimes(**content)]))
 
 
 def measure(row: WantedRow, say: Callable[[str], None]) -> None:
