@@ -88,7 +88,7 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
         ),
         Program(
             name="training_steps",
-            asked="-m benchmarks.gpu.training_steps",
+            asked="-m benchmarks.gpu.training_steps --minutes 1.6",
             tiny="-m benchmarks.gpu.training_steps --tiny",
             minutes=1.75,
         ),

@@ -59,7 +59,7 @@ FULL = Scale(characters=160_000_000, vocabulary=16_384, width=768, layers=12, bl
 TINY = Scale(
     characters=2_000_000, vocabulary=512, width=64, layers=2, block=64, batch=4, steps=4, prompts=2, new_tokens=16
 )
-PROBED = 20  # steps that are timed, after as many that warm up
+PROBED = 40  # steps that are timed; the first ones, which warm up, are in the estimate, so it is rather too long
 RATES = {"grounded": 5e-3, "medusa": 1e-2}
 
 
@@ -156,7 +156,7 @@ def make_backbone_folder(folder: Path, scale: Scale) -> Any:
 
 def train(folder: Path, name: str, backbone: Path | None, scale: Scale, seconds: float, console: Any) -> Path:
     """Train the backbone, or heads on it, for about `seconds`; returns the folder with the result."""
-    probe = 2 * PROBED if scale.steps is None else scale.steps
+    probe = PROBED if scale.steps is None else scale.steps
     config = config_of(folder, name, backbone, scale, probe)
     steps = scale.steps
     if steps is None:

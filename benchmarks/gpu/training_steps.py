@@ -3,7 +3,7 @@
 Milliseconds, tokens per second and memory of a plain loop over full logits, of ours, and of ours with compiled decoder
 layers, with the model FLOPs of each over the GPU's peak (utilisation as PaLM's paper defines it, arXiv 2204.02311).
 Weights are random, since time depends on shapes alone. Steps take turns and medians count; what does not fit into the
-GPU's memory is named and left out. `--tiny` tries it on a CPU, where its figures mean nothing.
+GPU's memory or into `--minutes` is named and left out. `--tiny` tries it on a CPU, where its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from benchmarks.budget import Budget
 from benchmarks.shared import figures_table, or_dash, parser_of, run_benchmark, say, wide_console, write_figures
 from benchmarks.training.training_speed import (
     Workload,
@@ -42,7 +43,12 @@ PLAIN = "a plain loop"
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Medians of a step; `bytes` at its peak, the models' own included, and `mfu` only on a GPU that is known."""
+    """Medians of a step.
+
+    Attributes:
+        mfu: only on a GPU whose peak is known.
+        bytes: GPU memory at the peak, of the step's own model, optimizer and activations; None on a CPU.
+    """
 
     shape: str
     step: str
@@ -57,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("benchmarks.gpu.training_steps", __doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=5, help="interleaved; medians count")
+    parser.add_argument("--minutes", type=float, help="begin no shape that would last longer; it is named")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on a CPU; figures mean nothing")
     parser.add_argument("--json", metavar="FILE", help="write rows, machine and versions here")
     options = parser.parse_args(arguments)
@@ -64,14 +71,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ValueError("PyTorch finds no GPU here; give --tiny to try the program on a CPU.")
     device = "cpu" if options.tiny else "cuda"
     workloads = {"tiny": TINY} if options.tiny else {name: SHAPES[name] for name in options.shapes}
-    console, rows = wide_console(), list[Step]()
+    console, rows, budget = wide_console(), list[Step](), Budget(options.minutes)
     for name, workload in workloads.items():
-        found = measure(console, name, workload, options.rounds, device)
+        if budget.is_spent(size := parameters(workload)):
+            say(console, f"{name} is left out: {budget.describe()}")
+            continue
+        with budget.one(size):
+            found = measure(console, name, workload, options.rounds, device)
         show(console, workload, found)
         rows += found
         forget()
     described = describe_machine(torch.device(device))
     write_figures(options.json, {"rows": [vars(row) for row in rows], "machine": described, "versions": versions()})
+
+
+def parameters(workload: Workload) -> int:
+    """Of the backbone and of heads on it."""
+    return sum(p.numel() for p in workload.build("meta").parameters())
 
 
 def measure(console: Console, name: str, workload: Workload, rounds: int, device: str) -> list[Step]:
@@ -117,11 +133,18 @@ def build(workload: Workload, device: str) -> Mapping[str, tuple[TrainedModel, C
 
 
 def peak_memory(model: TrainedModel, step: Callable[[], Any], device: str) -> float | None:
-    """Bytes at the peak of a first step, which also compiles; 0 on a CPU, None where the GPU's memory is too small."""
+    """Bytes at the peak of two steps, the first of which makes the optimizer's moments and may compile.
+
+    What other models and optimizers hold is subtracted: all that was allocated before but the step's own model. 0 on a
+    CPU, None where the GPU's memory is too small.
+    """
+    others = 0
     if device == "cuda":
+        others = torch.cuda.memory_allocated() - sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
         torch.cuda.reset_peak_memory_stats()
     try:
-        seconds_of(step, device)
+        for _ in range(2):
+            seconds_of(step, device)
     except torch.OutOfMemoryError:
         fits = False
     else:
@@ -130,7 +153,7 @@ def peak_memory(model: TrainedModel, step: Callable[[], Any], device: str) -> fl
         model.zero_grad(set_to_none=True)
         forget()
         return None
-    return float(torch.cuda.max_memory_allocated()) if device == "cuda" else 0.0
+    return float(torch.cuda.max_memory_allocated() - others) if device == "cuda" else 0.0
 
 
 def forget() -> None:
@@ -144,10 +167,10 @@ def forget() -> None:
 def model_flops(workload: Workload, model: TrainedModel) -> float:
     """FLOPs of a step: the backbone's forward and the heads' unavoidable products; recomputation is not counted.
 
-    The forward has 2 for each parameter and token, and those of attention scores.
+    The forward has 2 for each parameter and token, and those of attention: queries × keys, then × values.
     """
     decoder = sum(p.numel() for p in model.backbone.layers.parameters())
-    attention = 2 * workload.layers * workload.width * workload.length  # causal: half of all pairs
+    attention = workload.layers * workload.width * workload.length  # two products, causal: half of all pairs
     return 2 * workload.tokens * (decoder + attention) + heads_products(workload, model)
 
 
@@ -160,7 +183,8 @@ def show(console: Console, workload: Workload, rows: Sequence[Step]) -> None:
     if not rows:
         return
     title = (
-        f"{workload.name}, a {rows[0].shape} shape in bfloat16, {workload.batch} × {workload.length:,} tokens a step"
+        f"{workload.name}, a {rows[0].shape} shape in bfloat16, {workload.batch} × {workload.length:,} tokens a step; "
+        "peak memory: of the row's own model, optimizer and activations"
     )
     names = ("ms a step", "tokens per second", "of the plain loop", "model TFLOP/s", "utilisation", "peak memory")
     table = figures_table(title, "step", *names)
