@@ -29,6 +29,7 @@ from heads.evaluation.runs.task import SuiteTask, fingerprint
 from heads.evaluation.suites.sentence_completion import Config, run
 from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
+from heads.ngrams.table import NgramTable
 
 KEPT = Path("checkpoints/runs/dynamo-sentences")
 
@@ -90,17 +91,19 @@ def time_texts(
 ) -> tuple[Figures, Figures]:
     """(E, P) seconds of plain and of dynamic decoding for one text of each prompt, medians of interleaved repeats.
 
-    All texts have `config.max_new_tokens` tokens: while they are timed, no token ends them.
+    All texts have `config.max_new_tokens` tokens: while they are timed, no token ends them. The table of n-grams is
+    opened once, before the first.
     """
     baseline, _ = open_baseline(task)
+    table = None if config.cooccurrence is None else NgramTable.open(config.cooccurrence)
     clock = clock or clock_of(task.model.device)
     prompts = prompts_of(config.prompts)
     with never_ending(task.model), never_ending(baseline):
-        time_pair(task, baseline, prompts[0], config, thresholds[0], 0, clock)  # warm-up
+        time_pair(task, baseline, table, prompts[0], config, thresholds[0], 0, clock)  # warm-up
         seconds_EPR2 = np.array(
             [
                 [
-                    [time_pair(task, baseline, prompt, config, threshold, repeat, clock) for repeat in range(repeats)]
+                    [time_pair(task, baseline, table, prompt, config, threshold, i, clock) for i in range(repeats)]
                     for prompt in prompts
                 ]
                 for threshold in track(thresholds, "seconds", console=task.console, transient=True)
@@ -113,6 +116,7 @@ def time_texts(
 def time_pair(
     task: SuiteTask,
     baseline: Any,
+    table: NgramTable | None,
     prompt: Prompt,
     config: Config,
     threshold: float,
@@ -120,20 +124,20 @@ def time_pair(
     clock: Callable[[], float],
 ) -> tuple[float, float]:
     """Seconds of a plain and of a dynamic text, one right after the other, by turns in either order."""
+    decoding = DynamicDecoding(
+        task.token_heads,
+        threshold,
+        table,
+        torch.Generator(task.model.device).manual_seed(config.seed),
+        adaptive=None if config.adaptive == "none" else config.adaptive,
+        blur=config.blur,
+        transparency=config.transparency,
+    )
 
     def plain() -> None:
         write(baseline, task.tokenizer, prompt, config.max_new_tokens, 1)
 
     def dynamic() -> None:
-        decoding = DynamicDecoding(
-            task.token_heads,
-            threshold,
-            config.cooccurrence,
-            torch.Generator(task.model.device).manual_seed(config.seed),
-            adaptive=None if config.adaptive == "none" else config.adaptive,
-            blur=config.blur,
-            transparency=config.transparency,
-        )
         write(task.model, task.tokenizer, prompt, config.max_new_tokens, 1, decoding)
 
     first, second = (plain, dynamic) if repeat % 2 == 0 else (dynamic, plain)

@@ -2,12 +2,12 @@
 
 Ten prompts, ten seeds each, are continued by plain sampling of the backbone before training and by dynamic decoding at
 ε_b from 0 to 1. A judge scores each text alone (figures 15 and 16) and compares it with plain generation's text of the
-same prompt and seed (figures 3, 4, 18 and 19); ablations of the method (figure 10, table 8) are compared at a few ε_b.
-By default the judge is the log-likelihood under the demo's draft model, which tells nothing of meaning, so tables name
-it and show the share of repeated 4-grams too; `--judge endpoint` asks a language model. All of this is `headway
-evaluate HEADS --suite sentence-completion`, called here; dynamo_seconds.py adds measured seconds. The demo was trained
-on Python, so the prompts are code; `--prompts english` takes those of table 7. Texts and answers are stored, so a
-repeated call goes on where it was stopped, and measures all seconds anew.
+same prompt and seed (figures 3, 4, 18 and 19); ablations of the method (figure 10, table 8) are compared at a few ε_b,
+and with a quarter of the seeds. By default the judge is the log-likelihood under the demo's draft model, which tells
+nothing of meaning, so tables name it and show the share of repeated 4-grams too; `--judge endpoint` asks a language
+model. All of this is `headway evaluate HEADS --suite sentence-completion`, called here; dynamo_seconds.py adds measured
+seconds. The demo was trained on Python, so the prompts are code; `--prompts english` takes those of table 7. Texts and
+answers are stored, so a repeated call goes on where it was stopped, and measures all seconds anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.paper.dynamo_seconds import (
@@ -30,6 +29,7 @@ from benchmarks.paper.dynamo_seconds import (
 )
 from benchmarks.shared import describe_cpu, figures_table, open_ngrams, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_heads
+from heads.evaluation.judged.completion import thresholds_by
 from heads.evaluation.judged.pictures import (
     base_score,
     plot_histograms,
@@ -52,8 +52,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """Table 8: co-occurrence masks, adaptive threshold, Gaussian blur."""
 ABLATED_AT = 0.5
-COARSE_STEP = 0.25
-"""Between values of ε_b in the ablations and against the other baseline."""
+COARSE_STEP = 0.1
+"""Between values of ε_b in the ablations and against the other baseline, unless --step is larger."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.seeds, options.step, options.repeats = min(options.seeds, 2), max(options.step, 0.25), 1
         options.tokens = min(options.tokens, 16)
     console, config = wide_console(), config_of(options)
+    check_step(options.step)
     open_ngrams(open_heads([options.heads]))
     results = judge_texts(options.heads, config)
     own = None
@@ -77,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console,
         f"{options.heads} against plain generation of {results['base']}; {len(results['prompts'])} {options.prompts} "
         f"prompts × {options.seeds} seeds, at most {options.tokens} new tokens, judge: {results['judge']}; "
-        f"{describe_cpu()}\n{describe_seconds(options.repeats)} "
-        f"Ablations and the heads' own backbone as baseline: half the seeds.",
+        f"{describe_cpu()}\n{describe_seconds(options.repeats)}",
     )
     show(console, results, rates)
     show_ablations(console, ablated)
@@ -88,9 +88,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         draw(results, rates, scores, ablated, options.picture)
 
 
+def check_step(step: float) -> None:
+    """Check that the few ε_b of ablations are among those of --step, and ABLATED_AT among the few.
+
+    Raises:
+        ValueError: they are not.
+    """
+    few = thresholds_by(max(step, COARSE_STEP))
+    if ABLATED_AT not in few or not set(few) <= set(thresholds_by(step)):
+        raise ValueError(
+            f"--step {step:g} was given; {COARSE_STEP} has to be a multiple of it or, if it is larger, {ABLATED_AT}: "
+            f"0.02, 0.05, 0.1 and 0.25 are allowed, for instance."
+        )
+
+
 def few_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Half the seeds at a few ε_b, for the ablations and the other baseline."""
-    return {"draws": max(1, options.seeds // 2), "step": max(options.step, COARSE_STEP)}
+    """A quarter of the seeds at a few ε_b, for the ablations and the other baseline."""
+    return {"draws": max(1, options.seeds // 4), "step": max(options.step, COARSE_STEP)}
 
 
 def show(console: Console, results: dict[str, Any], rates: dict[str, Any]) -> None:
@@ -127,19 +141,20 @@ def cells(results: dict[str, Any], i: int) -> list[str]:
 
 
 def show_ablations(console: Console, ablated: Mapping[str, dict[str, Any]]) -> None:
-    table = figures_table(
-        f"\nablations at ε_b = {ABLATED_AT} (table 8; figure 10)", "method", *COLUMNS, "same quality,\ntokens per pass"
-    )
+    draws = next(iter(ablated.values()))["draws"]
+    title = f"\nablations at ε_b = {ABLATED_AT} (table 8; figure 10), texts of each prompt: {draws}"
+    table = figures_table(title, "method", *COLUMNS, "same quality,\ntokens per pass")
     for name, results in ablated.items():
         table.add_row(name, *cells(results, results["thresholds"].index(ABLATED_AT)), describe(results["overall"]))
     console.print(table)
 
 
 def show_baselines(console: Console, results: dict[str, Any], own: dict[str, Any]) -> None:
-    """Wins / losses against both baselines."""
-    table = figures_table("\nwins / losses against two baselines", "ε_b", results["base"], own["base"])
+    """Wins / losses against both baselines at the ε_b of both."""
+    names = (f"{one['base']},\ntexts of each prompt: {one['draws']}" for one in (results, own))
+    table = figures_table("\nwins / losses against two baselines", "ε_b", *names)
     for i, threshold in enumerate(own["thresholds"]):
-        j = int(np.abs(np.array(results["thresholds"]) - threshold).argmin())  # 0.24 for 0.25
+        j = results["thresholds"].index(threshold)
         pairs = ((results["overall"], j), (own["overall"], i))
         table.add_row(f"{threshold:.2f}", *(show_rate(one["rates"][k], one["rate_intervals"][k]) for one, k in pairs))
     table.add_row("the baseline's score", f"{base_score(results):.2f}", f"{base_score(own):.2f}")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.paper.dynamo_seconds import (
@@ -37,8 +38,9 @@ from benchmarks.paper.dynamo_seconds import (
 from benchmarks.shared import describe_cpu, figures_table, open_ngrams, parser_of, run_benchmark, say, wide_console
 from heads.checkpoint.opening import open_heads
 from heads.evaluation.judged.pictures import base_score, plot_rates, plot_scores
-from heads.evaluation.judged.win_rates import describe, show_rate
+from heads.evaluation.judged.win_rates import Figures, describe, show_rate
 from heads.evaluation.pictures import PALETTE, new_figure, save_figure, tidy
+from heads.evaluation.runs.ratios import LEAST_UNITS, student
 from heads.evaluation.runs.task import SuiteTask
 
 BASE = Path("checkpoints/demo/base")
@@ -178,16 +180,8 @@ def last_loss(run: Path) -> float:
 
 
 def table_of(found: Sequence[Judged]) -> Any:
-    columns = (
-        "parameters",
-        "heads add",
-        "PPL₁",
-        "plain's score",
-        "score, ε_b = 1",
-        "same-quality speed-up",
-        "drafting free",
-    )
-    table = figures_table("DynaMo by the backbone's size", "backbone", *columns)
+    columns = ("parameters", "heads add", "PPL₁", "plain's score", "score, ε_b = 1", "same-quality speed-up")
+    table = figures_table("DynaMo by the backbone's size", "backbone", *columns, "drafting free")
     for one in found:
         table.add_row(
             one.size.name,
@@ -203,18 +197,35 @@ def table_of(found: Sequence[Judged]) -> Any:
 
 
 def orderings(found: Sequence[Judged]) -> list[str]:
-    """What figures 17 and 20 show: larger models' texts score better at every speed-up; sizes and speed-ups are related
-    weakly."""
-    better = all(
-        None not in (small, large) and large > small
-        for one, other in itertools.pairwise(found)
-        for small, large in zip(one.scores["means"], other.scores["means"], strict=True)
-    )
+    """What figures 17 and 20 show: larger models' texts score better; sizes and speed-ups are related weakly."""
     known = [show_rate(one.results["overall"]["speed_up"], None) for one in found]
     return [
-        f"figure 17, larger models' texts score better at every ε_b: {'holds' if better else 'does not hold here'}",
+        *(f"figure 17, {compare_scores(small, large)}" for small, large in itertools.pairwise(found)),
         f"figure 20, speed-up of the same quality, drafting free, by size: {', '.join(known)} (three give no law)",
     ]
+
+
+def compare_scores(small: Judged, large: Judged) -> str:
+    """Whether the larger backbone's texts score better, by the differences of prompts' mean scores over all ε_b.
+
+    Both continue the same prompts. The interval is Student's 95 % interval of the mean difference over prompts.
+    """
+    difference_P = prompt_scores(large) - prompt_scores(small)
+    difference_P = difference_P[np.isfinite(difference_P)]
+    statement = f"texts of {large.size.name} score better than those of {small.size.name}, mean of all ε_b"
+    if len(difference_P) < LEAST_UNITS:
+        return f"{statement}: not settled by these texts, which have scores for {len(difference_P)} prompts"
+    mean = float(difference_P.mean())
+    half = student(len(difference_P) - 1) * float(difference_P.std(ddof=1)) / math.sqrt(len(difference_P))
+    verdict = "holds" if mean > half else "does not hold" if mean < -half else "not settled by these texts"
+    interval = f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
+    return f"{statement}: {verdict}, {interval} over {len(difference_P)} prompts"
+
+
+def prompt_scores(one: Judged) -> Figures:
+    """(P,): the mean score of each prompt's texts of dynamic decoding; nan without one."""
+    scores_P, scored_P = (np.sum(one.results["by_prompt"][name], axis=0) for name in ("scores", "scored"))
+    return np.divide(scores_P, scored_P, out=np.full(scores_P.shape, np.nan), where=scored_P > 0)
 
 
 def draw(found: Sequence[Judged], path: str) -> None:

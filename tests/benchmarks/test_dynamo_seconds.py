@@ -1,5 +1,6 @@
 """Seconds are measured in turn, so that load slows plain and dynamic decoding alike, and are never kept."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def timed(monkeypatch):
 
 
 def test_growing_load_does_not_change_the_speed_up(timed):
-    """Plain texts were timed first once, and a load that came later made dynamic decoding look slow."""
+    """If all plain texts came first, later load would slow dynamic decoding alone."""
     plain_EP, dynamic_EP = time_texts(TASK, Config(prompts="code"), [0.0, 0.5, 1.0], 3, lambda: timed.now)
     assert plain_EP.shape == dynamic_EP.shape == (3, 10)
     assert np.allclose(plain_EP.sum(axis=1) / dynamic_EP.sum(axis=1), 2.0, rtol=0.03)
@@ -54,6 +55,21 @@ def test_each_call_measures_and_takes_turns(timed):
     pairs = [timed.written[i : i + 2] for i in range(0, len(timed.written), 2)]
     assert all(set(pair) == {"plain", "dynamic"} for pair in pairs)
     assert {pair[0] for pair in pairs} == {"plain", "dynamic"}
+
+
+def test_the_table_of_n_grams_is_opened_once_and_no_text_s_time_holds_its_preparation(timed, monkeypatch):
+    opened = []
+
+    def slow(*given, **settings):
+        timed.now += 100.0
+        return object()
+
+    monkeypatch.setattr(dynamo_seconds, "NgramTable", SimpleNamespace(open=opened.append))
+    monkeypatch.setattr(dynamo_seconds, "DynamicDecoding", slow)
+    config = Config(prompts="code", cooccurrence="ngrams")
+    plain_EP, dynamic_EP = time_texts(TASK, config, [0.0, 0.5], 1, lambda: timed.now)
+    assert opened == ["ngrams"]
+    assert plain_EP.max() + dynamic_EP.max() < 100
 
 
 def test_ends_are_put_back():
