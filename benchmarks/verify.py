@@ -74,6 +74,20 @@ CHECKS = {
         shows="a pass of 1 to 64 nodes after 512 to 8k tokens in plain steps, and what tokens per pass are worth",
         measures=(),
     ),
+    "frozen_graphs": Check(
+        command="python -m benchmarks.speed.frozen_graphs --dtypes bfloat16",
+        quick="--rounds 3",
+        shows="a pass of 8 rows at the price of 0.16 billion bfloat16 weights: plain, packed, compiled, and compiled "
+        "with weights as constants of the graph; seconds of its first call, and whether edited weights are noticed",
+        measures=("heads/packed.py", "heads/backbone/compiling"),
+    ),
+    "compiled_parts": Check(
+        command="python -m benchmarks.speed.compiled_parts",
+        quick="--rounds 3",
+        shows="passes of 64 nodes and drafts of grounded heads, eager and compiled: milliseconds of matrix products, "
+        "of attention and of the rest, and how many operators are called",
+        measures=("checkpoints/demo/grounded", "heads/backbone/compiling", "heads/decoding/proposers"),
+    ),
     "hybrids": Check(
         command="python -m benchmarks.speed.hybrids",
         quick="--quick",
