@@ -185,7 +185,7 @@ def test_no_name_hides_that_a_judge_wrote_the_texts(tmp_path, monkeypatch):
 
 def test_a_local_judge_s_template_is_rendered_within_limits():
     """`{{ 1/0 }}` and endless templates come with downloaded models."""
-    tokenizer = byte_tokenizer()
+    tokenizer = copy.deepcopy(byte_tokenizer())  # all tests share it
     tokenizer.chat_template = "{{ 1/0 }}"
     judge = LocalJudge(name="m", loaded=tiny_model("llama", vocab_size=len(tokenizer)), tokenizer=tokenizer)
     with pytest.raises(ValueError, match="The chat template refuses turns of user"):
