@@ -57,8 +57,15 @@ def mask_by_documents(document_ids_BT: Tensor, window: int | None, *, one_kernel
         return None
     if pieces > len(lengths) and document_ids_BT.numel() < pieces * least_tokens(document_ids_BT.device, one_kernel):
         return None
-    mask = torch.empty(len(lengths), 1, 0, 0, dtype=torch.bool, device=document_ids_BT.device)
-    mask.documents, mask.one_kernel = lengths, one_kernel  # type: ignore[attr-defined]
+    return mask_of(lengths, document_ids_BT.device, one_kernel)
+
+
+def mask_of(documents: list[list[int]], device: torch.device, one_kernel: bool) -> Tensor:
+    """(B, 1, 0, 0) with the documents' lengths, and for one kernel their borders, which all layers share."""
+    mask = torch.empty(len(documents), 1, 0, 0, dtype=torch.bool, device=device)
+    borders = [0, *itertools.accumulate(itertools.chain(*documents))] if one_kernel else None
+    mask.borders = None if borders is None else torch.tensor(borders, dtype=torch.int32, device=device)  # type: ignore[attr-defined]
+    mask.documents = documents  # type: ignore[attr-defined]
     return mask
 
 
@@ -109,10 +116,10 @@ def sdpa_by_documents(
     settings["is_causal"] = True
     if all(len(lengths) == 1 for lengths in documents):
         return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, None, **settings)
-    if attention_mask.one_kernel:
+    if attention_mask.borders is not None:
         dtype = computed_in(query_BHTD.device, query_BHTD.dtype)
         query, key, value = (tensor.to(dtype) for tensor in (query_BHTD, key_BHTD, value_BHTD))
-        return in_one_kernel(query, key, value, documents, settings.get("scaling")), None
+        return in_one_kernel(query, key, value, attention_mask, settings.get("scaling")), None
     blocks = []
     for row, lengths in enumerate(documents):
         split = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query_BHTD, key_BHTD, value_BHTD)]
@@ -121,21 +128,18 @@ def sdpa_by_documents(
     return torch.cat(blocks), None
 
 
-def in_one_kernel(
-    query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, documents: list[list[int]], scaling: float | None
-) -> Tensor:
+def in_one_kernel(query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, mask: Any, scaling: float | None) -> Tensor:
     """Causal attention within each document, (B, T, H, D), by one call over the blocks laid end to end.
 
     Keys and values may have fewer heads than queries, as in grouped-query attention.
     """
-    lengths = list(itertools.chain(*documents))
-    borders = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32).to(query_BHTD.device)
+    longest = max(map(max, mask.documents))
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query_BHTD, key_BHTD, value_BHTD))
     attended: Any = varlen_attn(
-        query, key, value, borders, borders, max(lengths), max(lengths),
+        query, key, value, mask.borders, mask.borders, longest, longest,
         scale=scaling, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
-    blocks: Tensor = attended.unflatten(0, (len(documents), -1))
+    blocks: Tensor = attended.unflatten(0, (len(mask.documents), -1))
     return blocks
 
 
@@ -207,9 +211,7 @@ def first_layers(backbone: Backbone, one_kernel: bool | None) -> Tensor:
         within_documents(document_ids_BT), positions_BT, positions_BT, backbone.dtype
     )
     if one_kernel is not None:
-        alone = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=backbone.device)
-        alone.documents, alone.one_kernel = [[3, 5]], one_kernel  # type: ignore[attr-defined]
-        mask = by_layer_type(backbone, alone)
+        mask = by_layer_type(backbone, mask_of([[3, 5]], backbone.device, one_kernel))
     types = [read_layer_type(layer) if backbone.mask_style.by_layer_type else FULL for layer in backbone.layers]
     last = backbone.layers[max(types.index(kind) for kind in types)]
     found: list[Tensor] = []
