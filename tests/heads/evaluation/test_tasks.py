@@ -159,13 +159,19 @@ def test_wrong_names_end_in_a_sentence(call, said):
         call()
 
 
+def command_on(model, folder: Path, without_heads: Path) -> list[Any]:
+    """The words of an evaluation of heads on the model, both of which are saved in the folder first."""
+    model.save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    model.config.name_or_path = str(folder / "base")
+    save_load.save(make_heads("medusa", Backbone(model)), folder / "medusa")
+    asked = ["evaluate", folder / "medusa", "--suite", "lm-eval", "--tasks", CONTINUE, "--limit", 2]
+    asked += ["--task-folder", FOLDER, "--without-heads", without_heads, "--out", folder / "out"]
+    return asked
+
+
 def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
-    model.save_pretrained(tmp_path / "base")
-    byte_tokenizer().save_pretrained(tmp_path / "base")
-    model.config.name_or_path = str(tmp_path / "base")
-    save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
-    asked = ["evaluate", tmp_path / "medusa", "--suite", "lm-eval", "--tasks", CONTINUE, "--limit", 2]
-    asked += ["--task-folder", FOLDER, "--without-heads", tmp_path / "base", "--out", tmp_path / "out"]
+    asked = command_on(model, tmp_path, without_heads=tmp_path / "base")
     result = CliRunner().invoke(app, list(map(str, asked)))
     assert result.exit_code == 0, result.output
     assert "2 texts decoded with heads" in result.output
@@ -181,12 +187,7 @@ def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
 
 
 def test_a_wrong_path_without_heads_is_found_before_any_task_has_run(model, tmp_path: Path):
-    model.save_pretrained(tmp_path / "base")
-    byte_tokenizer().save_pretrained(tmp_path / "base")
-    model.config.name_or_path = str(tmp_path / "base")
-    save_load.save(make_heads("medusa", Backbone(model)), tmp_path / "medusa")
-    asked = ["evaluate", tmp_path / "medusa", "--suite", "lm-eval", "--tasks", CONTINUE, "--limit", 2]
-    asked += ["--task-folder", FOLDER, "--without-heads", tmp_path / "nowhere", "--out", tmp_path / "out"]
+    asked = command_on(model, tmp_path, without_heads=tmp_path / "nowhere")
     result = CliRunner().invoke(app, list(map(str, asked)))
     assert result.exit_code == 1
     assert "nowhere" in " ".join(result.output.split())
