@@ -302,9 +302,15 @@ class EngineRow:
     seconds: float
 
     @property
+    def allowed(self) -> tuple[float, float]:
+        """The largest difference of losses and weights, and of norms, that the case allows."""
+        tolerance = CASES[self.case].tolerance
+        return tolerance, max(NORM_TOLERANCE, 10 * tolerance)
+
+    @property
     def equal(self) -> bool:
-        allowed = CASES[self.case].tolerance
-        return max(self.losses, self.weights) <= allowed and self.norms <= max(NORM_TOLERANCE, 10 * allowed)
+        allowed, allowed_norms = self.allowed
+        return max(self.losses, self.weights) <= allowed and self.norms <= allowed_norms
 
 
 class Comparison:
@@ -373,13 +379,14 @@ def runs_on(engine: str, split: Split) -> bool:
 
 
 def show(rows: Sequence[EngineRow], console: Console) -> None:
-    title = f"Against one process ({ONE}), {STEPS} steps: largest difference, {TOLERANCE:g} allowed"
+    title = f"Against one process ({ONE}), {STEPS} steps: largest difference, and what is allowed (for norms)"
     names = ("case", "engine", "processes x blocks\nx accumulation")
-    table = figures_table(title, *names, "losses", "norms", "weights", "equal", "seconds", left=len(names))
+    table = figures_table(title, *names, "losses", "norms", "weights", "allowed", "equal", "seconds", left=len(names))
     for row in rows:
         verdict = "yes" if row.equal else "NO"
         differences = [f"{value:.1e}" for value in (row.losses, row.norms, row.weights)]
-        table.add_row(row.case, row.engine, row.split, *differences, verdict, f"{row.seconds:.0f}")
+        allowed = "{:g} ({:g})".format(*row.allowed)
+        table.add_row(row.case, row.engine, row.split, *differences, allowed, verdict, f"{row.seconds:.0f}")
     console.print(table)
 
 

@@ -1,11 +1,12 @@
-"""How the comparison of engines divides a step among the processes of this machine."""
+"""How the comparison of engines divides a step among the processes of this machine, and what it allows each case."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.training.engines import FOUR, ONE, SPLITS, TWO, jobs_of, splits_of
+from benchmarks.shared import wide_console
+from benchmarks.training.engines import FOUR, ONE, SPLITS, TWO, EngineRow, jobs_of, show, splits_of
 
 CASES = ["grounded, frozen", "dynamo, bf16"]
 
@@ -33,3 +34,13 @@ def test_one_process_shards_nothing():
 
 def test_cases_that_an_engine_cannot_train_are_dropped():
     assert jobs_of(CASES, ["zero2"], [TWO], gpu=False) == [("grounded, frozen", "zero2", TWO)]
+
+
+def test_each_row_names_what_its_case_allows(capsys):
+    measured = {"engine": "ddp", "split": str(TWO), "losses": 1e-4, "norms": 1e-3, "weights": 1e-2, "seconds": 1.0}
+    show([EngineRow(case=case, **measured) for case in CASES], wide_console())
+    exact, bf16 = [line for line in capsys.readouterr().out.splitlines() if "ddp" in line]
+    assert "1e-05 (0.0001)" in exact
+    assert "NO" in exact
+    assert "0.02 (0.2)" in bf16
+    assert "yes" in bf16
