@@ -17,10 +17,10 @@ from benchmarks.speed.decoding import __main__ as command
 from benchmarks.speed.decoding import measuring as decoding
 from benchmarks.speed.decoding import stored
 from benchmarks.speed.decoding.__main__ import QUICK, read_options, settings_of
-from benchmarks.speed.decoding.measuring import Measured, build_methods
+from benchmarks.speed.decoding.measuring import Measured, build_methods, compiled_methods
 from benchmarks.speed.decoding.report import headlines, passes_allow, say_targets, scaled, what_limits
 from benchmarks.speed.decoding.time_by_part import Parts
-from benchmarks.speed.decoding.trees import as_tuned, use_trees
+from benchmarks.speed.decoding.trees import Fitted, as_tuned, read_trees
 from benchmarks.stale import UNCOMMITTED
 from heads.checkpoint.opening import Opened
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
@@ -89,12 +89,14 @@ def test_compiled_rows_lead_no_headline_and_are_held_against_compiled_plain():
     compiled = [
         a_row("plain, compiled static cache", 160.0, milliseconds=SPENT),
         a_row("grounded, heads alone, compiled", 400.0, milliseconds=SPENT),
+        a_row("lookup without heads, compiled", 320.0, milliseconds=SPENT),
         a_row("grounded, heads with lookup, compiled", 480.0, milliseconds=SPENT),
     ]
     lines = headlines("greedy", [*ROWS, *compiled])
     assert lines[:2] == headlines("greedy", ROWS)
     assert lines[2] == "greedy: grounded, heads alone, compiled 2.50 × plain, compiled static cache, 4.00 × plain"
     assert lines[3] == "greedy: grounded, heads with lookup, compiled 3.00 × plain, compiled static cache, 4.80 × plain"
+    assert lines[4] == "greedy: lookup without heads, compiled 2.00 × plain, compiled static cache, 3.20 × plain"
     console = Console(file=io.StringIO(), width=400)
     say_targets(console, [*ROWS, *compiled], [], counts=True)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -132,7 +134,7 @@ def test_every_table_has_lookup_without_heads_and_sampled_ones_typical_acceptanc
     model = shared_model("llama")
     token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b")}
     opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
-    ours = Measured(opened=opened, alone={}, prompts=[], repeats=1, other_model=None)
+    ours = Measured(opened=opened, fitted={}, prompts=[], repeats=1, other_model=None)
     names = {
         table: [method.name for method in build_methods(ours, settings, None)]
         for table, settings in settings_of(read_options([])).items()
@@ -148,12 +150,15 @@ def test_heads_with_lookup_use_their_heads_where_tuning_chose_lookup_alone(monke
     monkeypatch.setattr(decoding, "tree", lambda model, heads, settings, label, shape, lookup, compile: (shape, lookup))
     model, fitted = shared_model("llama"), Tree.product([3])
     token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b")}
-    token_heads["a"].tuned_tree = TunedTree(kind="plain", lookup=10)
-    token_heads["b"].tuned_tree = TunedTree(kind="static", paths=((0,),), lookup=10)
+    chosen = {"a": TunedTree(kind="plain", lookup=10), "b": TunedTree(kind="static", paths=((0,),), lookup=10)}
     opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
-    ours = Measured(opened=opened, alone=dict.fromkeys("ab", fitted), prompts=[], repeats=1, other_model=None)
+    trees = {name: Fitted(chosen=one, alone=fitted) for name, one in chosen.items()}
+    ours = Measured(opened=opened, fitted=trees, prompts=[], repeats=1, other_model=None)
     shapes = [method for _, method in decoding.tree_methods(ours, GreedySettings(), decoding.WITH_LOOKUP)]
-    assert shapes == [(fitted, DEFAULT_LOOKUP), (None, DEFAULT_LOOKUP)]
+    assert [(shape.paths, lookup) for shape, lookup in shapes] == [  # type: ignore[attr-defined,misc]
+        (fitted.paths, DEFAULT_LOOKUP),
+        (chosen["b"].tree.paths, DEFAULT_LOOKUP),  # type: ignore[union-attr]
+    ]
 
 
 def test_every_row_of_heads_drafts_with_them_so_that_no_headline_of_heads_is_lookups_alone():
@@ -163,10 +168,10 @@ def test_every_row_of_heads_drafts_with_them_so_that_no_headline_of_heads_is_loo
     """
     model = shared_model("llama")
     token_heads = {name: create("medusa", model, num_heads=2).to(model.dtype) for name in ("a", "b", "c")}
-    for name in "ab":
-        token_heads[name].tuned_tree = TunedTree(kind="plain", lookup=10)
     opened = Opened(source="", model=model, tokenizer=None, token_heads=token_heads)
-    ours = Measured(opened=opened, alone={"a": Tree.product([3])}, prompts=[], repeats=1, other_model=None)
+    copied, alone = TunedTree(kind="plain", lookup=10), {"a": Tree.product([3]), "b": None}
+    trees = {name: Fitted(chosen=copied, alone=shape) for name, shape in alone.items()}
+    ours = Measured(opened=opened, fitted=trees, prompts=[], repeats=1, other_model=None)
     for kind in (decoding.ALONE, decoding.WITH_LOOKUP):
         for _, method in decoding.tree_methods(ours, GreedySettings(new_tokens=6), kind):
             counted = count_nodes(model, method)
@@ -257,10 +262,26 @@ def test_fitted_trees_are_used_as_they_were_stored():
         name: {"verdict": "", "chosen": chosen, "alone": as_tuned(tree).as_dict()} for name, tree in trees.items()
     }
     fitted["c"] = {"verdict": "none", "chosen": TunedTree(kind="plain", lookup=10).as_dict(), "alone": None}
-    alone = use_trees(Console(file=io.StringIO()), opened, json.loads(json.dumps(fitted)))
-    assert alone["b"] == trees["b"]
-    assert alone["a"].paths == trees["a"].paths  # type: ignore[union-attr]
-    assert [heads.tuned_tree.kind for heads in token_heads.values()] == ["static", "static", "plain"]  # type: ignore[union-attr]
+    found = read_trees(Console(file=io.StringIO()), opened, json.loads(json.dumps(fitted)))
+    assert found["b"].alone == trees["b"]
+    assert found["a"].alone.paths == trees["a"].paths  # type: ignore[union-attr]
+    assert [one.chosen.kind for one in found.values()] == ["static", "static", "plain"]
+    assert all(heads.tuned_tree is None for heads in token_heads.values()), "heads are left as they were"
+
+
+def test_compiled_lookup_without_heads_stands_beside_compiled_heads_with_lookup():
+    model = shared_model("llama")
+    opened = Opened(
+        source="", model=model, tokenizer=None, token_heads={"a": create("medusa", model, num_heads=2).to(model.dtype)}
+    )
+    ours = Measured(opened=opened, fitted={}, prompts=[], repeats=1, other_model=None)
+    names = [method.name for method in compiled_methods(ours, GreedySettings())]
+    assert names == [
+        "plain, compiled static cache",
+        "a, heads alone, compiled",
+        "lookup without heads, compiled",
+        "a, heads with lookup, compiled",
+    ]
 
 
 def test_compiled_rows_are_measured_only_where_they_are_compared(monkeypatch):
@@ -272,7 +293,7 @@ def test_compiled_rows_are_measured_only_where_they_are_compared(monkeypatch):
 
     monkeypatch.setattr(command, "may_compile", lambda *given: True)
     monkeypatch.setattr(command, "measure_setting", measured)
-    ours = Measured(opened=None, alone={}, prompts=[], repeats=1, other_model=None)  # type: ignore[arg-type]
+    ours = Measured(opened=None, fitted={}, prompts=[], repeats=1, other_model=None)  # type: ignore[arg-type]
     for key in command.SETTINGS:
         options = read_options(["--settings", key, "--draft-model", ""])
         with pytest.raises(StopIteration):

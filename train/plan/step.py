@@ -59,7 +59,9 @@ class TracedStep:
 
 def trace_step(model: TrainedModel, config: TrainConfig, device_type: str = "cuda") -> TracedStep:
     """Trace a micro-batch and an evaluation batch of a model on the meta device, whose tensors become fake ones."""
-    mode, batch = FakeTensorMode(), trainer_field(config, "per_device_train_batch_size")
+    # a draft layer's rotary frequencies are real numbers that no buffer holds (heads/interface/draft_layer.py)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    batch = trainer_field(config, "per_device_train_batch_size")
     make_fake(model, mode)
     model.attend_across_documents = True  # a block is one document here, and fake document ids cannot be read
     model.chunk_elements = chunk_elements_on(device_type)

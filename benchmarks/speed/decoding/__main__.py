@@ -2,14 +2,14 @@
 
 Compared on held-out prompts are plain `generate`, tree decoding with each folder of heads alone, prompt lookup (ours
 without heads, and transformers'), heads with lookup, and a draft model (our own and transformers' assisted generation);
-then, with a repetition penalty, plain `generate` and our trees compiled. Prompts are decoded greedily, with a
-repetition penalty, and by sampling at temperature 1: a small model's greedy text loops, which favours every way to
-draft and copying most of all, and sampled text does not. Another model scores all texts, since typical acceptance and
-dynamic decoding are lossy. DynaMo's heads have their own backbone, so their tables have a plain row of their own. Then
-follow the parts of each millisecond, the headlines and the targets. Before that, each folder's tree is fitted to this
-machine as `headway tune-tree` does it, and graphs are compiled; neither is timed. Trees and finished settings are
-stored in --out, so a run can be divided (`--settings penalty`) and an interrupted one goes on; the page says where and
-when each setting was measured (stored.py). `--quick` is a shorter run.
+then, with a repetition penalty, plain `generate`, our trees and our lookup without heads compiled. Prompts are decoded
+greedily, with a repetition penalty, and by sampling at temperature 1: a small model's greedy text loops, which favours
+every way to draft and copying most of all, and sampled text does not. Another model scores all texts, since typical
+acceptance and dynamic decoding are lossy. DynaMo's heads have their own backbone, so their tables have a plain row of
+their own. Then follow the parts of each millisecond, the headlines and the targets. Before that, each folder's tree is
+fitted to this machine as `headway tune-tree` does it, and graphs are compiled; neither is timed. Trees and finished
+settings are stored in --out, so a run can be divided (`--settings penalty`) and an interrupted one goes on; the page
+says where and when each setting was measured (stored.py). `--quick` is a shorter run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from benchmarks.speed.decoding.report import (
 )
 from benchmarks.speed.decoding.stored import Part, Store, read_row, say_commits
 from benchmarks.speed.decoding.time_by_part import Parts
-from benchmarks.speed.decoding.trees import FITTED_ON, REPETITION_PENALTY, fitted_trees, use_trees
+from benchmarks.speed.decoding.trees import FITTED_ON, REPETITION_PENALTY, fitted_trees, read_trees
 from heads.backbone.compiling.graph import what_stops_compiling
 from heads.checkpoint.opening import Opened, open_draft_model, open_heads
 from heads.evaluation.methods import (
@@ -90,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fitted = None if options.no_fit else fitted_trees(store, to_measure, found[1::2], options.new_tokens)
 
     def measured(kind: str, one: Opened) -> Measured:
-        alone = {} if fitted is None else use_trees(console, one, fitted.found[kind])
+        trees = {} if fitted is None else read_trees(console, one, fitted.found[kind])
         prompts = [found[0::2][place] for place in places]
-        return Measured(opened=one, alone=alone, prompts=prompts, repeats=options.repeats, other_model=other_model)
+        return Measured(opened=one, fitted=trees, prompts=prompts, repeats=options.repeats, other_model=other_model)
 
     both = {kind: measured(kind, one) for kind, one in to_measure.items()}
     compare(console, both["ours"], both.get("own"), options, store, fitted)

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +20,16 @@ from benchmarks.speed.decoding.report import (
     scaled,
 )
 from benchmarks.speed.decoding.time_by_part import Parts, Watched, measure_parts, watch_heads, watch_plain
-from benchmarks.speed.decoding.trees import Trees
+from benchmarks.speed.decoding.trees import Fitted
 from heads.backbone.compiling.compiled_backbone import compiled
 from heads.checkpoint.opening import Opened
-from heads.decoding.defaults import default_nodes
 from heads.decoding.proposers.heads import compiled_drafting
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.evaluation.methods import (
     Method,
     SampledSettings,
     Settings,
+    TreeShape,
     assistant_model,
     draft_model,
     dynamic,
@@ -46,10 +46,10 @@ from heads.interface.token_heads import TokenHeads
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One backbone with its heads, the best trees of these without lookup, and the prompts that they decode."""
+    """One backbone with its heads, the trees that were fitted to these (none: the defaults), and the prompts."""
 
     opened: Opened
-    alone: Trees
+    fitted: Mapping[str, Fitted]
     prompts: Sequence[Tensor]
     repeats: int
     other_model: Any
@@ -80,21 +80,20 @@ def measure_setting(
 def tree_methods(
     ours: Measured, settings: Settings, kind: str, *, compile: bool = False
 ) -> list[tuple[TokenHeads, Method]]:
-    """Each folder of heads, alone or with lookup, with its fitted or its default tree.
-
-    If tuning found lookup alone to be the fastest, a row "with lookup" uses the fitted tree without lookup beside the
-    chain, or the default tree if there is none, since lookup without heads has a row of its own.
-    """
+    """Each folder of heads, alone or with lookup, with its fitted or its default tree."""
     found = []
     for name, heads in ours.opened.token_heads.items():
-        unused = heads.tuned_tree is not None and heads.tuned_tree.kind == "plain"
-        shape: Any = ours.alone.get(name) if kind == ALONE or unused else None
-        if unused and shape is None:
-            shape = default_nodes(heads.backbone.device)
         lookup = 0 if kind == ALONE else DEFAULT_LOOKUP
         label = f"{name}{kind}{COMPILED if compile else ''}"
+        shape = shape_of(ours, name, kind)
         found.append((heads, tree(ours.opened.model, heads, settings, label, shape, lookup, compile)))
     return found
+
+
+def shape_of(ours: Measured, name: str, kind: str) -> TreeShape:
+    """The tree of a row; None is the heads' default."""
+    fitted = ours.fitted.get(name)
+    return None if fitted is None else fitted.shape(lookup=kind == WITH_LOOKUP, device=ours.opened.model.device)
 
 
 def build_methods(ours: Measured, settings: Settings, draft: Any) -> list[Method]:
@@ -104,7 +103,7 @@ def build_methods(ours: Measured, settings: Settings, draft: Any) -> list[Method
     if isinstance(settings, SampledSettings):
         for name, heads in ours.opened.token_heads.items():
             label = f"{name}{ALONE}, typical acceptance"
-            methods.append(tree(model, heads, settings, label, ours.alone.get(name), 0, rule="typical"))
+            methods.append(tree(model, heads, settings, label, shape_of(ours, name, ALONE), 0, rule="typical"))
     methods += [lookup_alone(model, first, settings), prompt_lookup(model, settings)]
     methods += [method for _, method in tree_methods(ours, settings, WITH_LOOKUP)]
     if draft is not None:
@@ -119,14 +118,23 @@ def measure_speed(
     model, warm_up = ours.opened.model, ""
     methods = build_methods(ours, settings, draft)
     if compile:
-        kinds = [tree_methods(ours, settings, kind, compile=True) for kind in (ALONE, WITH_LOOKUP)]
-        graphs = [plain_compiled(model, settings), *(method for kind in kinds for _, method in kind)]
+        graphs = compiled_methods(ours, settings)
         warm_up = compile_first(ours.opened, graphs, ours.prompts)
         methods += graphs
     rows = measure(
         console, model, methods, settings, ours.prompts, ours.repeats, f"speed, {name}", other_model=ours.other_model
     )
     return rows, warm_up
+
+
+def compiled_methods(ours: Measured, settings: Settings) -> list[Method]:
+    """What compiles, in the order of `build_methods`, so that compiled rows have compiled rows to stand beside."""
+    model, (first, *_) = ours.opened.model, ours.opened.token_heads.values()
+    alone, with_lookup = (
+        [method for _, method in tree_methods(ours, settings, kind, compile=True)] for kind in (ALONE, WITH_LOOKUP)
+    )
+    copied = lookup_alone(model, first, settings, compile=True)
+    return [plain_compiled(model, settings), *alone, copied, *with_lookup]
 
 
 def compile_first(opened: Opened, methods: Sequence[Method], prompts: Sequence[Tensor]) -> str:
@@ -137,7 +145,7 @@ def compile_first(opened: Opened, methods: Sequence[Method], prompts: Sequence[T
     before = compile_seconds(opened)
     start = time.perf_counter()
     for method in methods:
-        for prompt_1T in prompts if WITH_LOOKUP in method.name else prompts[:2]:
+        for prompt_1T in prompts if "lookup" in method.name else prompts[:2]:
             method.run(prompt_1T)
     graphs, seconds = (now - then for now, then in zip(compile_seconds(opened), before, strict=True))
     return (

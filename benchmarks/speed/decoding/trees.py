@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.shared import (
-    say,
-)
+from benchmarks.shared import say
 from benchmarks.speed.decoding.stored import Part, Store
 from heads.checkpoint.opening import Opened
+from heads.decoding.defaults import default_nodes
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import TunedTree, parse
@@ -24,7 +25,36 @@ from heads.tuning.tuned_tree import build_tuned_tree
 
 REPETITION_PENALTY = 1.1
 FITTED_ON = 16  # prompts at least: trees fitted to fewer fit these prompts and no others
-Trees = dict[str, Tree | DynamicTree]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What was fitted to one folder of heads on this machine.
+
+    Attributes:
+        chosen: what `headway tune-tree` would write; the tree.json beside shipped heads is of another machine.
+        alone: the fastest tree without lookup; None if no draft was accepted.
+    """
+
+    chosen: TunedTree
+    alone: Tree | DynamicTree | None
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Fitted:
+        alone = None if stored["alone"] is None else parse(stored["alone"]).tree
+        return cls(chosen=parse(stored["chosen"]), alone=alone)
+
+    def shape(self, *, lookup: bool, device: torch.device) -> Tree | DynamicTree | int | None:
+        """The tree of a row of heads alone, or of heads with lookup.
+
+        If tuning found lookup alone to be the fastest, a row with lookup uses the tree without lookup beside the chain,
+        or the default tree if there is none, since lookup without heads has a row of its own.
+        """
+        if lookup and self.chosen.kind != "plain":
+            return self.chosen.tree
+        if self.alone is None:
+            return default_nodes(device) if self.chosen.kind == "plain" else self.chosen.tree
+        return self.alone
 
 
 def fitted_trees(store: Store, opened: Mapping[str, Opened], prompts: Sequence[Tensor], new_tokens: int) -> Part:
@@ -59,15 +89,8 @@ def as_tuned(tree: Tree | DynamicTree) -> TunedTree:
     return TunedTree(kind="static", paths=tree.paths[1:])
 
 
-def use_trees(console: Console, opened: Opened, fitted: Mapping[str, Any]) -> Trees:
-    """Let `TreeDecoding` use the choices, and print them; returns the fastest trees without lookup.
-
-    They take the place of the tree.json beside shipped heads, which was fitted on another machine.
-    """
-    alone: Trees = {}
-    for name, token_heads in opened.token_heads.items():
+def read_trees(console: Console, opened: Opened, fitted: Mapping[str, Any]) -> dict[str, Fitted]:
+    """The stored choices for each of the heads, whose verdicts are printed."""
+    for name in opened.token_heads:
         say(console, f"{name}: {fitted[name]['verdict']}")
-        token_heads.tuned_tree = parse(fitted[name]["chosen"])
-        if fitted[name]["alone"] is not None:
-            alone[name] = parse(fitted[name]["alone"]).tree
-    return alone
+    return {name: Fitted.read(fitted[name]) for name in opened.token_heads}

@@ -156,8 +156,9 @@ SMALL[Mamba2Config] = {**SMALL[MambaConfig], "num_heads": 8, "head_dim": 8}
 @pytest.mark.parametrize("config", SMALL, ids=lambda config: config.__name__)
 def test_models_without_attention_are_refused(config):
     model = AutoModelForCausalLM.from_config(config(**SMALL[config]))
-    with pytest.raises(ValueError, match="keeps a recurrent state that cannot be rolled back"):
+    with pytest.raises(ValueError, match=r"keeps a recurrent state that cannot be rolled back[^\n]*\.$") as caught:
         Backbone(model)
+    assert ". " not in str(caught.value), "one sentence"
 
 
 def test_a_state_that_is_not_followed_is_found_out(monkeypatch):

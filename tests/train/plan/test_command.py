@@ -26,9 +26,21 @@ def printed(*arguments, width=140, **machine):
     return output.getvalue()
 
 
-@pytest.mark.parametrize("name", ["base", "medusa2", "grounded_soft", "dynamo"])
+KINDS = {
+    "base": "a backbone alone",
+    "medusa2": "heads and backbone together",
+    "grounded_soft": "heads with a teacher",
+    "dynamo": "heads with layers of their own",
+    "hydra_pp": "heads behind a prefix layer",
+    "gru": "heads with a recurrent state",
+    "eagle": "one layer that reads its own states",
+    "mtp": "modules of the backbone's own kind",
+    "mlp_speculator": "a family of a server's own",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_each_kind_of_run_is_planned(name, monkeypatch):
-    """A backbone alone, heads and backbone together, heads with a teacher, and heads with layers of their own."""
     monkeypatch.chdir(ROOT)
     shown = printed("--config", f"configs/demo/{name}.yaml", tokens=1_000_000, gpus=2, memory="80GB")
     for words in ("Parameters", "frozen weights", "zero3", "FLOPs of the run", "time on 2 x H100", "last/"):

@@ -101,6 +101,7 @@ def test_a_step_on_stored_states_has_no_backbone_in_it(folder):
     [
         Case(family="grounded", batch=2, block_size=32),
         Case(family="dynamo", rates=TRAINED, checkpointing=True, batch=2, block_size=32),
+        Case(family="eagle", batch=2, block_size=32),
     ],
     ids=lambda case: case.family,
 )
