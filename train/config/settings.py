@@ -90,7 +90,7 @@ class EvaluationConfig:
     Attributes:
         every_steps: optimizer steps between evaluations; the last step is always evaluated. 0: only the last step.
         num_prompts: held-out prompts that are decoded at every evaluation, for tokens per pass.
-        prompt_tokens: length of each prompt, in tokens.
+        prompt_tokens: length of each prompt, in tokens; the prompt of a chat ends where its first reply begins.
         new_tokens: tokens decoded for each prompt.
         tree_nodes: nodes of the tree for this decoding, the root included.
     """

@@ -161,7 +161,7 @@ def shares(total: int, batch_size: int, process: int, num_processes: int) -> Ite
 def measure_decoding(
     token_heads: TokenHeads, blocks: Any, config: EvaluationConfig, accelerator: Any, inside: Inside | None = None
 ) -> float:
-    """Tokens per pass over prompts from the starts of held-out blocks.
+    """Tokens per pass over prompts from held-out blocks.
 
     Each prompt is decoded by one process. Where weights are sharded, all processes decode all prompts: every pass needs
     all processes, and a prompt takes the same number of passes in each.
@@ -169,13 +169,32 @@ def measure_decoding(
     chosen = spread(len(blocks), config.num_prompts)
     if inside is None:
         chosen = chosen[accelerator.process_index :: accelerator.num_processes]
-    prompts = [torch.tensor(blocks[i]["input_ids"][: config.prompt_tokens], device=accelerator.device) for i in chosen]
+    prompts = [choose_prompt(blocks[i], config.prompt_tokens).to(accelerator.device) for i in chosen]
     run = inside or (lambda function: function())
     counts = torch.tensor(run(lambda: count_decoding(token_heads, prompts, config)), device=accelerator.device)
     # All processes need the same number, since they save the best heads together.
     counts = accelerator.reduce(counts, reduction="sum") if inside is None else broadcast(counts)
     tokens, passes = counts.tolist()
     return tokens / max(1, passes)
+
+
+def choose_prompt(block: Mapping[str, Any], length: int) -> Tensor:
+    """At most `length` tokens of one document before the block's first supervised ones, such as a chat's first reply.
+
+    Heads learn nothing of the users' turns, so what is decoded after these would not be theirs to draft. A block in
+    which no supervised token follows an unsupervised one of its document, such as plain text, gives its first tokens.
+
+    >>> chat = {"input_ids": [1, 2, 3, 4, 5], "loss_mask": [1, 0, 0, 1, 1], "document_ids": [0, 1, 1, 1, 1]}
+    >>> choose_prompt(chat, 8), choose_prompt(chat, 1), choose_prompt(chat | {"loss_mask": [1] * 5}, 2)
+    (tensor([2, 3]), tensor([3]), tensor([1, 2]))
+    """
+    ids_T, supervised_T, documents_T = (torch.tensor(block[n]) for n in ("input_ids", "loss_mask", "document_ids"))
+    begins_T = supervised_T[1:].bool() & ~supervised_T[:-1].bool() & (documents_T[1:] == documents_T[:-1])
+    if not begins_T.any():
+        return ids_T[:length]
+    end = int(begins_T.nonzero()[0]) + 1
+    document = int((documents_T == documents_T[end]).nonzero()[0])
+    return ids_T[max(document, end - length) : end]
 
 
 def count_decoding(token_heads: TokenHeads, prompts: list[Tensor], config: EvaluationConfig) -> tuple[int, int]:
