@@ -181,10 +181,18 @@ def forget_gradients(run: GuardedRun) -> None:
 
 @torch.no_grad()
 def all_finite(model: nn.Module, accelerator: Any) -> bool:
-    """Whether all trained weights are finite; each process checks its own shards, but ZeRO-3's shards are not seen."""
+    """Whether all trained weights are finite; each process checks its own shards."""
     bad = torch.zeros((), dtype=torch.long, device=accelerator.device)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            bad += (~torch.isfinite(local)).any()
+            bad += (~torch.isfinite(local_part(parameter))).any()
     return int(accelerator.reduce(bad, reduction="sum")) == 0
+
+
+def local_part(parameter: nn.Parameter) -> Tensor:
+    """This process's part of a parameter, which may be empty; under ZeRO-3 of the float32 copy that is trained."""
+    if hasattr(parameter, "ds_id"):
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        return safe_get_local_fp32_param(parameter)
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -7,16 +7,27 @@ benchmarks.training.engines`.
 
 import fcntl
 import importlib.util
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from forked import launch_forked
+from forked import Forked, environments, launch_forked
 from matrices import wide
 
-from benchmarks.training.engines import HALFWAY, ONE, TOLERANCE, TWO, Comparison, launch, prepare
+from benchmarks.training.engines import (
+    CASES,
+    HALFWAY,
+    ONE,
+    TOLERANCE,
+    TWO,
+    Comparison,
+    launch,
+    prepare,
+    write_config,
+)
 from train.engine.engine import (
     Engine,
     announce_compiling,
@@ -90,6 +101,42 @@ def test_two_processes_train_what_one_trains(comparison, engine, case, named, st
     ]
     assert not [line for line in said if any(notice in line for notice in ("gcc ", ACCUMULATION, DEPRECATED))]
     assert not list(tmp_path.iterdir()), "an operator was compiled that no training on CPUs calls"
+
+
+SPOILED = """
+import os
+import torch
+import train.run
+from deepspeed.utils import safe_get_local_fp32_param, safe_set_local_fp32_param
+
+finish = train.run.finish
+
+def spoil_and_finish(trainer):
+    weight = next(p for p in trainer.model.parameters() if p.requires_grad)
+    if os.environ["RANK"] == "1":
+        safe_set_local_fp32_param(weight, torch.full_like(safe_get_local_fp32_param(weight), float("nan")))
+    finish(trainer)
+
+train.run.finish = spoil_and_finish
+train.run.main()
+"""
+
+
+@with_gloo
+@with_deepspeed
+@in_ten_minutes
+def test_a_shard_that_is_not_finite_is_seen_by_all_processes(tmp_path):
+    """ZeRO-3's own parameters are empty tensors, which are finite whatever the shards hold."""
+    config, run = write_config(tmp_path, "spoiled", CASES["grounded, frozen"], TWO, trainer={"max_steps": 1})
+    (tmp_path / "spoiled.py").write_text(SPOILED)
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    ranks = environments(common, "zero3", TWO.processes)
+    processes = [Forked(tmp_path / "spoiled.py", ["--config", config], rank) for rank in ranks]
+    for process in processes:
+        said, _ = process.communicate(timeout=300)
+        assert "The trained weights are not finite and are not saved" in said, said[-3000:]
+        assert process.returncode == 1
+    assert not (run / "last").exists()
 
 
 @with_gloo
