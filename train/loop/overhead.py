@@ -58,7 +58,7 @@ def time_step(model: TrainedModel, batch: dict[str, Tensor], *, with_heads: bool
     start = read_clock(device)
     states = model.backbone_states(batch["input_ids"], batch["loss_mask"], batch["document_ids"])
     heads = itertools.islice(model.head_rows(states, with_backbone=True), None if with_heads else 1)
-    torch.stack([weighted_loss([model.with_targets(rows, states)])[0] for rows in heads]).sum().backward()
+    weighted_loss((model.with_targets(rows, states) for rows in heads), model.chunk_elements)[0].backward()
     seconds = read_clock(device) - start
     model.zero_grad(set_to_none=True)
     return seconds
