@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heads
+from heads.backbone.model import Backbone
 from heads.checkpoint import save_load, schema
 from heads.export.exporting import export_heads, import_heads
 from train.__main__ import main as train_main
@@ -23,6 +24,8 @@ from train.config import read_config
 from train.data.packing import build_datasets
 from train.loop.evaluation import count_decoding, spread
 from train.loop.trainer import HeadsTrainer
+from train.objective.losses import plain_cross_entropy
+from train.objective.model import TrainedModel
 from train.run import main, run
 
 
@@ -62,13 +65,40 @@ def test_the_real_command_trains_saves_and_measures(folder):  # noqa: F811
     assert recipe["measured"]["step"] == 20
 
 
-def test_logged_loss_is_the_mean_over_labels(folder):  # noqa: F811
+def test_logged_loss_is_the_mean_over_labels(folder, monkeypatch):  # noqa: F811
     """At a rate near 0 each step's logged head losses equal a forward of the first weights on that step's batch."""
+    steps, get_batch_samples = [], HeadsTrainer.get_batch_samples
+
+    def noted(self, *args, **kwargs):
+        batches, counts = get_batch_samples(self, *args, **kwargs)
+        steps.append(batches)
+        return batches, counts
+
+    monkeypatch.setattr(HeadsTrainer, "get_batch_samples", noted)
     where = train(folder, "logged", rates={"heads": 1e-12}, trainer={"max_steps": 3, "gradient_accumulation_steps": 2})
-    for line in metrics(where):
-        if "head1_loss" in line:
-            # The summed loss of the Trainer's log and our heads' means come by two routes; logs keep four digits.
-            assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)
+    lines = [line for line in metrics(where) if "head1_loss" in line]
+    assert len(lines) == len(steps) == 3
+    backbone = Backbone(AutoModelForCausalLM.from_pretrained(folder / "base"))
+    model = TrainedModel(backbone, heads.load(where / "last", backbone.model)).eval()
+    for line, batches in zip(lines, steps, strict=True):
+        assert len(batches) == 2
+        for k in (1, 2):
+            assert line[f"head{k}_loss"] == pytest.approx(mean_loss(model, batches, k), rel=1e-4)
+        # The summed loss of the Trainer's log and our heads' means come by two routes; logs keep four digits.
+        assert line["loss"] == pytest.approx(line["head1_loss"] + line["head2_loss"], rel=1e-3)
+
+
+@torch.no_grad()
+def mean_loss(model, batches, k):
+    """The mean of head k's plain cross-entropy over its labels in all of these batches."""
+    total = count = 0
+    for batch in batches:
+        states = model.backbone_states(batch["input_ids"], batch["loss_mask"], batch["document_ids"])
+        rows = list(model.head_rows(states, with_backbone=False))[k - 1]
+        total += float(plain_cross_entropy(rows.projection, rows.hidden_RD, rows.labels_R))
+        mask, documents = batch["loss_mask"].bool(), batch["document_ids"]
+        count += int((mask[:, k + 1 :] & (documents[:, k + 1 :] == documents[:, : -k - 1])).sum())
+    return total / count
 
 
 def test_any_split_of_a_batch_trains_the_same_heads(folder):  # noqa: F811
@@ -298,7 +328,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself_not_the_run(folder, mo
 def test_what_a_user_can_cause_ends_in_a_sentence(folder, flags, message, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no network: ends as an unknown name does
     with pytest.raises(SystemExit) as stop:
-        main(["--config", write_config(folder, "errors"), *flags])
+        main(["--config", write_config(folder, f"errors{flags[0]}"), *flags])
     assert stop.value.code in (1, 2)
     said = capsys.readouterr().err
     assert message in re.sub(r"\s+", " ", said.strip().splitlines()[-1])
