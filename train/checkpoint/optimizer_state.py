@@ -66,11 +66,6 @@ def load_schedule(schedule: Any, optimizer: Any, state: dict[str, Any]) -> list[
         The peak rates in the checkpoint and now, of each group where they differ.
     """
     groups = base_optimizer(optimizer).param_groups
-    if not hasattr(schedule, "lr_lambdas"):  # a schedule that looks at the loss stores its rates in its state
-        schedule.load_state_dict(state)
-        for group, rate in zip(groups, state["_last_lr"], strict=True):
-            group["lr"] = rate
-        return []
     before, now = state["base_lrs"], list(schedule.base_lrs)
     schedule.load_state_dict(state | {"base_lrs": now})
     schedule._last_lr = [rate * of(schedule.last_epoch) for rate, of in zip(now, schedule.lr_lambdas, strict=True)]

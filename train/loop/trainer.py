@@ -166,6 +166,7 @@ class HeadsTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
         outputs = model(**inputs, counts_K=num_items_in_batch, heads_weight=self.heads_weight)
+        assert num_items_in_batch is not None, "a step has at least one micro-batch"
         self._remember(outputs["logged_sums_M"], num_items_in_batch)
         # DDP averages gradients over processes; each process holds its share of one sum.
         loss = self.guard.watch(outputs["loss"] * self.accelerator.num_processes)
@@ -176,11 +177,8 @@ class HeadsTrainer(Trainer):
         """The weight of the heads' losses relative to the backbone's own in the present step."""
         return self.config.warm_in.weight(self.state.global_step, self.state.max_steps)
 
-    def _remember(self, sums_M: Tensor, counts_K: Tensor | None) -> None:
-        if counts_K is None:
-            counts_M = torch.ones_like(sums_M)
-        else:
-            counts_M = self.model.counts_of_logged(counts_K) / self.current_gradient_accumulation_steps
+    def _remember(self, sums_M: Tensor, counts_K: Tensor) -> None:
+        counts_M = self.model.counts_of_logged(counts_K) / self.current_gradient_accumulation_steps
         self.running_losses.add(sums_M, counts_M)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
