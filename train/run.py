@@ -16,10 +16,10 @@ from transformers import set_seed
 
 from heads.backbone.loading import load_tokenizer
 from heads.extras import MissingExtraError
-from train.checkpoint.earlier_run import refuse_used_folder, remove_earlier_run
+from train.checkpoint.earlier_run import refuse_used_folder, remove_earlier_run, starts_again_in
 from train.checkpoint.interruption import Interruption, clear_marker, listening
 from train.checkpoint.progress import read_progress
-from train.checkpoint.resume import check_shared_folder, choose_checkpoint
+from train.checkpoint.resume import choose_checkpoint, make_run_folder
 from train.checkpoint.run_folder import check_run_folder
 from train.config import TrainConfig, read_config
 from train.data.blocks import PackedData
@@ -97,6 +97,7 @@ def run(config: TrainConfig) -> Path:
 def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
     check_run_folder(config.output_dir)
     refuse_used_folder(config)
+    interruption.starts_again_in = starts_again_in(config)
     announce_compiling()
     config = settle_bf16(config)
     arguments = training_arguments(config)  # first: it starts the engine and decides on the device
@@ -109,7 +110,7 @@ def run_listening(config: TrainConfig, interruption: Interruption) -> Path:
         logger.log(logging.WARNING if arguments.bf16 else logging.INFO, advice)
     refuse_what_cannot_be_split(config, engine)
     resumed_from = choose_checkpoint(config, arguments, engine)
-    check_shared_folder(config)
+    make_run_folder(config)
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.backbone)
     # An engine that shards weights moves the model shard by shard; the whole may not fit on one device.
@@ -168,7 +169,6 @@ def train_and_store(trainer: HeadsTrainer, resumed_from: Path | None) -> None:
     folder = Path(trainer.args.output_dir)
     store_hidden_states(trainer)
     remove_earlier_run(trainer.config)
-    folder.mkdir(parents=True, exist_ok=True)
     clear_marker(folder)
     trainer.interruption.training = True
     with names_checkpoint(folder):

@@ -48,7 +48,9 @@ class Command:
     processes: int
     steps: int
 
-    def start(self, folder: Path, *flags: str) -> subprocess.Popen[str]:
+    def start(self, folder: Path) -> subprocess.Popen[str]:
+        """Start the run, or resume it if its folder is there, which a kill may come before."""
+        flags = ("--resume", "true") if folder.exists() else ()
         launcher = () if self.processes == 1 else (*LAUNCHER, str(self.processes))
         command = [sys.executable, *launcher, "train.py", *FLAGS, "--output_dir", str(folder), *flags]
         pipe: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -148,7 +150,7 @@ def kill_and_resume(console: Console, command: Command, wanted: int, generator: 
         kills, same = 0, []
         while kills < wanted:
             seconds = generator.uniform(0.2, 0.9) * duration
-            process = command.start(parts, *(("--resume", "true") if parts.exists() else ()))
+            process = command.start(parts)
             if not is_time(process, parts, seconds, in_save=kills % 2 == 1):  # compare, and start again
                 same.append(equal(whole, parts))
                 shutil.rmtree(parts)
@@ -156,7 +158,7 @@ def kill_and_resume(console: Console, command: Command, wanted: int, generator: 
             command.kill(process, generator)
             kills += 1
             table.add_row(str(kills), f"{seconds:.1f}", *describe_kill(parts))
-        finish(command.start(parts, "--resume", "true"))
+        finish(command.start(parts))
         same.append(equal(whole, parts))
     weights, logs = (all(column) for column in zip(*same, strict=True))
     console.print(table)

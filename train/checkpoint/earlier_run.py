@@ -50,6 +50,15 @@ def refuse_used_folder(config: TrainConfig) -> None:
             )
 
 
+def starts_again_in(config: TrainConfig) -> Path | None:
+    """The run's folder, if `--resume true` would do there what this run is to do, should it stop before its first step.
+
+    It would continue the earlier run that `overwrite` is to remove, and a folder that is missing is not resumed from.
+    """
+    folder = Path(config.output_dir)
+    return folder if (folder.is_dir() if config.resume else not left_by_a_run(folder)) else None
+
+
 def started_from(config: TrainConfig) -> dict[str, str]:
     """What a run reads, by the name of its setting."""
     backbone = config.backbone

@@ -35,6 +35,8 @@ class Interruption:
         received: name of the signal that this process received, for messages.
         agreed: all processes stop after the current step.
         training: training has begun, so there is something to save; before that, a signal ends the run immediately.
+        starts_again_in: the run's folder, if `--resume true` would do there what this run was to do; a signal before
+            training then leaves the marker in it.
         trained: the folder of the trained heads once they are saved. Only their evaluation remains then, and a signal
             ends the run immediately.
     """
@@ -43,6 +45,7 @@ class Interruption:
         self.received: str | None = None
         self.agreed = False
         self.training = False
+        self.starts_again_in: Path | None = None
         self.trained: Path | None = None
         self._at = 0.0
         self._same = SAME_SIGNAL
@@ -65,6 +68,8 @@ class Interruption:
             # os.write and no logger, since the signal may have come while a logger was writing.
             if not self.training:
                 os.write(2, f"{self.received}: ended before training began; nothing had to be saved.\n".encode())
+                if self.starts_again_in is not None:
+                    set_marker(self.starts_again_in, "before the first step")
                 raise SystemExit(EXIT_CODE)
             self.leave_when_trained()
             second = "a second Ctrl-C" if by_key else "a second signal"
@@ -136,6 +141,7 @@ class ShieldedWorker:
 def set_marker(run_folder: Path, text: str) -> None:
     """Mark the run as to be started again; if the folder cannot be written, the exit code alone shows it."""
     with contextlib.suppress(OSError):
+        run_folder.mkdir(parents=True, exist_ok=True)
         (run_folder / MARKER).write_text(text + "\n", encoding="utf-8")
 
 

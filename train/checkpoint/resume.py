@@ -137,19 +137,22 @@ def warn_of_differences(then: dict[str, Any], now: dict[str, Any]) -> None:
         logger.warning("The seed was %d and is %d: the order of blocks changes.", then["seed"], now["seed"])
 
 
-def check_shared_folder(config: TrainConfig) -> None:
-    """Check that every process sees the run's folder, where all write checkpoints and the main one lists their files.
+def make_run_folder(config: TrainConfig) -> None:
+    """Make the run's folder, from which a run that is killed before its first checkpoint starts again.
+
+    Every process must see it, since all write checkpoints and the main one lists their files.
 
     Raises:
         ValueError: a process does not see it; the sentence names its machine.
     """
+    if PartialState().is_main_process:
+        Path(config.output_dir).mkdir(parents=True, exist_ok=True)
     if PartialState().num_processes == 1:
         return
     probe = [f".shared-{uuid.uuid4().hex}"]
     broadcast_object_list(probe)
     path = Path(config.output_dir) / probe[0]
     if PartialState().is_main_process:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     PartialState().wait_for_everyone()
     blind = gather_object([] if appears(path) else [socket.gethostname()])

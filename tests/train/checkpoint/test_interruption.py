@@ -158,10 +158,42 @@ def start_rank(config, rank, port, script):
     return start(config, script=script, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **place)
 
 
-def test_a_signal_before_anything_is_trained_ends_at_once():
+def signal_while_tokenising(monkeypatch):
+    """SIGTERM when the data are read; the signal's handler runs before the call returns."""
+
+    def signalled(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr("train.run.build_datasets", signalled)
+
+
+def test_a_signal_before_the_first_step_ends_at_once_and_the_run_starts_again(folder, monkeypatch):
+    """Started again with --resume true, as launch/slurm.sh does; twice, the second time in a folder that is there."""
+    whole = train(write_config(folder, "whole"))
+    parts = write_config(folder, "parts")
+    for flags in ((), ("--resume", "true")):
+        with monkeypatch.context() as patch:
+            signal_while_tokenising(patch)
+            with pytest.raises(SystemExit) as stop:
+                train(parts, *flags)
+        assert stop.value.code == EXIT_CODE
+        assert (folder / "parts" / MARKER).is_file()
+        (folder / "parts" / MARKER).unlink()
+    train(parts, "--resume", "true")
+    assert_same_run(whole, folder / "parts")
+    assert not (folder / "parts" / MARKER).exists()
+
+
+def test_a_run_that_has_not_yet_removed_an_earlier_one_is_not_started_again(folder, monkeypatch):
+    """With --resume true it would continue the earlier one, from its checkpoints."""
+    where = train(write_config(folder, "run", trainer={"max_steps": 3}))
+    before = sorted(where.rglob("*"))
+    signal_while_tokenising(monkeypatch)
     with pytest.raises(SystemExit) as stop:
-        Interruption().receive(signal.SIGTERM, None)
+        train(write_config(folder, "run"), "--overwrite", "true")
     assert stop.value.code == EXIT_CODE
+    assert sorted(where.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,23 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(folder, monkeypatch, kind)
         assert all(names <= line.keys() for line in steps)
 
 
+def test_a_run_that_was_killed_while_it_tokenised_starts_from_the_beginning(folder, monkeypatch, caplog):
+    whole, parts = train(write_config(folder, "whole")), write_config(folder, "parts")
+
+    def dying(*args, **kwargs):
+        raise Killed
+
+    with pytest.raises(ValueError, match="holds no checkpoint-"):
+        train(parts, "--resume", "true")  # nothing was begun there
+    with monkeypatch.context() as patch:
+        patch.setattr("train.run.build_datasets", dying)
+        with pytest.raises(Killed):
+            train(parts)
+    train(parts, "--resume", "true")
+    assert "no checkpoint was saved yet; the run starts from the beginning" in caplog.text
+    assert_same_run(whole, folder / "parts")
+
+
 STREAMED = pytest.param({"streaming": True, "max_eval_blocks": 4}, id="streamed")
 
 

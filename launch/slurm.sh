@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# FSDP2 on two machines with eight GPUs each; use it when one machine's GPUs are too few or too slow.
-#     sbatch launch/slurm_fsdp2.sh configs/X.yaml [--rates.heads 3e-4 …]
+# FSDP2 or ZeRO-3 on two machines with eight GPUs each; use it when one machine's GPUs are too few or too slow.
+#     sbatch launch/slurm.sh configs/X.yaml [--rates.heads 3e-4 …]
+#     LAUNCH=launch/zero3.yaml sbatch launch/slurm.sh configs/X.yaml …      # where your cluster runs DeepSpeed
 # Submit it from the repository root, with output_dir and HF_DATASETS_CACHE on a disk that all machines share.
 #SBATCH --job-name=headway
 #SBATCH --nodes=2
@@ -12,12 +13,14 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@300
 # Five minutes before its time ends (or when it is pre-empted) the job is told by SIGTERM; every process then saves a
-# checkpoint and leaves, and the job is put back into the queue. It goes on from the last whole checkpoint.
+# checkpoint and leaves, and the job is put back into the queue. It goes on from the last whole checkpoint, or starts
+# again if there is none yet.
 set -uo pipefail
-config=${1:?"usage: sbatch launch/slurm_fsdp2.sh configs/X.yaml [flags]"}
+config=${1:?"usage: sbatch launch/slurm.sh configs/X.yaml [flags]"}
 shift
 [ -d .venv ] && . .venv/bin/activate
 
+export LAUNCH=${LAUNCH:-launch/fsdp2_multi_node.yaml}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((29500 + SLURM_JOB_ID % 1000))
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240   # what a save may take; the launcher kills its processes after that
@@ -27,9 +30,9 @@ resume=(); [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && resume=(--resume true)
 told=0
 forward() { told=1; kill -TERM "$step" 2>/dev/null; }
 trap forward TERM USR1
-srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file launch/fsdp2_multi_node.yaml \
+srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$LAUNCH" \
     --num_machines "$SLURM_NNODES" --num_processes "'$processes'" --machine_rank "$SLURM_NODEID" \
-    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" \
+    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" --deepspeed_multinode_launcher standard \
     train.py "$@"' _ --config "$config" "${resume[@]}" "$@" &
 step=$!
 wait "$step"; code=$?
