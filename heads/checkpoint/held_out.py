@@ -146,7 +146,8 @@ def read_stored(source: SourceConfig, record: HeldOutData, tokenizer: Any, num_h
 
 
 def read_streamed(source: SourceConfig, record: HeldOutData, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:
-    from heads.data.documents import find_usable, is_held_out, load_documents
+    from heads.data.documents import find_usable, load_documents
+    from heads.data.streams import is_held_out
 
     for row in load_documents(source, record.config, tokenizer, streaming=True).rows:
         (_, (usable,)) = find_usable([row["status"]], [row["num_tokens"]], num_heads)

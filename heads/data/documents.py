@@ -8,7 +8,6 @@ cache is `$HF_DATASETS_CACHE/headway`, with one file for each source, tokenizer,
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from heads.data.chat import choose_template
 from heads.data.conversations import BadRowError, EmptyRowError
 from heads.data.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
 from heads.data.sources import Rows, first_line, open_rows
+from heads.data.streams import ROWS_PER_BATCH, DocumentStream
 from heads.extras import needs_extra
 from heads.validation import validated, within
 
@@ -40,9 +40,7 @@ AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, the
     "text": "text",
 }
 SAMPLE_ROWS = 20  # read to find out what a source holds
-FOR_FRACTION, FOR_EVAL = 0, 1  # what a row is sampled for; each purpose has random numbers of its own
 CACHE_VERSION = 3  # raised when the same row becomes other tokens than before
-ROWS_PER_BATCH = 64  # a few megabytes of text at most
 
 
 @validated
@@ -114,12 +112,17 @@ class DataConfig:
 
 @dataclass(kw_only=True)
 class Documents:
-    """The tokenised rows of one source, columns as in DOCUMENT_FEATURES."""
+    """The tokenised rows of one source, columns as in DOCUMENT_FEATURES.
+
+    Attributes:
+        stream: where `rows` come from, if they are tokenised when they are read.
+    """
 
     name: str
     is_chat: bool
     weight: float
     rows: Dataset | IterableDataset
+    stream: DocumentStream | None = None
 
 
 def load_documents(
@@ -130,11 +133,16 @@ def load_documents(
     is_chat = format in CHAT_FORMATS
     template = choose_template(tokenizer, config.chat_template) if is_chat else None
     tokenize = RowTokenizer(tokenizer, source.path, format, column, template, source.roles)
+    stream = None
     if isinstance(rows, Dataset):
         rows = tokenize_cached(rows, tokenize, source.fraction, config)
     else:
-        rows = tokenize_streamed(rows, tokenize, source.fraction, config.seed, list(next(iter(rows))))
-    return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows)
+        columns = list(next(iter(rows)))
+        stream = DocumentStream(
+            rows=rows, columns=columns, tokenize=tokenize, fraction=source.fraction, seed=config.seed
+        )
+        rows = stream.documents()
+    return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows, stream=stream)
 
 
 def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
@@ -204,37 +212,11 @@ def split_held_out(usable: np.ndarray, share: float, seed: int) -> tuple[np.ndar
     return shuffled[:count], shuffled[count:]
 
 
-def tokenize_streamed(
-    rows: IterableDataset, tokenize: RowTokenizer, fraction: float, seed: int, columns: list[str]
-) -> IterableDataset:
-    rows = rows.map(number_rows, with_indices=True, batched=True)
-    if fraction < 1:
-        sampled = partial(is_sampled, share=fraction, purpose=FOR_FRACTION, seed=seed)
-        rows = rows.filter(sampled, input_columns=["row_number"])
-    return rows.map(
-        tokenize, batched=True, batch_size=ROWS_PER_BATCH, remove_columns=columns, features=DOCUMENT_FEATURES
-    )
-
-
 def cache_file(kind: str, fingerprint: str) -> Path:
     """The cache file of tokenised documents or packed blocks with this fingerprint."""
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "headway"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{kind}-{fingerprint}.arrow"
-
-
-def number_rows(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-    return {"row_number": indices}
-
-
-def is_sampled(row_number: int, *, share: float, purpose: int, seed: int) -> bool:
-    """Whether a row belongs to a random share. It depends only on the arguments, so a stream needs no state for it."""
-    return bool(np.random.default_rng((seed, purpose, row_number)).random() < share)
-
-
-def is_held_out(row_number: int, *, share: float, seed: int) -> bool:
-    """Whether a run that streams sets a row aside for its evaluation."""
-    return is_sampled(row_number, share=share, purpose=FOR_EVAL, seed=seed)
 
 
 def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[Format, str]:

@@ -106,8 +106,7 @@ def open_generator(
     """Rows of a reader, cached under a fingerprint of the files' names, sizes and times unless they are streamed."""
     if streaming:
         return IterableDataset.from_generator(reader, features=features, gen_kwargs=options)
-    identity = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    fingerprint = Hasher.hash((reader.__name__, options, identity))
+    fingerprint = Hasher.hash((reader.__name__, options, describe_files(files)))
     try:
         return Dataset.from_generator(
             reader,
@@ -119,6 +118,25 @@ def open_generator(
     except (DatasetGenerationError, ValueError) as error:  # ValueError: the reader yielded no row
         reason = first_line(error.__cause__) if error.__cause__ else f"{path!r} holds no rows; give a file with rows."
         raise ValueError(reason) from error
+
+
+def identity_of(path: str, name: str | None, split: str, heldout_list: str | None) -> tuple[Any, ...]:
+    """What the rows of a streamed path depend on: its files' names, sizes and times, or the commit on the hub."""
+    path = os.path.expanduser(path)
+    if not is_here(path):
+        return path, name, split, datasets.load_dataset_builder(path, name).hash
+    if path == STDLIB:
+        assert heldout_list is not None
+        files = [stdlib_root() / file for file in stdlib_files(split, load_heldout_files(heldout_list))]
+    else:
+        inside = Path(path).rglob("*") if Path(path).is_dir() else [Path(path)]
+        found = map(Path, glob.glob(path, recursive=True)) if is_pattern(path) else inside
+        files = sorted(file for file in found if file.is_file())
+    return path, name, split, describe_files(files)
+
+
+def describe_files(files: Sequence[Path]) -> list[tuple[str, int, int]]:
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def first_line(error: BaseException) -> str:

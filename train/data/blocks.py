@@ -5,21 +5,28 @@ next block; only the last tokens, which do not fill a block, are dropped.
 """
 # D document, T position in a document or block
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, IterableDataset
+from datasets.fingerprint import Hasher
 
+from heads.data.documents import cache_file
 from train.data.report import DataReport, Filling
 
 BLOCK_SCHEMA = pa.schema(
     {"input_ids": pa.list_(pa.int32()), "loss_mask": pa.list_(pa.bool_()), "document_ids": pa.list_(pa.int32())}
 )
 BLOCK_FEATURES = datasets.Features.from_arrow_schema(BLOCK_SCHEMA)
+
+BLOCKS_PER_WRITE = 256
 
 Document = tuple[np.ndarray, np.ndarray]  # token ids and loss mask
 Block = dict[str, np.ndarray]
@@ -73,6 +80,26 @@ def join_pieces(pieces: list[Document]) -> Block:
         "loss_mask": np.concatenate([mask_T for _, mask_T in pieces]),
         "document_ids": np.repeat(np.arange(len(pieces), dtype=np.int32), lengths),
     }
+
+
+def cached_blocks(key: tuple[Any, ...], make: Callable[[], Iterator[Mapping[str, Any]]]) -> Dataset:
+    """The blocks that `make` gives, written to the cache, or read from it if a run has written blocks with this key."""
+    path = cache_file("blocks", Hasher.hash(key))
+    if not path.is_file():
+        write_blocks(path, make())
+    return Dataset.from_file(str(path))
+
+
+def write_blocks(path: Path, blocks: Iterator[Mapping[str, Any]]) -> None:
+    """Write an Arrow file under a temporary name and rename it, so that processes may write the same file."""
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_stream(file, BLOCK_SCHEMA) as writer:
+            for chunk in iter(lambda: list(islice(blocks, BLOCKS_PER_WRITE)), []):
+                writer.write_table(to_table(chunk))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def to_table(blocks: Sequence[Mapping[str, Any]]) -> pa.Table:

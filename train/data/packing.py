@@ -5,36 +5,29 @@ tokenised documents under `$HF_DATASETS_CACHE/headway`; a second run with the sa
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import datasets
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset, IterableDataset
-from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from heads.data.documents import (
     CACHE_VERSION,
     DataConfig,
     SourceConfig,
-    cache_file,
     load_documents,
     split_held_out,
 )
 from heads.data.rows import DOCUMENT_FEATURES
-from train.data.blocks import BLOCK_SCHEMA, Block, Document, PackedData, to_table
+from train.data.blocks import Document, PackedData, cached_blocks
 from train.data.refusals import check_config, refuse, refuse_no_block, refuse_unlabelled, warn
 from train.data.report import CHECKED_ROWS, CountedSource, DataReport, PackReport, SourceReport, count_rows
 from train.data.streaming import pack_streamed
 from train.data.whole_documents import PACKINGS
 
 logger = logging.getLogger(__name__)
-
-BLOCKS_PER_WRITE = 256
 
 
 def build_datasets(
@@ -146,10 +139,7 @@ def pack_cached(
         refuse_no_block(split, sum(lengths_D), block_size)
     named = () if config.packing == "cut" else (config.packing,)  # so that blocks of earlier versions are found
     key = (CACHE_VERSION, documents._fingerprint, block_size, max_blocks, *named)
-    path = cache_file("blocks", Hasher.hash(key))
-    if not path.is_file():
-        write_blocks(path, islice(pack(read_documents(documents), block_size), max_blocks))
-    blocks = Dataset.from_file(str(path))
+    blocks = cached_blocks(key, lambda: islice(pack(read_documents(documents), block_size), max_blocks))
     return blocks, PackReport(
         documents=len(documents),
         tokens=sum(lengths_D),
@@ -165,12 +155,3 @@ def read_documents(documents: Dataset) -> Iterator[Document]:
     for table in documents.select_columns(["input_ids", "loss_mask"]).with_format("arrow").iter(batch_size=64):
         for ids, mask in zip(table["input_ids"], table["loss_mask"], strict=True):
             yield ids.values.to_numpy(), mask.values.to_numpy(zero_copy_only=False)
-
-
-def write_blocks(path: Path, blocks: Iterator[Block]) -> None:
-    """Write an Arrow file under a temporary name and rename it, so that processes may write the same file."""
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_stream(file, BLOCK_SCHEMA) as writer:
-        for chunk in iter(lambda: list(islice(blocks, BLOCKS_PER_WRITE)), []):
-            writer.write_table(to_table(chunk))
-    os.replace(unfinished, path)

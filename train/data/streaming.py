@@ -12,12 +12,14 @@ from typing import Any
 
 import datasets
 import numpy as np
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 
 from heads.data.bad_rows import BadRows
-from heads.data.documents import DataConfig, is_held_out
+from heads.data.documents import CACHE_VERSION, DataConfig
 from heads.data.rows import DOCUMENT_FEATURES
-from train.data.blocks import BLOCK_FEATURES, Document, PackedData, to_table
+from heads.data.sources import identity_of
+from heads.data.streams import DocumentStream, is_held_out
+from train.data.blocks import BLOCK_FEATURES, Document, PackedData, cached_blocks
 from train.data.refusals import (
     labelled_heads,
     refuse_foreign_ids,
@@ -35,16 +37,13 @@ CHECKED_BLOCKS = 256  # at the beginning of a stream, one of which must have a l
 def pack_streamed(
     train: list[CountedSource], evaluated: list[CountedSource], config: DataConfig, *, num_heads: int, vocab_size: int
 ) -> PackedData:
-    """Training blocks that are packed on demand, and evaluation blocks that are read now and held in memory."""
+    """Training blocks that are packed on demand, and evaluation blocks that are read now, or from the cache."""
 
     def stream(source: CountedSource, of_eval: bool) -> IterableDataset:
-        rows = source.documents.rows
-        if config.eval_fraction:
-            keep = partial(is_in_split, of_eval=of_eval, share=config.eval_fraction, seed=config.seed)
-            rows = rows.filter(keep, input_columns=["row_number"])
+        keep = partial(is_in_split, of_eval=of_eval, share=config.eval_fraction, seed=config.seed)
         options = {
             "name": source.documents.name,
-            "rows": rows,
+            "rows": stream_of(source).documents(keep if config.eval_fraction else None),
             "min_tokens": num_heads + 2,
             "vocab_size": vocab_size,
             "max_bad_fraction": config.max_bad_fraction,
@@ -63,15 +62,31 @@ def pack_streamed(
         )
     options = {"documents": mixed, "config": config, "num_heads": num_heads}
     blocks = IterableDataset.from_generator(stream_blocks, features=BLOCK_FEATURES, gen_kwargs=options)
-    eval_parts = [stream(source, True) for source in (evaluated or (train if config.eval_fraction else []))]
+    held_out = evaluated or (train if config.eval_fraction else [])
     eval_blocks = None
-    if eval_parts:
-        joined = datasets.interleave_datasets(eval_parts, stopping_strategy="all_exhausted_without_replacement")
-        limit = config.max_eval_blocks
-        found = list(islice(stream_blocks(joined, config, num_heads, "evaluation"), limit))
-        eval_blocks = Dataset(to_table(found))
+    if held_out:
+        parts = [stream(source, True) for source in held_out]
+        joined = datasets.interleave_datasets(parts, stopping_strategy="all_exhausted_without_replacement")
+        found = stream_blocks(joined, config, num_heads, "evaluation")
+        key = (*identify(held_out, config), num_heads, vocab_size)
+        eval_blocks = cached_blocks(key, lambda: islice(found, config.max_eval_blocks))
     report = DataReport(train=[source.report for source in train], eval=[source.report for source in evaluated])
     return PackedData(train=blocks, eval=eval_blocks, report=report)
+
+
+def stream_of(source: CountedSource) -> DocumentStream:
+    assert source.documents.stream is not None, "a source of a config that streams"
+    return source.documents.stream
+
+
+def identify(held_out: list[CountedSource], config: DataConfig) -> tuple[Any, ...]:
+    """What evaluation blocks and the refusals of their documents depend on, beside the heads and the vocabulary."""
+    sources = [
+        (identity_of(source.path, source.name, source.split, config.heldout_list), stream_of(counted).identity())
+        for source, counted in zip(config.eval or config.train, held_out, strict=True)
+    ]
+    packing = (config.packing, config.block_size, config.max_eval_blocks)
+    return ("streamed", CACHE_VERSION, sources, config.eval_fraction, config.seed, config.max_bad_fraction, *packing)
 
 
 def is_in_split(row_number: int, *, of_eval: bool, share: float, seed: int) -> bool:

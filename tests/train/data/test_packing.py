@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import datasets
@@ -15,8 +15,9 @@ from repository import DEMO
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from heads.data.documents import DataConfig, SourceConfig
+from heads.data.documents import DataConfig, SourceConfig, load_documents
 from heads.data.rows import RowTokenizer
+from heads.data.streams import ROWS_PER_BATCH, is_held_out
 from train.data.blocks import PackedData, pack
 from train.data.packing import build_datasets, read_sources
 from train.data.whole_documents import PACKINGS
@@ -194,6 +195,67 @@ def test_a_streams_subset_and_its_evaluation_share_are_drawn_apart(tokenizer, tm
     packed = build(tokenizer, source, eval_fraction=0.3, max_eval_blocks=400, streaming=True)
     evaluated = len(packed.eval)
     assert 0.2 < evaluated / (evaluated + len(list(packed.train))) < 0.4  # 3 standard deviations of 200 draws at 0.3
+
+
+def rows_read(monkeypatch) -> list[int]:
+    """Numbers of the rows that are tokenised from now on."""
+    read, numbers = RowTokenizer.read, []
+    monkeypatch.setattr(
+        RowTokenizer, "read", lambda self, row, number: numbers.append(number) or read(self, row, number)
+    )
+    return numbers
+
+
+def test_of_a_stream_each_split_tokenises_only_its_own_rows(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("train.data.packing.CHECKED_ROWS", 10)
+    monkeypatch.setattr("train.data.streaming.CHECKED_ROWS", 10)
+    numbers = rows_read(monkeypatch)
+    source = SourceConfig(path=numbered(tmp_path / "a.jsonl", 1000, length=16), fraction=0.9)
+    packed = build(tokenizer, source, eval_fraction=0.1, max_eval_blocks=20, streaming=True)
+    evaluated, numbers[:] = set(numbers), []
+    list(packed.train)
+    of_eval = {n for n in range(1000) if is_held_out(n, share=0.1, seed=0)}
+    assert not of_eval & set(numbers)
+    # Beside the rows that are checked first, and those of the batch that is tokenised ahead.
+    assert len(evaluated - of_eval) <= ROWS_PER_BATCH
+    assert sorted(of_eval & evaluated)[:20] == [document[1] - 1 for document in documents_of(packed.eval)]
+
+
+def test_a_streams_evaluation_blocks_are_those_of_filtered_documents(tokenizer, tmp_path):
+    """Whatever is tokenised: the held-out documents in their order, from both sources in turn, packed."""
+    sources = [SourceConfig(path=numbered(tmp_path / f"{n}.jsonl", 200, first=1 + 300 * n)) for n in range(2)]
+    config = DataConfig(train=sources, block_size=16, eval_fraction=0.3, max_eval_blocks=9, streaming=True, seed=3)
+    found = build_datasets(config, tokenizer, num_heads=3, vocab_size=VOCABULARY).eval
+    kept = []
+    for source in sources:
+        rows = load_documents(source, config, tokenizer, streaming=True).rows
+        kept.append([row for row in rows if is_held_out(row["row_number"], share=0.3, seed=3)])
+    in_turn = [row for pair in zip(*kept, strict=False) for row in pair]
+    documents = ((np.array(row["input_ids"]), np.array(row["loss_mask"])) for row in in_turn)
+    wanted = [{name: column.tolist() for name, column in block.items()} for block in islice(pack(documents, 16), 9)]
+    assert list(found) == wanted
+
+
+def test_a_streams_evaluation_blocks_are_read_once(tokenizer, tmp_path, monkeypatch):
+    """Other processes and resumed runs read them from the cache, until something that they depend on has changed."""
+    monkeypatch.setattr("train.data.packing.CHECKED_ROWS", 10)
+    path = numbered(tmp_path / "a.jsonl", 400, length=16)
+    settings = {"eval_fraction": 0.1, "max_eval_blocks": 12, "streaming": True}
+    numbers = rows_read(monkeypatch)
+    first = build(tokenizer, path, **settings)
+    assert max(numbers) > ROWS_PER_BATCH
+    numbers.clear()
+    again = build(tokenizer, path, **settings)
+    assert max(numbers) < ROWS_PER_BATCH, "only the first rows are read, to be checked"
+    assert list(again.eval) == list(first.eval)
+    assert again.eval.features == first.eval.features
+    for change in ({"seed": 1}, {"block_size": 17}, {"max_eval_blocks": 13}, {"eval_fraction": 0.2}, {"num_heads": 2}):
+        numbers.clear()
+        build(tokenizer, path, **settings | change)
+        assert max(numbers) > ROWS_PER_BATCH, change
+    numbered(tmp_path / "a.jsonl", 400, length=16, first=2)
+    assert documents_of(build(tokenizer, path, **settings).eval) != documents_of(first.eval)
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
 
 
 def test_evaluation_sources_and_their_limit(tokenizer, tmp_path):
