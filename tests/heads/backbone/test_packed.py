@@ -40,7 +40,14 @@ def test_logits_are_the_plain_ones(rows: int) -> None:
     tokens_BT = random_tokens(1, rows)
     # float32 sums of some dozens of terms in another order
     torch.testing.assert_close(packed(tokens_BT).logits, plain(tokens_BT).logits, atol=1e-5, rtol=1e-5)
-    assert all((one.packed is not None) == (rows > 1) for one in products_of(packed))
+    assert all(one.packed is not None for one in products_of(packed))
+
+
+@torch.no_grad()
+def test_a_product_without_rows_is_plain() -> None:
+    layer = nn.Linear(16, 8)
+    pack_weights(layer)
+    assert layer(torch.ones(0, 16)).shape == (0, 8)
 
 
 @pytest.mark.parametrize("family", heads.families())
