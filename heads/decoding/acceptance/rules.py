@@ -42,11 +42,12 @@ class VerifiedNodes:
     logits_NV: Tensor
     chosen: Sequence[int] | None
     q_NV: Tensor | None
-    sampled_from: Sequence[int] | None = None
+    sampled_from: Sequence[int] | None
 
     def sampled_children(self, node: int) -> tuple[list[int], int]:
         """The sampled tokens among a node's children, in order, and the row of `q_NV` that they came from."""
-        rows = self.shape.parents if self.sampled_from is None else self.sampled_from
+        rows = self.sampled_from
+        assert rows is not None
         sampled = [child for child in self.shape.children[node] if rows[child] >= 0]
         return [self.tokens[child] for child in sampled], rows[sampled[0]] if sampled else -1
 

@@ -83,8 +83,15 @@ class DraftLength(Protocol):
         """K for the next pass over `batch` rows."""
         ...
 
-    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        """Learn from a pass: its seconds, and for each row the numbers of accepted drafts and of emitted tokens."""
+    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], compared: Sequence[int]) -> None:
+        """Learn from a pass over k drafts a row.
+
+        Args:
+            draft, verify: seconds of drafting them, and of the rest of the pass.
+            accepted: for each row the number of accepted drafts.
+            compared: for each row how many drafts were compared with a token of the backbone: the accepted ones, and
+                the first one that was rejected.
+        """
         ...
 
 
@@ -97,7 +104,7 @@ class FixedLength:
     def choose(self, batch: int) -> int:
         return self.longest
 
-    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
+    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], compared: Sequence[int]) -> None:
         """Nothing is adapted."""
 
 
@@ -107,7 +114,7 @@ class AdaptiveLength:
 
     >>> length = AdaptiveLength()
     >>> for k in [7, 7, 3]:                              # a drafted token takes 1 s, a pass 30 s whatever its length
-    ...     length.observe(k=k, draft=1.0 * k, verify=30.0, accepted=[k], emitted=[k + 1])
+    ...     length.observe(k=k, draft=1.0 * k, verify=30.0, accepted=[k], compared=[k])
     >>> length.choose(batch=1)                           # α is 0.855 now: E(K) / (K + 30) is greatest at 12
     12
     """
@@ -128,9 +135,8 @@ class AdaptiveLength:
             return PROBES[seconds.passes % len(PROBES)]
         return max(range(1, MAX_K + 1), key=lambda k: expected_tokens(self.alpha, k) / seconds(k))
 
-    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], emitted: Sequence[int]) -> None:
-        # Each of the first k emitted tokens was compared with the draft of its depth.
-        self.compared = FORGETTING * self.compared + sum(min(count, k) for count in emitted)
+    def observe(self, *, k: int, draft: float, verify: float, accepted: Sequence[int], compared: Sequence[int]) -> None:
+        self.compared = FORGETTING * self.compared + sum(compared)
         self.accepted = FORGETTING * self.accepted + sum(accepted)
         seconds = self.seconds.setdefault(len(accepted), Seconds())
         seconds.passes += 1

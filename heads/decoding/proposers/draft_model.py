@@ -106,7 +106,7 @@ class ModelDrafter:
             shapes=[shape] * len(rows),
             max_depth=shape.depth,
             q_BNV=torch.stack(q, dim=1) if q else None,
-            sampled_from=[-1, *range(self.k), *[-1] * looked_up],
+            sampled_from=[-1, *range(self.k), *[-1] * looked_up] if q else None,
         )
 
     def draft_chain(self, rows: list[Row]) -> tuple[Tensor, list[Tensor]]:
@@ -169,8 +169,8 @@ class ModelDrafter:
         ]
         self.reader.keep(self.first, num_kept)
         self.num_read = [read + more for read, more in zip(self.num_read, num_kept, strict=True)]
-        compared = [min(count + 1, len(tokens)) for count, tokens in zip(right, emitted, strict=True)]
-        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=right, emitted=compared)
+        compared = [min(count + 1, len(tokens), self.k) for count, tokens in zip(right, emitted, strict=True)]
+        self.length.observe(k=self.k, draft=self.draft_seconds, verify=verify, accepted=right, compared=compared)
 
     def keep_rows(self, rows_R: Tensor) -> None:
         self.reader.keep_rows(rows_R)

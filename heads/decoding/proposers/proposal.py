@@ -28,8 +28,8 @@ class Proposal:
         max_depth: no node is deeper.
         q_BNV: the distributions that drafts were sampled from, up to a factor: a node's children were sampled without
             replacement, in their order. None where drafts are the proposer's best tokens.
-        sampled_from: for each node the row of `q_BNV` that it was sampled from, -1 if it was not sampled; None if every
-            node was sampled from its parent's row.
+        sampled_from: for each node the row of `q_BNV` that it was sampled from, -1 if it was not sampled; None where
+            `q_BNV` is None.
     """
 
     tokens_BN: Tensor

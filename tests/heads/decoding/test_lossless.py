@@ -346,7 +346,7 @@ class TakesTheChainForDrawn(RejectionRule):
     """Wrong on purpose: the looked-up token is weighed as if q had given it."""
 
     def accept(self, row: Row, nodes: VerifiedNodes) -> list[int]:
-        return super().accept(row, dataclasses.replace(nodes, sampled_from=None))
+        return super().accept(row, dataclasses.replace(nodes, sampled_from=nodes.shape.parents))
 
 
 def test_the_joint_distribution_fails_wrong_rules(monkeypatch):

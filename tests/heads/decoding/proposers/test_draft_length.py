@@ -28,7 +28,7 @@ def test_the_best_length_by_hand():
         for k in PROBES:
             assert length.choose(2) == k
             length.compared, length.accepted = 1e9, 5e8
-            length.observe(k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0], emitted=[1, 1])
+            length.observe(k=k, draft=1.0 * k, verify=verify(k), accepted=[0, 0], compared=[1, 1])
         length.compared, length.accepted = 1e9, 5e8
         assert length.choose(2) == best
         assert length.choose(1) == PROBES[0], "another batch size has times of its own"
@@ -37,11 +37,11 @@ def test_the_best_length_by_hand():
 def test_alpha_counts_what_was_compared():
     """No draft behind a rejected one is compared; earlier counts fade by 2 %."""
     length = AdaptiveLength(compared=0.0, accepted=0.0)
-    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4], emitted=[1, 3, 5])
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 2, 4], compared=[1, 3, 4])
     assert (length.accepted, length.compared) == (0 + 2 + 4, 1 + 3 + 4)
-    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0], emitted=[1, 1, 1])
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[0, 0, 0], compared=[1, 1, 1])
     assert length.alpha == pytest.approx(0.98 * 6 / (0.98 * 8 + 3), rel=1e-12)
-    length.observe(k=4, draft=1.0, verify=1.0, accepted=[2], emitted=[2])  # its row ended with the second draft
+    length.observe(k=4, draft=1.0, verify=1.0, accepted=[2], compared=[2])  # its row ended with the second draft
     assert length.alpha == pytest.approx((0.98**2 * 6 + 2) / (0.98 * (0.98 * 8 + 3) + 2), rel=1e-12)
 
 
