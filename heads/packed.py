@@ -10,13 +10,15 @@ row is packed too, so plain generation is compared on the same kernels.
 
 PyTorch packs weights so in compiled graphs (torch._inductor.fx_passes.mkldnn_fusion); here it is done to a model as it
 is. Sums are taken in another order, so logits differ by rounding (tests/heads/backbone/test_packed.py). A packed layer
-notices when its weight was changed and packs it anew.
+notices when its weight was replaced or edited in place and packs it anew; an edit through `.data` keeps the weight's
+version and is not noticed: call `pack_weights` again after one.
 """
 # R rows of a product, I inputs, O outputs; … any leading axes
 
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import torch
@@ -92,7 +94,7 @@ class PackedProduct:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.packed: Tensor | None = None
-        self.made_of: tuple[int, int] | None = None
+        self.made_of: tuple[weakref.ref[Tensor], int, int] | None = None
 
     def __deepcopy__(self, memo: Any) -> PackedProduct:
         return PackedProduct(self.dtype)  # packed tensors have no copy, and a copied layer has a weight of its own
@@ -113,7 +115,11 @@ class PackedProduct:
         return x.dtype == weight_OI.dtype == self.dtype and weight_OI.device.type == "cpu"
 
     def follow(self, weight_OI: Tensor) -> None:
-        """Pack the weight where it is not the one that is packed; each edit in place counts its version up."""
+        """Pack the weight where it is not the one that is packed; each edit in place counts its version up.
+
+        Its address alone does not tell it: a freed weight's may be given to the next one.
+        """
         state = weight_OI.data_ptr(), 0 if weight_OI.is_inference() else weight_OI._version
-        if state != self.made_of:
-            self.packed, self.made_of = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach()), state
+        if self.made_of is None or self.made_of[0]() is not weight_OI or self.made_of[1:] != state:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach())
+            self.made_of = weakref.ref(weight_OI), *state

@@ -74,6 +74,30 @@ def test_an_edited_weight_is_packed_anew() -> None:
     torch.testing.assert_close(layer(x_RI), nn.functional.linear(x_RI, layer.weight, layer.bias))
 
 
+@torch.no_grad()
+def test_another_weight_at_the_same_address_is_packed_anew() -> None:
+    """As where the allocator gives a freed weight's memory to the next one: versions begin at 0 again."""
+    layer, x_RI, memory_OI = nn.Linear(16, 8), torch.randn(4, 16), torch.randn(8, 16)
+    layer.weight = nn.Parameter(memory_OI)
+    pack_weights(layer)
+    layer(x_RI)
+    before = layer.weight.data_ptr(), layer.weight._version
+    memory_OI.numpy()[:] *= 2  # counts no version up
+    layer.weight = nn.Parameter(torch.from_numpy(memory_OI.numpy()))
+    assert (layer.weight.data_ptr(), layer.weight._version) == before
+    torch.testing.assert_close(layer(x_RI), nn.functional.linear(x_RI, layer.weight, layer.bias))
+
+
+@torch.no_grad()
+def test_packing_again_takes_in_what_was_edited_through_data() -> None:
+    layer, x_RI = nn.Linear(16, 8), torch.randn(4, 16)
+    pack_weights(layer)
+    layer(x_RI)
+    layer.weight.data.mul_(2)
+    pack_weights(layer)
+    torch.testing.assert_close(layer(x_RI), nn.functional.linear(x_RI, layer.weight, layer.bias))
+
+
 def test_gradients_are_those_of_the_plain_layer() -> None:
     def gradient(layer: nn.Linear) -> Tensor:
         (found,) = torch.autograd.grad(layer(torch.ones(4, 16)).square().sum(), [layer.weight])
