@@ -55,13 +55,18 @@ class DeviceTable:
         self.table.check_vocab(vocab_size)
 
     def cooccurrence(self, candidates: Sequence[Tensor]) -> Tensor:
-        """p̂(x_1 … x_n) / Π p̂(x_i) of every combination (B, K_1, …, K_n), float32, of candidates (B, K_i)."""
+        """p̂(x_1 … x_n) / Π p̂(x_i) of every combination (B, K_1, …, K_n), float32, of candidates (B, K_i).
+
+        The result is on the candidates' device, which may be another than the table's.
+        """
+        asked_on = candidates[0].device
+        candidates = [ids_BK.to(self.unigrams_V.device) for ids_BK in candidates]
         places, seen = self.find(candidates)
         common = [self.unigrams_V[ids_BK.clamp(max=len(self.unigrams_V) - 1)] for ids_BK in candidates]
         weight = reduce(_outer, [self.table.num_tokens / count_BK.clamp(min=1).double() for count_BK in common])
         weight = weight / max(1, self.table.positions[len(candidates) - 1])
         ratio = self.counts[len(candidates) - 1][places] * weight
-        return torch.where(seen, ratio.clamp(max=torch.finfo(torch.float32).max), 0.0).float()
+        return torch.where(seen, ratio.clamp(max=torch.finfo(torch.float32).max), 0.0).float().to(asked_on)
 
     def find(self, candidates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """For every combination its n-gram's place among those of its order, and whether it was seen."""

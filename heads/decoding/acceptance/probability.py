@@ -93,8 +93,9 @@ def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Ten
 
     Args:
         p_V: the backbone's distribution, in float64, since differences of nearly equal probabilities are sampled from.
-        q_V: the distribution that the drafts were sampled from without replacement, in any dtype and up to a factor. A
-            draft that has probability 0 in it, or equals an earlier one, was not sampled: its q is 1 at that token.
+        q_V: the distribution that the drafts were sampled from without replacement, in any dtype, on any device and up
+            to a factor. A draft that has probability 0 in it, or equals an earlier one, was not sampled: its q is 1 at
+            that token.
         drafts: tokens in the order in which they were sampled.
 
     >>> p_V = torch.tensor([0.30, 0.45, 0.10, 0.15], dtype=torch.float64)
@@ -102,7 +103,7 @@ def reject_in_turn(p_V: Tensor, q_V: Tensor, drafts: Sequence[int]) -> tuple[Ten
     >>> round(float(accept_C), 6), [round(float(x), 6) for x in rest_V]
     (0.75, [0.0, 0.75, 0.0, 0.25])
     """
-    r_V, q_V = p_V, q_V.to(p_V.dtype)
+    r_V, q_V = p_V, q_V.to(p_V)
     accept = []
     for x in drafts:
         one_hot_V = torch.zeros_like(p_V)

@@ -48,6 +48,8 @@ class Candidates:
 def find_candidates(running: list[Row], logits: Sequence[Tensor], top_k: int) -> list[Candidates]:
     """Line 6: each place's candidates, after all processors but the repetition penalty.
 
+    They are on the rows' device, as in plain generation; a backbone that is spread over devices may end on another.
+
     Args:
         logits: (R, V) for each place; the first are the backbone's, the others the heads'.
     """
@@ -55,7 +57,7 @@ def find_candidates(running: list[Row], logits: Sequence[Tensor], top_k: int) ->
     processors = [fork(without_penalty(row.processors)) for row in running]
     places: list[Candidates] = []
     for i, logits_RV in enumerate(logits, start=1):
-        raw_RV = logits_RV.to(torch.float32, copy=True)  # processors may write into it
+        raw_RV = logits_RV.to(running[0].device, torch.float32, copy=True)  # processors may write into it
         scores_RV = torch.cat([own(prefixes[r], raw_RV[r : r + 1]) for r, own in enumerate(processors)])
         places.append(take_candidates(torch.softmax(scores_RV, dim=-1), top_k, place=i))
         best_R1 = places[-1].tokens_Bk[:, :1]

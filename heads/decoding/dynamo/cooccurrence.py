@@ -51,5 +51,5 @@ def open_cooccurrence(table: Cooccurrence | str | Path | None, order: int, vocab
 
 
 def on_device(table: Cooccurrence | None, order: int, device: torch.device) -> Cooccurrence | None:
-    """The table, copied to the device of the candidates if it is an `NgramTable` and the device is no CPU."""
+    """The table, copied to the device if it is an `NgramTable` and the device is no CPU."""
     return DeviceTable(table, order, device) if isinstance(table, NgramTable) and device.type != "cpu" else table

@@ -28,7 +28,7 @@ def device_map(first: Any, second: Any, *, split_end: bool = False) -> dict[str,
     return ends | {"model.layers.0": first, "model.layers.1": second, "model.layers.2": second}
 
 
-def same_text(model: Any, token_heads: Any, device: Any) -> None:
+def same_text(model: Any, family: str, token_heads: Any, device: Any) -> None:
     tokens, mask = left_padded([random_tokens(n, seed=n).tolist() for n in (3, 9)])
     asked = {"attention_mask": mask.to(device), "max_new_tokens": 12, **NO_EOS}
     plain = model.generate(tokens.to(device), **asked)
@@ -38,6 +38,17 @@ def same_text(model: Any, token_heads: Any, device: Any) -> None:
     plain = model.generate(tokens.to(device), **sampled)
     ours = model.generate(tokens.to(device), custom_generate=heads.TreeDecoding(token_heads, TREE), **sampled)
     assert torch.equal(ours, plain)
+    sampled = {**asked, "do_sample": True, "top_k": 1}  # whatever is drawn
+    plain = model.generate(tokens.to(device), **asked)
+    rejection = heads.TreeDecoding(token_heads, TREE, rule="rejection")
+    assert torch.equal(model.generate(tokens.to(device), custom_generate=rejection, **sampled), plain)
+    if not token_heads.grounded:
+        whole = make_heads(family, Backbone(tiny_model("llama", attn="sdpa")))
+        asked |= {"repetition_penalty": 1.1}
+        ours = model.generate(tokens.to(device), custom_generate=heads.DynamicDecoding(token_heads, 0.3), **asked)
+        asked["attention_mask"] = mask
+        lossy = heads.DynamicDecoding(whole, 0.3)
+        assert torch.equal(ours.cpu(), whole.backbone.model.generate(tokens, custom_generate=lossy, **asked))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -46,7 +57,7 @@ def test_a_backbone_with_hooks_on_its_modules(family):
     dispatch_model(model, device_map("cpu", "cpu"), force_hooks=True)
     assert hasattr(model.model.layers[1], "_hf_hook")
     token_heads = make_heads(family, Backbone(model))
-    same_text(model, token_heads, "cpu")
+    same_text(model, family, token_heads, "cpu")
 
 
 def test_heads_own_layers_carry_no_hooks():
@@ -76,7 +87,7 @@ def spread(first: Any, second: Any, family: str, *, split_end: bool) -> None:
     found = [layer.keys.device for layer in state.cache.layers]
     assert found == [next(layer.parameters()).device for layer in backbone.layers]
     assert len(set(found)) == 2
-    same_text(model, token_heads, first)
+    same_text(model, family, token_heads, first)
 
 
 @pytest.mark.cuda

@@ -39,6 +39,14 @@ def test_masks_are_the_tables(tmp_path, vocab_size, device):
         assert mask.any()
 
 
+@pytest.mark.cuda
+def test_candidates_on_a_cpu_are_answered_there(tmp_path):
+    """As with a backbone whose end alone is on the accelerator."""
+    table, candidates = counted(tmp_path, 5, order=2), [torch.tensor([[0, 4]])] * 2
+    mask = DeviceTable(table, 2, "cuda").cooccurrence(candidates)
+    assert torch.equal(mask, table.cooccurrence(candidates))
+
+
 def test_an_order_without_ngrams_masks_everything(tmp_path):
     table = counted(tmp_path, 5, order=3, longest=3)  # no document has three tokens
     candidates = [torch.tensor([[0, 4]])] * 3

@@ -159,6 +159,12 @@ def test_nothing_left_to_draw_from_is_no_division_by_zero():
     assert float(rest_V[2]) == 0, "what p forbids is never drawn"
 
 
+def test_drafts_sampled_on_another_device_than_the_backbones_choice():
+    """As with a backbone whose end is on another device than its prompts; a meta device stands for one of them."""
+    accept_C, rest_V = reject_in_turn(P_T.to("meta"), P_D.float(), [0, 1])
+    assert (accept_C.device.type, rest_V.device.type, rest_V.dtype) == ("meta", "meta", torch.float64)
+
+
 def test_one_hot_distributions():
     """Greedy on both sides: a draft is kept where it is the backbone's token, else that one is drawn (the paper)."""
     one, other = doubles(0, 1, 0), doubles(0, 0, 1)

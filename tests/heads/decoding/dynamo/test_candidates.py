@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from dynamic_runs import (
@@ -14,9 +16,10 @@ from dynamic_runs import (
 )
 from tiny import VOCAB, left_padded, random_tokens, shared_model
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from heads.decoding.dynamo.candidates import read_penalty
+from heads.decoding.dynamo import candidates
+from heads.decoding.dynamo.candidates import Candidates, find_candidates, read_penalty
 from heads.decoding.dynamo.joint import decide
 from heads.decoding.request.entry import read_request
 from heads.decoding.request.request import Row
@@ -68,6 +71,22 @@ def test_lengths_that_processors_see_are_the_places(new_tokens):
     early = run(model, decoding, eos_token_id=sorted(set(free)), min_new_tokens=new_tokens)
     assert early.sequences.shape[1] >= 5 + new_tokens
     assert all(token not in free for token in early.sequences[0, 5 : 5 + new_tokens].tolist())
+
+
+def test_candidates_are_on_the_device_of_the_rows(monkeypatch):
+    """Those of a backbone whose end is on another device too; a meta device stands for the rows' here."""
+    places = []
+
+    def keep(probs_RV, top_k, *, place):
+        found_Rk = probs_RV.topk(top_k, dim=1)  # meta tensors cannot be asked for NaN, as `take_candidates` asks
+        places.append(Candidates(tokens_Bk=found_Rk.indices, probs_Bk=found_Rk.values))
+        return places[-1]
+
+    monkeypatch.setattr(candidates, "take_candidates", keep)
+    request = SimpleNamespace(max_length=99, processors_of=lambda _: LogitsProcessorList(), criteria_of=lambda _: [])
+    row = Row(request=request, tokens=[1, 2], device=torch.device("meta"))
+    find_candidates([row], [torch.zeros(1, VOCAB), torch.zeros(1, VOCAB)], top_k=3)
+    assert [place.tokens_Bk.device.type for place in places] == ["meta", "meta"]
 
 
 class PrefixesSeen(LogitsProcessor):
