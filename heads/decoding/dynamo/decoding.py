@@ -40,15 +40,16 @@ class DynamicDecoding(Decoding):
         threshold: ε_b, 0 to 1. Lower ones emit more tokens per pass, and worse text: 0 always K + 1, 1 always one.
         cooccurrence: a table of n-grams up to K + 1 tokens or its folder; None does not mask.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
-        transparency: α_c of equation 6, at least 0: the power of the co-occurrence ratio; 0 does not mask.
+        transparency: α_c of equation 6, at least 0: the power of the co-occurrence ratio, with a table; 0 does not
+            mask.
         adaptive: how Otsu's threshold is combined with the static one (heads/decoding/dynamo/threshold.py lists the
             four ways; "static_first" is Algorithm 1's order); None leaves it out.
         blur: size of the Gaussian kernel before Otsu, odd; 1 does not blur.
         top_k: the most candidates of each place in an n-gram; `generate`'s processors may leave fewer.
 
     Raises:
-        ValueError: a setting outside its range, grounded heads, more heads than a joint distribution can hold, or a
-            table of shorter n-grams or of another vocabulary.
+        ValueError: a setting outside its range or without what it acts on, grounded heads, more heads than a joint
+            distribution can hold, or a table of shorter n-grams or of another vocabulary.
     """
 
     def __init__(
@@ -66,6 +67,11 @@ class DynamicDecoding(Decoding):
         self.config = JointConfig(
             threshold=threshold, transparency=transparency, adaptive=adaptive, blur=blur, top_k=top_k
         )
+        if cooccurrence is None and transparency not in (0, 1):  # 1 is the default
+            raise ValueError(
+                f"transparency={transparency} was given without a co-occurrence table, and nothing is masked then; "
+                f"give cooccurrence too, or leave transparency out."
+            )
         check_token_heads(token_heads)
         check_independent(token_heads)
         self.token_heads = token_heads

@@ -44,6 +44,11 @@ class JointConfig:
                 f"adaptive={self.adaptive!r} was given; allowed are {', '.join(get_args(Adaptive))}, and None for the "
                 f"static threshold alone."
             )
+        if self.adaptive is None and self.blur > 1:
+            raise ValueError(
+                f"blur={self.blur} was given with adaptive=None, and nothing is blurred then; give blur=1, or one of "
+                f"{', '.join(get_args(Adaptive))}."
+            )
         if self.adaptive == "blurred" and self.blur == 1:
             raise ValueError("adaptive='blurred' was given with blur=1, which does not blur; give 3 or more.")
         if self.top_k < 1:

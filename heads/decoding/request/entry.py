@@ -82,6 +82,9 @@ class Decoding(ABC):
         passed_over = held_by_generate(frame.f_back if frame is not None else None)
         check_assistant(passed_over.get("assistant_model"), self)
         streamer = passed_over.get("streamer") if streamer is None else streamer
+        self.check_config(generation_config, streamer)
+        if generation_config.do_sample:
+            check_generator_device(self.generator, input_ids.device)
         self.check_model(model)
         request = read_request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, self.generator
@@ -93,6 +96,9 @@ class Decoding(ABC):
         check_positions(others.get("position_ids"), valid_BT)
         call = Call(request=request, tokens_BT=input_ids, valid_BT=valid_BT, streamer=streamer, images=images)
         return self.decode(model, call)
+
+    def check_config(self, config: GenerationConfig, streamer: Any) -> None:  # noqa: B027  most methods follow all of it
+        """Raise ValueError for settings of `generate`, or a streamer, that this method cannot follow."""
 
     @abstractmethod
     def check_model(self, model: Any) -> None:
@@ -165,6 +171,27 @@ def check_generator(generator: Any) -> torch.Generator | None:
             f"torch.Generator(device).manual_seed(0)."
         )
     return generator
+
+
+def check_generator_device(generator: torch.Generator | None, *devices: torch.device) -> None:
+    """
+    Args:
+        devices: those that a call samples on.
+
+    Raises:
+        ValueError: the generator is on another kind of device, or they are of two kinds.
+
+    >>> check_generator_device(torch.Generator("cpu"), torch.device("cuda"))
+    Traceback (most recent call last):
+    ValueError: A generator on cpu was given, but this call samples on cuda; give a torch.Generator("cuda").
+    """
+    kinds = sorted({device.type for device in devices})
+    if generator is None or kinds == [generator.device.type]:
+        return
+    advice = f'give a torch.Generator("{kinds[0]}")' if len(kinds) == 1 else "leave it out and call torch.manual_seed"
+    raise ValueError(
+        f"A generator on {generator.device.type} was given, but this call samples on {' and '.join(kinds)}; {advice}."
+    )
 
 
 def check_heads(token_heads: TokenHeads, model: Any) -> None:

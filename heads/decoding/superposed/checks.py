@@ -91,6 +91,17 @@ def refuse_settings_without_effect(ngrams: Any, token_heads: Any, **given: float
             )
 
 
+def refuse_unused_generator(generator: Any, reset_every: int | None) -> None:
+    """
+    Raises:
+        ValueError: a generator without resets, which alone sample.
+    """
+    if generator is not None and reset_every is None:
+        raise ValueError(
+            "generator was given without reset_every, and nothing is sampled then; give both, or leave it out."
+        )
+
+
 def refuse_heads_with_kept_caches(token_heads: Any) -> None:
     """
     Raises:

@@ -21,7 +21,14 @@ from transformers import GenerationConfig
 
 from heads.backbone.model import Backbone
 from heads.backbone.support import fastest_mode, unwrap
-from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads
+from heads.decoding.request.entry import (
+    Call,
+    Decoding,
+    check_flag,
+    check_generator,
+    check_generator_device,
+    check_heads,
+)
 from heads.decoding.reuse import ReusableCaches, check_keeps
 from heads.decoding.superposed.checks import (
     embedding_factor,
@@ -29,6 +36,7 @@ from heads.decoding.superposed.checks import (
     refuse_heads_with_kept_caches,
     refuse_other_choices,
     refuse_settings_without_effect,
+    refuse_unused_generator,
 )
 from heads.decoding.superposed.draft_head import check_grounded
 from heads.decoding.superposed.run import (
@@ -71,7 +79,7 @@ class SuperposedDecoding(Decoding):
         keep_caches: for editors: the prompt's cache stays when a call ends, and the next call reads only what its
             prompt does not share with it. Calls have one prompt without padding, and no `token_heads`; `forget()` frees
             the cache.
-        generator: source of randomness for the resets; None is torch's global one.
+        generator: source of randomness for the resets, with `reset_every` alone; None is torch's global one.
 
     Raises:
         ValueError: a setting outside its range, or without what it acts on; weights that do not fit the table. When
@@ -101,6 +109,7 @@ class SuperposedDecoding(Decoding):
         self.ngrams: NgramModel | None = NgramTable.open(ngrams) if isinstance(ngrams, str | Path) else ngrams
         self.weights = fit_weights(weights, self.ngrams)
         self.generator = check_generator(generator)
+        refuse_unused_generator(generator, reset_every)
         if token_heads is not None:
             check_grounded(token_heads)
         self.token_heads = token_heads
@@ -111,10 +120,8 @@ class SuperposedDecoding(Decoding):
         self._backbone: Backbone | None = None
         self._factor = 1.0
 
-    def __call__(self, model: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
-        config = named.get("generation_config") or next(x for x in given if isinstance(x, GenerationConfig))
-        refuse_other_choices(config, named.get("streamer"))
-        return super().__call__(model, input_ids, *given, **named)
+    def check_config(self, config: GenerationConfig, streamer: Any) -> None:
+        refuse_other_choices(config, streamer)
 
     def check_model(self, model: Any) -> None:
         if self._backbone is None or self._backbone.model is not unwrap(model):
@@ -139,6 +146,7 @@ class SuperposedDecoding(Decoding):
 
     def decode(self, model: Any, call: Call) -> Tensor | SuperposedOutput:
         assert self._backbone is not None
+        check_generator_device(self.generator, self._backbone.heads_device)
         run = SuperposedRun(
             self.config,
             self._backbone,

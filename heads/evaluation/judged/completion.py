@@ -60,6 +60,12 @@ class JudgedConfig:
                 f"--cooccurrence TABLE too."
             )
 
+    def validate_blur(self) -> None:
+        if self.adaptive == "none" and self.blur > 1:
+            raise ValueError(
+                f"blur={self.blur} was given with adaptive=none, and nothing is blurred then; leave one of them out."
+            )
+
 
 def thresholds_by(step: float) -> list[float]:
     """The thresholds ε_b from 0 to 1.

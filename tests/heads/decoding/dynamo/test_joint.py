@@ -233,7 +233,7 @@ def test_where_no_ngram_was_seen_a_row_backs_off_but_for_a_threshold_of_0(adapti
     """Though its candidates are sure: line 7 makes J 0, and 0 is below any threshold. At 0 all n tokens are emitted."""
     sure = take_candidates(torch.tensor([[0.01, 0.98, 0.01]] * 2, dtype=torch.float64), 3)
     places, table = [sure] * 3, SecondRowOnly(zeros=0.0)
-    config = JointConfig(threshold=0.05, adaptive=adaptive, blur=3)
+    config = JointConfig(threshold=0.05, adaptive=adaptive, blur=1 if adaptive is None else 3)
     assert decide(places, config, cooccurrence=table).order_B.tolist() == [1, 3]
     all_tokens = decide(places, replace(config, threshold=0.0), cooccurrence=table)
     assert all_tokens.order_B.tolist() == [3, 3]

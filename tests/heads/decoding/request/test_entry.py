@@ -20,6 +20,7 @@ from tree_runs import NO_EOS, PROMPT, both, decoding_of, five_tokens
 
 import heads
 from heads.backbone.model import Backbone
+from heads.decoding.request.entry import check_generator_device
 from heads.decoding.request.request import Row
 from heads.decoding.request.unsupported import check_inputs
 
@@ -140,6 +141,18 @@ def test_heads_in_another_dtype_decode_under_autocast_and_are_refused_without():
         model.generate(PROMPT, **asked)
     with torch.autocast("cpu", torch.bfloat16):
         assert model.generate(PROMPT, **asked).shape == (1, PROMPT.shape[1] + 4)
+
+
+def test_a_generator_on_another_device_is_refused():
+    model, decoding = decoding_of()
+    decoding.generator = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(
+        ValueError, match=r"A generator on cuda was given, but this call samples on cpu; give a torch\.G"
+    ):
+        model.generate(PROMPT, custom_generate=decoding, do_sample=True, max_new_tokens=4, **NO_EOS)
+    model.generate(PROMPT, custom_generate=decoding, do_sample=False, max_new_tokens=4, **NO_EOS)
+    with pytest.raises(ValueError, match="samples on cpu and cuda; leave it out and call"):
+        check_generator_device(torch.Generator(), torch.device("cpu"), torch.device("cuda"))
 
 
 @pytest.mark.parametrize("given", ["checkpoints/demo/grounded", "model"])

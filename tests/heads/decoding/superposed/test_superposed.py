@@ -52,6 +52,11 @@ def with_experts_in_float64(model):
     return model
 
 
+def of_resets(reset_every, seed):
+    """A generator, which only resets take."""
+    return {} if reset_every is None else {"generator": torch.Generator().manual_seed(seed)}
+
+
 def check_equal(out, expected, prompts, k, tolerance=1e-6):
     """`expected`: for each prompt its drafts and scores."""
     assert out.sequences.shape[0] == len(prompts) * k
@@ -200,7 +205,7 @@ def test_recurrent_layers_go_back_at_resets(name, k, reset_every, table, documen
     model = with_experts_in_float64(tiny_model(name))
     prompt = torch.tensor([documents[1][3:9]])
     settings = {"k": k, "temperature": 0.7, "alpha": 0.3, "penalty": 1e-4, "reset_every": reset_every}
-    decoding = heads.SuperposedDecoding(ngrams=table, generator=torch.Generator().manual_seed(4), **settings)
+    decoding = heads.SuperposedDecoding(ngrams=table, **of_resets(reset_every, 4), **settings)
     out = model.generate(prompt, custom_generate=decoding, **ASKED)
     settings |= {"length": 10, "weights": PAPER_WEIGHTS, "counts": count_plainly(documents, 6)}
     seed = torch.Generator().manual_seed(4)
@@ -229,12 +234,13 @@ def test_a_batch_on_recurrent_layers_is_its_prompts(name, documents):
 def test_kept_caches_of_recurrent_layers_are_those_of_the_prompt(reset_every):
     model = with_experts_in_float64(tiny_model("qwen3_next"))
     text = random_tokens(1, 14, seed=12)
-    given, seed, read = {"temperature": 1.0, "reset_every": reset_every}, torch.Generator(), []
-    kept = heads.SuperposedDecoding(keep_caches=True, generator=seed, **given)
+    given, read = {"temperature": 1.0, "reset_every": reset_every}, []
+    kept = heads.SuperposedDecoding(keep_caches=True, **of_resets(reset_every, 1), **given)
     for prompt in (text[:, :9], text[:, :10], text[:, :14], text[:, :4]):
-        seed.manual_seed(1)
+        if reset_every is not None:
+            kept.generator.manual_seed(1)
         ours = model.generate(prompt, custom_generate=kept, **ASKED)
-        alone = heads.SuperposedDecoding(generator=torch.Generator().manual_seed(1), **given)
+        alone = heads.SuperposedDecoding(**of_resets(reset_every, 1), **given)
         plain = model.generate(prompt, custom_generate=alone, **ASKED)
         assert torch.equal(ours.sequences, plain.sequences)
         assert torch.allclose(ours.sequences_scores, plain.sequences_scores, atol=STEPS_INSIDE)
@@ -253,15 +259,14 @@ def test_a_grounded_head_tells_drafts_apart_as_in_the_reference(name, with_ngram
     texts = [documents[0][10:14], documents[1][3:4], documents[2][7:12]][: 1 if reset_every else 3]
     prompts, mask = left_padded(texts)
     settings = {"k": 3, **SETTINGS, "token_heads": token_heads, "head_weight": 0.4, "reset_every": reset_every}
-    generator = torch.Generator().manual_seed(4)
     of_ngrams = ("alpha", "penalty")
     given = {name: value for name, value in settings.items() if with_ngrams or name not in of_ngrams}
-    decoding = heads.SuperposedDecoding(ngrams=table if with_ngrams else None, generator=generator, **given)
+    decoding = heads.SuperposedDecoding(ngrams=table if with_ngrams else None, **of_resets(reset_every, 4), **given)
     out = model.generate(prompts, attention_mask=mask, custom_generate=decoding, **ASKED)
     settings |= {"length": 10, "eos": frozenset({EOS})}
     if with_ngrams:
         settings |= {"weights": PAPER_WEIGHTS, "counts": count_plainly(documents, 6)}
-    expected = [superposed_drafts(model, text, generator=generator.manual_seed(4), **settings) for text in texts]
+    expected = [superposed_drafts(model, text, **of_resets(reset_every, 4), **settings) for text in texts]
     check_equal(out, expected, prompts, 3)
     without = [superposed_drafts(model, text, **{**settings, "token_heads": None}) for text in texts]
     assert [draft for drafts in expected for draft, _ in drafts] != [draft for drafts in without for draft, _ in drafts]
@@ -415,6 +420,22 @@ def test_what_generate_asks_and_drafts_cannot_do(said):
 
 
 @pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"streamer": SimpleNamespace(put=list, end=list)}, "a streamer was given, which superposed decoding"),
+        ({"assistant_model": tiny_model("llama")}, "assistant_model was given beside SuperposedDecoding"),
+    ],
+    ids=["streamer", "assistant_model"],
+)
+def test_what_generate_itself_hands_to_no_callable(asked, said):
+    """A TextIteratorStreamer that is passed over would wait for ever."""
+    with pytest.raises(ValueError, match=said):
+        tiny_model("llama").generate(
+            random_tokens(1, 4), custom_generate=heads.SuperposedDecoding(), **{**ASKED, **asked}
+        )
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"k": 0}, "k=0 was given; allowed are integers of at least 1"),
@@ -426,6 +447,7 @@ def test_what_generate_asks_and_drafts_cannot_do(said):
         ({"penalty": 0.2}, "penalty=0.2 was given without ngrams"),
         ({"head_weight": 0.2}, "head_weight=0.2 was given without token_heads"),
         ({"generator": 3}, "generator=3 was given"),
+        ({"generator": torch.Generator()}, "generator was given without reset_every, and nothing is sampled then"),
         ({"ngrams": object()}, "ngrams=<object"),
         ({"ngrams": "no/such/folder"}, "no/such/folder"),
     ],
@@ -475,14 +497,14 @@ def test_kept_caches_change_no_draft_and_read_only_what_is_new(reset_every):
     other = random_tokens(1, 6, seed=13)
     prompts = [text[:, :9], text[:, :10], text[:, :14], text[:, :4], torch.cat([text[:, :3], other], dim=1)]
     given = {"k": 3, "temperature": 1.0, "reset_every": reset_every}
-    seed = torch.Generator()
-    kept = heads.SuperposedDecoding(keep_caches=True, generator=seed, **given)
+    kept = heads.SuperposedDecoding(keep_caches=True, **of_resets(reset_every, 1), **given)
     asked = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
     read = []
     for prompt in prompts:
-        seed.manual_seed(1)
+        if reset_every is not None:
+            kept.generator.manual_seed(1)
         ours = model.generate(prompt, custom_generate=kept, **asked)
-        alone = heads.SuperposedDecoding(generator=torch.Generator().manual_seed(1), **given)
+        alone = heads.SuperposedDecoding(**of_resets(reset_every, 1), **given)
         plain = model.generate(prompt, custom_generate=alone, **asked)
         assert torch.equal(ours.sequences, plain.sequences)
         assert torch.allclose(ours.sequences_scores, plain.sequences_scores, atol=1e-9)

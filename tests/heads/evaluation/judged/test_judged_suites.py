@@ -144,6 +144,7 @@ def test_vicuna_asks_the_questions_of_its_file(folder):
         ({"judge_model": "judge", "step": 0.3}, "1 has to be a multiple of it"),
         ({"judge_model": "judge", "prices": [1.0]}, "give two: dollars"),
         ({"judge_model": "judge", "transparency": 0.5}, "transparency=0.5 was given without a table"),
+        ({"judge_model": "judge", "adaptive": "none", "blur": 3}, "blur=3 was given with adaptive=none"),
     ],
 )
 def test_bad_input_is_a_sentence(folder, given, said):
