@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from plain_text import plain_generate
-from tiny import PAD, VOCAB, random_tokens, shared_model, tiny_model
+from tiny import PAD, SMALL, VOCAB, random_tokens, shared_model, tiny_model
 from torch import Tensor
+from transformers import AutoModelForCausalLM, BloomConfig, GPTNeoConfig, MptConfig
 
 K = 4
 PROMPT = random_tokens(1, 5, seed=50)
@@ -53,6 +54,21 @@ def both(model: Any, decoding: Any, tokens: Tensor = PROMPT, **options: Any) -> 
     options = {"do_sample": False, "max_new_tokens": 24, **NO_EOS, **options}
     plain = plain_generate(model, tokens, **options)
     return plain, model.generate(tokens, custom_generate=decoding, return_dict_in_generate=True, **options)
+
+
+PLAIN_DRAFTS = {
+    "bloom": lambda: BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
+    "mpt": lambda: MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128, expansion_ratio=2),
+    "gpt_neo": lambda: GPTNeoConfig(
+        **SMALL, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8
+    ),
+}
+"""Models that count distances in cache slots: they draft as `PlainDraft`."""
+
+
+def plain_draft_of(name: str) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(PLAIN_DRAFTS[name]()).double().eval()
 
 
 TOY = 6

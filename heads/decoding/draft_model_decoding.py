@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from heads.backbone.loading import max_positions
 from heads.backbone.model import Backbone
+from heads.backbone.support import fastest_mode
 from heads.decoding.acceptance.rules import Rule, read_rule
 from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.draft_length import DEFAULT_K, DraftLength, build_length
@@ -112,7 +113,8 @@ class DraftModelDecoding(Decoding):
             samples_drafts=self.rule.samples_drafts,
         )
         max_depth = max(self.length.longest, MAX_GROWTH * self.lookup)
-        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable).decode()
+        mode = fastest_mode(backbone.model, self.draft.model)
+        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable, mode).decode()
 
     def forget(self) -> None:
         """Free the caches that the last call left; the next call reads its whole prompt."""

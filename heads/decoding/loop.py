@@ -71,6 +71,9 @@ class VerifiedRun:
         with self.mode():
             state, running = self.drop_ended(state, rows)
         while running:
+            if self.request.processors:
+                for row in running:  # a later copy would wait for the pass, and a buffer of `mode` could not be edited
+                    row.prefix()
             with self.stats.time("draft"), self.mode():
                 proposal = self.drafter.propose(running)
             with self.stats.time("verify"):
@@ -121,7 +124,7 @@ class VerifiedRun:
         """The previous call's state over the first tokens of this prompt, and their number.
 
         Raises:
-            ValueError: images, several rows, or padding: reusable caches have one slot for each token.
+            ValueError: images, or what `ReusableCaches.reuse` refuses.
         """
         if self.reusable is None:
             return None, 0
@@ -130,26 +133,13 @@ class VerifiedRun:
                 "keep_caches=True was given for a prompt with images, whose tokens do not tell images apart; leave "
                 "keep_caches out, or give texts alone."
             )
-        tokens_BT, unpadded = self.call.tokens_BT, bool(self.call.valid_BT.all())
-        if len(tokens_BT) > 1 or not unpadded:
-            raise ValueError(
-                f"keep_caches=True was given for {len(tokens_BT)} rows{'' if unpadded else ' with padding'}; "
-                f"caches are kept for one row without padding: give one text at a time, or leave keep_caches out."
-            )
-        border = self.backbone.rope_border
-        if border is not None and border.separates(self.reusable.length, tokens_BT.shape[1]):
-            self.reusable.forget()
-        self.reusable.begin(self.backbone.model)
-        cached = self.reusable.take(tokens_BT[0].tolist())
+        cached = self.reusable.reuse(self.backbone, self.call.tokens_BT, self.call.valid_BT, self.mode)
         if cached is None:
             return None, 0
         self.drafter = cached.drafter
         return cached.state, len(cached.tokens)
 
     def verify(self, state: BackboneState, running: list[Row], proposal: Proposal) -> tuple[Pass, Tensor]:
-        if self.request.processors:
-            for row in running:  # copies new tokens to the device: after the pass, the copy would wait for it
-                row.prefix()
         with self.mode():
             depth = self.within_text(running, proposal)
             output = self.backbone.verify(state, proposal.tokens_BN, depth, proposal.sees, self.drafter.taps)

@@ -4,6 +4,7 @@ The last call's caches are rolled back to the longest prefix that its text share
 token is always read again, since its pass gives the first logits and the state that heads draft from. A recurrent state
 can only be rolled back within the last pass: if the prompt differs from the text before that, it is read as a whole.
 """
+# B row, T prompt position
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from heads.backbone.model import Backbone, BackboneState
 from heads.backbone.support import adapted_layers, read_hooks
@@ -40,17 +41,38 @@ class ReusableCaches(Generic[D]):
     """The caches of at most one call. A call takes them out and stores its own at its end, unless it fails.
 
     Args:
-        others: further models whose caches are reused, such as a draft model.
+        others: further modules whose caches are reused: heads, or a draft model.
     """
 
     def __init__(self, *others: nn.Module) -> None:
         self._others = others
         self._cached: CachedText[D] | None = None
-        self._weights: list[Any] = []
+        self._made_by: list[Any] = []
 
     @property
     def length(self) -> int:
         return 0 if self._cached is None else len(self._cached.tokens)
+
+    def reuse(self, backbone: Backbone, tokens_BT: Tensor, valid_BT: Tensor, mode: Any = None) -> CachedText[D] | None:
+        """What is cached of a prompt's first tokens; None: nothing.
+
+        Args:
+            mode: the context of the call's passes: caches made in inference mode cannot be written to outside of it.
+
+        Raises:
+            ValueError: several rows, or padding: reusable caches have one slot for each token.
+        """
+        unpadded = bool(valid_BT.all())
+        if len(tokens_BT) > 1 or not unpadded:
+            raise ValueError(
+                f"keep_caches=True was given for {len(tokens_BT)} rows{'' if unpadded else ' with padding'}; "
+                f"caches are kept for one row without padding: give one text at a time, or leave keep_caches out."
+            )
+        border = backbone.rope_border
+        if border is not None and border.separates(self.length, tokens_BT.shape[1]):
+            self.forget()
+        self.begin(backbone.model, mode)
+        return self.take(tokens_BT[0].tolist())
 
     def take(self, tokens: Sequence[int]) -> CachedText[D] | None:
         """The cached text, rolled back to the prefix that it shares with these tokens; None where it shares none."""
@@ -67,11 +89,11 @@ class ReusableCaches(Generic[D]):
     def forget(self) -> None:
         self._cached = None
 
-    def begin(self, model: nn.Module) -> None:
-        """Forget caches that were made with other weights, hooks or adapters than the models have now."""
-        weights = [mark_weights(one) for one in (model, *self._others)]
-        if weights != self._weights:
-            self._weights = weights
+    def begin(self, model: nn.Module, mode: Any) -> None:
+        """Forget caches that were made in another mode, or with other weights, hooks or adapters than there are now."""
+        made_by = [mode, *(mark_weights(one) for one in (model, *self._others))]
+        if made_by != self._made_by:
+            self._made_by = made_by
             self.forget()
 
 

@@ -14,7 +14,15 @@ from heads.decoding.defaults import AnyTree, SettingsByBatch
 from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.heads import HeadsDrafter, compiled_drafting
 from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
-from heads.decoding.request.entry import Call, Decoding, check_flag, check_generator, check_heads, check_token_heads
+from heads.decoding.request.entry import (
+    Call,
+    Decoding,
+    check_flag,
+    check_generator,
+    check_generator_device,
+    check_heads,
+    check_token_heads,
+)
 from heads.decoding.request.output import DecodingOutput
 from heads.decoding.reuse import ReusableCaches, check_keeps
 from heads.interface.token_heads import TokenHeads
@@ -36,7 +44,7 @@ class TreeDecoding(Decoding):
         keep_caches: for conversations: the caches stay when a call ends, and the next call reads only what its prompt
             adds to the text so far. Calls have one row; the text is the same either way. `forget()` frees the caches.
             Call it after editing weights through `.data`, or a module's attributes that are no tensors; other changes
-            of weights, modules, hooks and adapters are noticed.
+            of weights, modules, hooks and adapters, the heads' too, are noticed.
         generator: source of randomness for sampling; None is torch's global one, as in `generate`.
         rule: which drafts are accepted where a request samples (docs/decode.md): "exact" samples from the backbone
             and follows the drafts that agree; "rejection" samples the drafts too and accepts them by modified rejection
@@ -80,8 +88,7 @@ class TreeDecoding(Decoding):
         self.reusable: ReusableCaches[HeadsDrafter] | None = None
         if check_flag(keep_caches, "keep_caches"):
             check_keeps(token_heads.backbone)
-            self.reusable = ReusableCaches()
-        self._mode: Any = None
+            self.reusable = ReusableCaches(token_heads)
 
     reads_images = True
 
@@ -89,6 +96,8 @@ class TreeDecoding(Decoding):
         check_heads(self.token_heads, model)
 
     def decode(self, model: Any, call: Call) -> Tensor | DecodingOutput:
+        if self.rule.samples_drafts and not call.request.greedy:  # drafts are sampled where the heads are
+            check_generator_device(self.generator, call.tokens_BT.device, self.token_heads.backbone.heads_device)
         settings = self.settings.of_call(len(call.tokens_BT))
         drafter = HeadsDrafter(
             self.token_heads,
@@ -101,9 +110,6 @@ class TreeDecoding(Decoding):
         )
         backbone = self.backbone if settings.compile else self.token_heads.backbone
         mode = torch.no_grad if settings.compile else fastest_mode(backbone.model, self.token_heads)
-        if mode is not self._mode:  # caches made in inference mode cannot be written to outside of it
-            self._mode = mode
-            self.forget()
         max_depth = max(settings.tree.depth or 0, MAX_GROWTH * settings.lookup)
         return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable, mode).decode()
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from heads.backbone.model import Backbone, BackboneState, CommitPlan, Pass
+from heads.backbone.support import fastest_mode
 from heads.decoding.dynamo.candidates import find_candidates, read_penalty
 from heads.decoding.dynamo.cooccurrence import Cooccurrence, on_device, open_cooccurrence
 from heads.decoding.dynamo.joint import Decision, check_independent, decide
@@ -98,12 +99,13 @@ class DynamicDecoding(Decoding):
 
 
 class DynamicRun:
-    """One `generate` call."""
+    """One `generate` call; the caller's processors and criteria run outside of `mode`, the context of its passes."""
 
     def __init__(self, decoding: DynamicDecoding, call: Call) -> None:
         self.decoding = decoding
         self.token_heads = decoding.token_heads
         self.backbone: Backbone = self.token_heads.backbone
+        self.mode = fastest_mode(self.backbone.model, self.token_heads)
         self.call = call
         self.heads = range(1, self.token_heads.num_heads + 1)
         self.projections = [self.token_heads.projection(k) for k in self.heads]
@@ -114,22 +116,22 @@ class DynamicRun:
         self.backbone.check_length(self.call.valid_BT, self.call.request.max_length)
         rows = self.call.rows()
         self.stats.drafted = [[] for _ in rows]
-        with self.stats.time("prefill"):
+        with self.stats.time("prefill"), self.mode():
             state, heads_state, logits_RV = self.prefill()
         running = rows
         while True:
             self.stats.count_pass(len(running))
-            with self.stats.time("draft"):
+            with self.stats.time("draft"), self.mode():
                 logits = [logits_RV, *self.predict(heads_state, len(running))]
             with self.stats.time("accept"):
                 new = self.emit(running, self.decide(running, logits), logits)
-            with self.stats.time("commit"):
+            with self.stats.time("commit"), self.mode():
                 state, heads_state, running, new = self.drop_ended(state, heads_state, running, new)
             if not running:
                 return finish(rows, self.stats, self.call.streamer)
-            with self.stats.time("verify"):
+            with self.stats.time("verify"), self.mode():
                 output = self.read(state, new)
-            with self.stats.time("commit"):
+            with self.stats.time("commit"), self.mode():
                 plan = CommitPlan.from_paths([range(len(tokens)) for tokens in new], output.tokens_BN.device)
                 state, heads_state, logits_RV = self.commit(state, heads_state, output, plan)
 

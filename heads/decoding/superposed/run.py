@@ -121,21 +121,11 @@ class SuperposedRun:
         """The last call's cache, rolled back to the prefix that both prompts share, and the prefix's number of tokens.
 
         Raises:
-            ValueError: several prompts, or padding: kept caches have one slot for each token.
+            ValueError: as `ReusableCaches.reuse` raises it.
         """
         if self.reusable is None:
             return None, 0
-        prompts, padded = len(self.call.tokens_BT), not bool(self.call.valid_BT.all())
-        if prompts > 1 or padded:
-            raise ValueError(
-                f"keep_caches=True was given for {prompts} prompts{' with padding' * padded}; caches are kept for one "
-                f"prompt without padding: give one text at a time, or leave keep_caches out."
-            )
-        border = self.backbone.rope_border
-        if border is not None and border.separates(self.reusable.length, self.call.tokens_BT.shape[1]):
-            self.reusable.forget()
-        self.reusable.begin(self.backbone.model)
-        kept = self.reusable.take(self.call.tokens_BT[0].tolist())
+        kept = self.reusable.reuse(self.backbone, self.call.tokens_BT, self.call.valid_BT)
         return (None, 0) if kept is None else (kept.state, len(kept.tokens))
 
     def keep(self, state: BackboneState, of_prompt: list[State]) -> None:

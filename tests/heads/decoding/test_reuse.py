@@ -163,6 +163,21 @@ def test_caches_of_other_weights_are_forgotten():
     assert say(decoding, text).stats.prompt_tokens == 1
 
 
+@pytest.mark.parametrize("family", ["dynamo", "mtp", "eagle"])
+def test_caches_of_other_heads_are_forgotten(family):
+    """Heads that are trained between two turns draft from their own rows, as in a fresh call."""
+    model = tiny_model("llama", attn="sdpa")
+    token_heads = make_heads(family, Backbone(model))
+    decoding = heads.TreeDecoding(token_heads, ANY_DEPTH, lookup=0, keep_caches=True)
+    text = random_tokens(1, 9, seed=57)
+    longer = torch.cat([say(decoding, text).sequences, random_tokens(1, 3, seed=58)], dim=1)
+    assert say(decoding, longer).stats.prompt_tokens == 4
+    token_heads.load_state_dict(make_heads(family, Backbone(model), seed=1).state_dict())
+    out = say(decoding, longer)
+    assert out.stats.prompt_tokens == longer.shape[1]
+    assert out.stats.drafted == say(heads.TreeDecoding(token_heads, ANY_DEPTH, lookup=0), longer).stats.drafted
+
+
 def negate_output(module, inputs, output):
     return -output
 

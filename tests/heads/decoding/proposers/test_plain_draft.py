@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from draft_runs import PROMPTS, both, shared
+from draft_runs import PLAIN_DRAFTS, PROMPTS, both, plain_draft_of, shared
 from tiny import SMALL, VOCAB, left_padded, random_tokens
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     BertModel,
-    BloomConfig,
-    GPTNeoConfig,
     MambaConfig,
     MptConfig,
     PreTrainedModel,
@@ -23,24 +19,11 @@ from transformers import (
 import heads
 from heads.decoding.proposers.plain_draft import PlainDraft, RowReader
 
-CONFIGS = {
-    "bloom": lambda: BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
-    "mpt": lambda: MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128, expansion_ratio=2),
-    "gpt_neo": lambda: GPTNeoConfig(
-        **SMALL, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8
-    ),
-}
 
-
-def draft_of(name: str) -> Any:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[name]()).double().eval()
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", PLAIN_DRAFTS)
 def test_they_draft_and_the_text_is_plain_generations(name):
     """One row and a ragged batch with padding, of which rows accept different numbers."""
-    decoding = heads.DraftModelDecoding(draft_of(name), k=3)
+    decoding = heads.DraftModelDecoding(plain_draft_of(name), k=3)
     assert isinstance(decoding.draft, PlainDraft)
     plain, ours = both(shared("llama"), decoding, max_new_tokens=10)
     assert torch.equal(ours.sequences, plain)
@@ -49,10 +32,10 @@ def test_they_draft_and_the_text_is_plain_generations(name):
     assert torch.equal(ours.sequences, plain)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", PLAIN_DRAFTS)
 @torch.no_grad()
 def test_after_kept_and_dropped_tokens_the_cache_is_that_of_a_model_that_reads_everything_again(name):
-    model = draft_of(name)
+    model = plain_draft_of(name)
     draft, text = PlainDraft(model, ValueError("no backbone")), random_tokens(1, 9, seed=4)
     padded, valid = left_padded([text[0, :5].tolist(), text[0, :3].tolist()])
     reader = RowReader(draft, padded, valid.bool())

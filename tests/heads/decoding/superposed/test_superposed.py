@@ -516,7 +516,7 @@ def test_kept_caches_change_no_draft_and_read_only_what_is_new(reset_every):
 
 def test_kept_caches_are_of_one_prompt_and_without_heads():
     model = float64("llama")
-    with pytest.raises(ValueError, match="keep_caches=True was given for 2 prompts; caches are kept for one"):
+    with pytest.raises(ValueError, match="keep_caches=True was given for 2 rows; caches are kept for one"):
         model.generate(
             random_tokens(2, 5),
             do_sample=False,
