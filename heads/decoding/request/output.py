@@ -22,6 +22,9 @@ PHASES = ("prefill", "draft", "verify", "accept", "commit")
 class DecodingStats:
     """Counts over one `generate` call.
 
+    They come with `return_dict_in_generate=True`, for which lossless decoding of a single row also copies the text's KV
+    cache, as the output's `past_key_values`; `use_cache=False` leaves the copy out and changes nothing else.
+
     Attributes:
         passes: backbone passes; the prefill counts as one, in however many chunks it was read.
         row_passes: the sum over passes of the rows that were still running.
