@@ -61,6 +61,9 @@ class Check:
         return f"{self.command} {self.quick}" if quick and self.quick else self.command
 
 
+LOSS = tuple(f"train/objective/{name}.py" for name in ("chunks", "losses", "soft_targets", "targets", "unembedding"))
+STEP = (*LOSS, "train/objective/model.py", "train/loop/trainer.py", "train/loop/optimizer_groups.py")
+"""What a training step runs: the loss, the model around it and the Trainer."""
 CHECKS = {
     "decoding": Check(
         command="python -m benchmarks.speed.decoding --picture docs/pictures/decoding_speed.png",
@@ -163,7 +166,7 @@ CHECKS = {
     "training": Check(
         command="python -m benchmarks.training speed memory step",
         shows="a step beside a plain loop and a floor, peak memory, the share of a step that is overhead",
-        measures=(),
+        measures=STEP,
     ),
     "training_peers": Check(
         command="python -m benchmarks.training.training_peers",
@@ -175,7 +178,7 @@ CHECKS = {
     "training_options": Check(
         command="python -m benchmarks.training stored scaling chunks half",
         shows="stored hidden states, two processes, chunk sizes of the loss, a step with trainer.bf16",
-        measures=(),
+        measures=(*STEP, "train/data/hidden_states.py"),
     ),
     "training_masks": Check(
         command="python -m benchmarks.training attention",
@@ -186,12 +189,12 @@ CHECKS = {
     "training_compile": Check(
         command="python -m benchmarks.training compile",
         shows="decoder layers as they are and compiled, at two widths",
-        measures=(),
+        measures=("train/engine/compiling.py", "train/objective/model.py"),
     ),
     "loss_costs": Check(
         command="python -m benchmarks.training.loss_costs",
         shows="the loss with a teacher's distribution in its kinds, beside hard labels (docs/train.md)",
-        measures=(),
+        measures=LOSS,
     ),
     "draft_vocabulary": Check(
         command="python -m benchmarks.speed.draft_vocabulary",
@@ -203,12 +206,12 @@ CHECKS = {
         command="python -m benchmarks.training.engines",
         shows="the same losses, weights and bytes under DDP, FSDP2 and ZeRO-1/2/3 as in one process, on two and "
         "four processes, and runs that one engine begins and another ends",
-        measures=(),
+        measures=(*STEP, "train/engine", "train/checkpoint"),
     ),
     "plan": Check(
         command="python -m benchmarks.training.plan",
         shows="tensor memory as `python -m train plan` predicts it beside the measured peak of real training steps",
-        measures=(),
+        measures=(*STEP, *(f"train/plan/{name}.py" for name in ("live_tensors", "memory", "shapes", "step"))),
     ),
     "dynamo_counts": Check(
         command="python -m benchmarks.paper.dynamo_counts",
@@ -354,7 +357,7 @@ CHECKS = {
         command="python -m benchmarks.training.resume",
         shows="a run killed at random moments, in saves too, beside one that never stopped, in one process and in two, "
         "of which one is killed: weights bit for bit, and all lines of metrics.jsonl",
-        measures=(),
+        measures=("train/checkpoint", "train/loop/trainer.py", "train/loop/batches.py"),
     ),
     "wide_tests": Check(
         command="python -m benchmarks.wide_tests",

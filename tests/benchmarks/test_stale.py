@@ -50,3 +50,10 @@ def test_a_check_trains_a_folder_that_it_reads_or_says_what_failed(tmp_path, mon
     (tmp_path / verify.CHECKS["downstream"].folder).mkdir(parents=True)
     verify.run("downstream", quick=True)
     assert ran[2:] == [command]
+
+
+def test_what_checks_measure_exists_and_checks_of_training_name_code_of_it():
+    for name, check in verify.CHECKS.items():
+        assert all((verify.ROOT / path).exists() for path in check.measures), name
+        if "benchmarks.training" in check.command:
+            assert any(path.startswith("train/") for path in check.measures), name
