@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from heads.backbone.loading import load_tokenizer, read_vocab_size
 from heads.data.documents import DataConfig
+from heads.validation import validated, within
 from train.config import TrainConfig
 from train.data.packing import build_datasets, read_sources
 from train.data.report import CountedSource, DataReport, PackReport, SourceReport
@@ -28,6 +29,7 @@ COUNTS += ["leading replies dropped", "turns joined", "supervised"]
 MARKS = ("⟦", "⟧")  # around targets, where there is no colour
 
 
+@validated
 @dataclass(kw_only=True)
 class InspectFlags:
     """Flags of `python -m train inspect-data`.
@@ -36,7 +38,7 @@ class InspectFlags:
         samples: documents to show
     """
 
-    samples: int = 3
+    samples: int = within(0, default=3)
 
 
 def inspect_data(config: TrainConfig, flags: InspectFlags) -> None:

@@ -29,6 +29,7 @@ from heads.interface.token_heads import TokenHeads
 from train.config import EvaluationConfig
 from train.loop.batches import collate
 from train.objective.model import TrainedModel
+from train.objective.unembedding import widen
 
 Inside = Callable[[Callable[[], Any]], Any]
 
@@ -247,8 +248,7 @@ class Drift:
 
 def log_probabilities(projection: Projection, hidden_CD: Tensor) -> Tensor:
     """(C, V) log-probabilities, in at least float32."""
-    logits_CV = projection(hidden_CD.to(projection.weight.dtype))
-    return torch.log_softmax(logits_CV if logits_CV.dtype == torch.float64 else logits_CV.float(), dim=-1)
+    return torch.log_softmax(widen(projection(hidden_CD.to(projection.weight.dtype))), dim=-1)
 
 
 def quality(before: float, found: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -162,7 +162,9 @@ def document_attention(model: Any, compiled: bool, autocast: torch.dtype | None 
         obstacle = found[model.one_kernel]
         model.attends_by_document = not obstacle
         few = least_tokens(model.backbone.device, model.one_kernel)
-        by_document = f"each document by itself, without a mask; with one where they have less than {few} tokens each"
+        by_document = "each document by itself, without a mask"
+        if few > 1:
+            by_document += f"; with one where they have fewer than {few} tokens each"
         try:
             yield f"with dense masks, as {obstacle}" if obstacle else by_document
         finally:

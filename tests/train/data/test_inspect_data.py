@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heads.data.chat import VICUNA_TEMPLATE, ChatEncoder
 from heads.data.documents import DataConfig, SourceConfig
-from train.data.inspect import SHOWN_TOKENS, colour, show_data
+from train.data.inspect import SHOWN_TOKENS, InspectFlags, colour, show_data
 
 BASE = DEMO / "base"
 CHAT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello [bold]there[/bold]."}]
@@ -132,3 +132,9 @@ def test_what_is_done_to_conversations_is_counted(tokenizer, tmp_path):
     assert "REFUSED" not in shown
     with pytest.raises(ValueError, match=r"roles={'visitor': 'guest'} was given; allowed are mappings"):
         config.train[0].roles = {"visitor": "guest"}
+
+
+def test_fewer_samples_than_none_are_refused():
+    with pytest.raises(ValueError, match=r"samples=-1 was given; allowed are integers of at least 0"):
+        InspectFlags(samples=-1)
+    assert InspectFlags(samples=0).samples == 0

@@ -174,7 +174,7 @@ def test_one_kernel_gets_the_documents_of_all_blocks_end_to_end(architecture, mo
     monkeypatch.setattr(by_document, "may_use_one_kernel", lambda backbone: True)
     monkeypatch.setattr(by_document, "varlen_attn", kernel)
     with document_attention(model, compiled=False) as chosen:
-        assert chosen.endswith("less than 1 tokens each")
+        assert chosen == "each document by itself, without a mask"
         fast, found = loss_and_gradients(model, batch)
     assert [0, 7, 24, 36, 37, 48] in calls
     torch.testing.assert_close(fast, dense, rtol=1e-12, atol=0)
@@ -214,6 +214,12 @@ def test_layers_are_compared_in_the_dtype_of_autocast(monkeypatch):
     assert seen == {torch.bfloat16}
 
 
+def test_the_least_length_of_documents_is_said(monkeypatch):
+    monkeypatch.setattr(by_document, "LEAST_TOKENS", {"cpu": 32})
+    with document_attention(build("llama"), compiled=False) as chosen:
+        assert chosen.endswith("without a mask; with one where they have fewer than 32 tokens each")
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the variable-length kernel runs on a GPU alone")
 def test_one_kernel_on_a_gpu_is_attention_with_a_dense_mask():
@@ -223,5 +229,5 @@ def test_one_kernel_on_a_gpu_is_attention_with_a_dense_mask():
         dense = model.hidden_states(batch["input_ids"], batch["document_ids"]).float()
         with document_attention(model, compiled=False) as chosen:
             fast = model.hidden_states(batch["input_ids"], batch["document_ids"]).float()
-    assert chosen.endswith("less than 1 tokens each"), chosen
+    assert chosen == "each document by itself, without a mask"
     assert (fast - dense).norm() < 2**-6 * dense.norm()  # 8 bits of mantissa, three layers
