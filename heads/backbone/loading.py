@@ -29,7 +29,8 @@ class BackboneConfig:
         trust_remote_code: run modelling code that lies beside the weights. Off unless you know whose code it is.
         quantization: fields of a transformers quantization config, such as {quant_method: bitsandbytes,
             load_in_4bit: true}; passed to the model loader as it is.
-        gradient_checkpointing: recompute the backbone's activations in backward; useful only when it is trained.
+        gradient_checkpointing: recompute activations in backward, of a trained backbone and of heads' layers of its
+            kind; a run that trains neither refuses it.
         random_weights: start from random weights in the shape of the config, to train a backbone from nothing.
         tokenizer: folder or hub name of the tokenizer; the backbone's own where it is not given.
     """

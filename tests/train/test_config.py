@@ -1,14 +1,17 @@
 """YAML and command line: overrides, unknown keys with the nearest real one, help, what cannot train."""
 
+import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from heads.data.documents import SourceConfig
 from train.config import TrainConfig, known_keys, read_config
-from train.config.trainer_fields import CHOICES, check_trainer_fields
+from train.config.trainer_fields import CHOICES, NOT_HERE, SET_BY_HEADWAY, check_trainer_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = {
@@ -117,8 +120,13 @@ def test_a_list_of_sources_replaces_the_old_one_whole(tmp_path, flag):
         ({"loss": {"sofft": 1}}, r"unknown key 'loss.sofft'. Did you mean 'loss.soft'"),
         (
             {"family": None, "heads": ..., "rates": {"base": 1e-4}, "loss": {"soft": 1}},
-            r"loss was given with family: null",
+            r"loss or head_decay were given with family: null",
         ),
+        (
+            {"family": None, "heads": ..., "rates": {"base": 1e-4}, "head_decay": 0.8},
+            r"loss or head_decay were given with family: null",
+        ),
+        ({"data": {**BASE["data"], "streaming": True, "num_proc": 4}}, r"data.num_proc was given with data.streaming"),
         ({"max_skipped_steps": -1}, r"max_skipped_steps=-1 was given; allowed are integers of at least 0"),
         ({"trainer": {"enable_jit_checkpoint": True}}, r"SIGTERM, SIGUSR1 or Ctrl-C is saved in any case"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),
@@ -127,9 +135,9 @@ def test_a_list_of_sources_replaces_the_old_one_whole(tmp_path, flag):
         ({"trainer": {"bf16": "yes please"}}, r"trainer.bf16='yes please' was given; allowed are true and false"),
         ({"trainer": {"bf16": "auto", "fp16": True}}, r"bf16 and trainer.fp16 were both given"),
         ({"trainer": {"tf32": "auto"}}, r"trainer.tf32='auto' was given; allowed are true and false"),
-        ({"trainer": {"optim": "adafactor"}}, r"trainer.optim has no effect here.*AdamW"),
-        ({"trainer": {"fsdp": "full_shard"}}, r"trainer.fsdp has no effect here.*launch file"),
-        ({"trainer": {"deepspeed": "x.json"}}, r"trainer.deepspeed has no effect here"),
+        ({"trainer": {"optim": "adafactor"}}, r"trainer.optim was given and is refused: .*AdamW"),
+        ({"trainer": {"fsdp": "full_shard"}}, r"trainer.fsdp was given and is refused: .*launch file"),
+        ({"trainer": {"deepspeed": "x.json"}}, r"trainer.deepspeed was given and is refused"),
         ({"trainer": {"gradient_checkpointing": True}}, r"set backbone.gradient_checkpointing"),
         ({"optimizer": {"beta1": 2}}, r"optimizer.beta1=2"),
         ({"evaluation": {"tree_nodes": 1}}, r"evaluation.tree_nodes=1 was given; allowed are integers from 2 to"),
@@ -163,12 +171,35 @@ def test_what_cannot_train_is_said_before_anything_is_loaded(tmp_path, changes, 
         ({"logging_strategy": "step"}, r"logging_strategy='step' was given; .* Did you mean 'steps'"),
         ({"bf16": True, "fp16": True}, r"bf16 and trainer.fp16 were both given"),
         ({"save_steps": 5}, r"save_steps has a field of its own"),
+        ({"bf16_full_eval": True}, r"bf16_full_eval was given and is refused: held-out blocks"),
+        ({"hub_model_id": "me/heads"}, r"hub_model_id was given and is refused: upload last/ or best/"),
+        ({"save_on_each_node": True}, r"save_on_each_node was given and is refused: all processes share output_dir"),
         ({"activation_checkpointing": True}, r"set backbone.gradient_checkpointing"),
     ],
 )
 def test_values_of_the_trainer_that_cannot_train_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         check_trainer_fields(fields)
+
+
+TAKEN = {
+    *("per_device_train_batch_size", "num_train_epochs", "max_steps", "gradient_accumulation_steps", "max_grad_norm"),
+    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16", "fp16", "tf32", "torch_empty_cache_steps"),
+    *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node", "include_num_input_tokens_seen"),
+    *("log_level", "log_level_replica", "disable_tqdm", "run_name", "debug", "skip_memory_metrics"),
+    *("eval_delay", "eval_on_start", "per_device_eval_batch_size", "save_total_limit"),
+    *("full_determinism", "use_cpu", "accelerator_config", "train_sampling_strategy"),
+    *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+    *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
+    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
+    *("ddp_backend", "ddp_timeout"),
+}
+"""Fields of the Trainer that change a run."""
+
+
+def test_every_field_of_the_trainer_is_taken_set_or_refused():
+    stands = Counter([*TAKEN, *SET_BY_HEADWAY, *NOT_HERE])
+    assert stands == Counter(field.name for field in dataclasses.fields(TrainingArguments))
 
 
 def test_every_schedule_that_is_offered_can_be_built():
@@ -244,6 +275,14 @@ def test_every_shipped_config_is_valid(path):
     assert config.output_dir.startswith("checkpoints/runs/")
 
 
+@pytest.mark.parametrize("folder", ["alpaca", "chat", "sharegpt"])
+def test_configs_for_chats_cut_no_answer_from_its_question(folder):
+    packings = {
+        path.stem: read_config(["--config", str(path)]).data.packing for path in ROOT.glob(f"configs/{folder}/*.yaml")
+    }
+    assert set(packings.values()) == {"whole"}, packings
+
+
 def shipped(name):
     return yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
 
@@ -301,7 +340,7 @@ def test_paper_settings_of_dynamo(size):
 
 
 def test_variants_and_fine_tuned_twins_are_trained_as_what_they_are_compared_with():
-    same = ("data", "trainer", "optimizer", "evaluation")
+    same = ("data", "trainer", "optimizer")
     first = shipped("pile/dynamo_pythia_70m")
     for path in ROOT.glob("configs/pile/ablation/*.yaml"):
         variant = yaml.safe_load(path.read_text())
@@ -312,6 +351,7 @@ def test_variants_and_fine_tuned_twins_are_trained_as_what_they_are_compared_wit
         assert tuned["rates"] == {"base": base, "heads": of_heads, "heads_to_base": to_base}
         assert (twin["family"], twin["rates"]) == (None, {"base": base})
         assert all(tuned[key] == twin[key] for key in same)
+        assert twin["evaluation"] == {"every_steps": tuned["evaluation"]["every_steps"]}
         assert tuned["init_from"] == f"{shipped(f'pile/dynamo_pythia_{size}')['output_dir']}/last"
 
 

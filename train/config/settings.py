@@ -89,7 +89,7 @@ class EvaluationConfig:
 
     Attributes:
         every_steps: optimizer steps between evaluations; the last step is always evaluated. 0: only the last step.
-        num_prompts: held-out prompts that are decoded at every evaluation, for tokens per pass.
+        num_prompts: held-out prompts that heads decode at every evaluation, for tokens per pass.
         prompt_tokens: length of each prompt, in tokens; the prompt of a chat ends where its first reply begins.
         new_tokens: tokens decoded for each prompt.
         tree_nodes: nodes of the tree for this decoding, the root included.
@@ -100,6 +100,15 @@ class EvaluationConfig:
     prompt_tokens: int = within(1, default=64)
     new_tokens: int = within(1, default=64)
     tree_nodes: int = within(2, MAX_NODES, default=16)
+
+
+def check_block_size(num_heads: int, block_size: int) -> None:
+    """Raise ValueError where no block has a label for every head."""
+    if num_heads + 2 > block_size:
+        raise ValueError(
+            f"{num_heads} heads need blocks of at least {num_heads + 2} tokens and data.block_size is {block_size}; "
+            "raise it or train fewer heads."
+        )
 
 
 @validated
@@ -198,10 +207,11 @@ class TrainConfig:
         self.warm_in.check(heads_change_backbone=self.heads_change_backbone)
         self.self_distillation.check(joint=self.family is not None and self.rates.base is not None)
         self.check_hidden_states()
-        if self.num_heads + 2 > self.data.block_size:
+        check_block_size(self.num_heads, self.data.block_size)
+        if self.data.streaming and self.data.num_proc is not None:
             raise ValueError(
-                f"{self.num_heads} heads need blocks of at least {self.num_heads + 2} tokens; data.block_size is "
-                f"{self.data.block_size}."
+                "data.num_proc was given with data.streaming, whose rows are tokenised where they are read; leave one "
+                "of them out."
             )
         self.loss.check(num_heads=self.num_heads, head_decay=self.head_decay)
         self.check_trackers()

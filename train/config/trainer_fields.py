@@ -34,6 +34,8 @@ SET_BY_HEADWAY = {
 OWN_EVALUATION = "held-out blocks are measured by Headway itself; see evaluation"
 LAUNCHED = "engines are chosen by the launch file; see docs/engines.md"
 CHECKPOINTING = "set backbone.gradient_checkpointing"
+UPLOAD = "upload last/ or best/ when the run has ended"
+TRACKED = "metrics go where report_to says, which has no trackio"
 NOT_HERE = {
     **dict.fromkeys(
         ("optim", "optim_args", "optim_target_modules"), "the optimizer is AdamW with the fields of `optimizer`"
@@ -52,15 +54,22 @@ NOT_HERE = {
     **dict.fromkeys(("metric_for_best_model", "greater_is_better"), "the best heads have the most tokens per pass"),
     **dict.fromkeys(("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"), OWN_EVALUATION),
     **dict.fromkeys(("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), OWN_EVALUATION),
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), OWN_EVALUATION),
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run trains, and evaluates where data is held out"),
     "average_tokens_across_devices": "losses always count the labels of all processes",
     "auto_find_batch_size": "a run takes the batch that its config names; `python -m train plan` says what fits",
     "use_liger_kernel": "the loss has chunks of its own",
     "liger_kernel_config": "the loss has chunks of its own",
     "neftune_noise_alpha": "noise on inputs was measured and brought nothing (docs/decisions.md)",
-    "push_to_hub": "upload last/ or best/ when the run has ended",
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy"), UPLOAD),
+    **dict.fromkeys(("hub_always_push", "hub_revision"), UPLOAD),
+    **dict.fromkeys(("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), TRACKED),
+    "length_column_name": "all blocks have one length",
+    "use_cache": "training passes keep no cache",
+    "restore_callback_states_from_checkpoint": "no callback of a run has a state that a checkpoint holds",
+    "save_on_each_node": "all processes share output_dir, where each node would write the same checkpoint",
 }
-"""Fields that would have no effect or a misleading one, with the reason or what to do instead."""
+"""Fields that would have no effect, a misleading or a harmful one, with the reason or what to do instead."""
 RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), Range(1)),
     **dict.fromkeys(("gradient_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout"), Range(1)),
@@ -89,13 +98,12 @@ def check_trainer_fields(fields: dict[str, Any]) -> None:
         if name not in known:
             raise ValueError(f"trainer.{name} is no field of transformers.TrainingArguments.{nearest(name, known)}")
         if name in NOT_HERE:
-            raise ValueError(f"trainer.{name} has no effect here and is refused: {NOT_HERE[name]}.")
+            raise ValueError(f"trainer.{name} was given and is refused: {NOT_HERE[name]}.")
         check_value(known[name], value)
     if fields.get("max_steps") == 0:
         raise ValueError("trainer.max_steps=0 was given; give 1 and more, or -1 for all of num_train_epochs.")
-    for half in ("", "_full_eval"):
-        if fields.get(f"bf16{half}") and fields.get(f"fp16{half}"):
-            raise ValueError(f"trainer.bf16{half} and trainer.fp16{half} were both given; give one of them.")
+    if fields.get("bf16") and fields.get("fp16"):
+        raise ValueError("trainer.bf16 and trainer.fp16 were both given; give one of them.")
     check_schedule(fields)
 
 

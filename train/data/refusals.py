@@ -11,6 +11,7 @@ import numpy as np
 
 from heads.data.bad_rows import refuse_bad_rows, warn_of_bad_rows
 from heads.data.documents import DataConfig
+from train.config import check_block_size
 from train.data.report import SourceReport
 
 logger = logging.getLogger(__name__)
@@ -19,11 +20,7 @@ logger = logging.getLogger(__name__)
 def check_config(config: DataConfig, num_heads: int) -> None:
     if not config.train:
         raise ValueError("data.train lists no source; give at least one path.")
-    if num_heads >= config.block_size - 1:
-        raise ValueError(
-            f"{num_heads} heads need blocks of at least {num_heads + 2} tokens and block_size is {config.block_size}; "
-            "raise block_size or train fewer heads."
-        )
+    check_block_size(num_heads, config.block_size)
     if config.eval and config.eval_fraction:
         raise ValueError(
             f"eval_fraction is {config.eval_fraction} beside {len(config.eval)} eval sources; "

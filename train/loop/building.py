@@ -61,7 +61,7 @@ def build_model(config: TrainConfig, device: torch.device) -> TrainedModel:
 def model_on(config: TrainConfig, backbone: Backbone) -> TrainedModel:
     """The config's model on a given backbone, which may be on the meta device (train/plan)."""
     token_heads = None if config.family is None else build_heads(config, backbone)
-    return TrainedModel(
+    model = TrainedModel(
         backbone,
         token_heads,
         trains_backbone=config.rates.base is not None,
@@ -73,6 +73,24 @@ def model_on(config: TrainConfig, backbone: Backbone) -> TrainedModel:
         loss=config.loss,
         self_distillation=config.self_distillation,
     )
+    refuse_useless_checkpointing(config, model)
+    return model
+
+
+def refuse_useless_checkpointing(config: TrainConfig, model: TrainedModel) -> None:
+    """Heads that have layers of the backbone's class recompute them too, so a frozen backbone alone says nothing.
+
+    Raises:
+        ValueError: backbone.gradient_checkpointing was given, and no layer that is trained could be recomputed.
+    """
+    if not config.backbone.gradient_checkpointing or config.rates.base is not None:
+        return
+    recomputed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    if not any(parameter.requires_grad for module in recomputed for parameter in module.parameters()):
+        raise ValueError(
+            "backbone.gradient_checkpointing was given with a frozen backbone and heads without layers of its kind, so "
+            "it would have no effect; leave it out, or give rates.base."
+        )
 
 
 def trainable_fields(config: TrainConfig) -> BackboneConfig:

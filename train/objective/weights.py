@@ -70,8 +70,11 @@ class LossConfig:
     def check(self, *, num_heads: int, head_decay: float) -> None:
         """Raise ValueError on weights that train nothing, and on settings of a loss whose weight is 0."""
         if not num_heads:
-            if self != LossConfig():
-                raise ValueError("loss was given with family: null; only heads have it: remove it or name a family.")
+            if self != LossConfig() or head_decay != 1.0:
+                raise ValueError(
+                    "loss or head_decay were given with family: null; only heads have them: remove them or name a "
+                    "family."
+                )
             return
         if self.hard == self.soft == self.regression == 0:
             raise ValueError(

@@ -53,6 +53,14 @@ class Machine:
         """Raise ValueError on a size that cannot be read."""
         _ = self.memory_bytes
 
+    def validate_speed(self) -> None:
+        """Raise ValueError on a throughput beside what it would be computed from."""
+        if self.tokens_per_second is not None and (self.tflops is not None or self.mfu != ASSUMED_MFU):
+            raise ValueError(
+                "--tokens-per-second was given with --tflops or --mfu; a measured throughput needs neither: leave it "
+                "or them out."
+            )
+
     @property
     def memory_bytes(self) -> int | None:
         return None if self.memory is None else parse_bytes(self.memory)

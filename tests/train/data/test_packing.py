@@ -393,7 +393,7 @@ def test_too_little_for_one_block(tokenizer, tmp_path, streaming):
 
 def test_configs_that_contradict_themselves(tokenizer, tmp_path):
     path = numbered(tmp_path / "a.jsonl", 9)
-    with pytest.raises(ValueError, match="15 heads need blocks of at least 17 tokens and block_size is 16"):
+    with pytest.raises(ValueError, match=r"15 heads need blocks of at least 17 tokens and data\.block_size is 16"):
         build(tokenizer, path, num_heads=15)
     assert build(tokenizer, numbered(tmp_path / "long.jsonl", 9, length=16), num_heads=14)
     with pytest.raises(ValueError, match=r"no document of at least 16 tokens \(heads \+ 2\)"):

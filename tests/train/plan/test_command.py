@@ -93,6 +93,8 @@ def test_data_on_this_machine_is_counted(monkeypatch, tmp_path):
             ["--mfu", "40"],
             "mfu=40.0 was given; allowed are numbers above 0 and of at most 1; it is a share",
         ),
+        (["--tokens-per-second", "9", "--tflops", "5"], "--tokens-per-second was given with --tflops or --mfu"),
+        (["--tokens-per-second", "9", "--mfu", "0.5"], "--tokens-per-second was given with --tflops or --mfu"),
         (["--tflops", "-1"], "tflops=-1.0 was given; allowed are numbers above 0, or null."),
         (["--tokens-per-second", ".inf"], "tokens_per_second=inf was given; allowed are numbers above 0, or null."),
         (["--backbone.name_or_path", "/nowhere/at-all"], "could not be loaded as a causal LM"),

@@ -56,6 +56,15 @@ def test_layers_that_are_recomputed_attend_as_they_did(folder):
     assert make_plan(run, tokens=160, device_type="cuda").step_flops > 0
 
 
+def test_layers_that_nothing_trains_are_not_recomputed(folder):
+    """Medusa heads have no layer of the backbone's class, dynamo heads are such layers."""
+    frozen = config(folder, family="dynamo")
+    frozen.backbone.gradient_checkpointing = True
+    assert build_on_meta(frozen, "cpu").token_heads.layers[0][0].gradient_checkpointing
+    with pytest.raises(ValueError, match=r"gradient_checkpointing was given with a frozen backbone and heads without"):
+        build_on_meta(replace(frozen, family="medusa"), "cpu")
+
+
 def test_no_family_is_named_in_the_plan():
     source = " ".join(path.read_text() for path in (ROOT / "train/plan").glob("*.py"))
     code = re.sub(r"configs/demo/\w+\.yaml", "", source)
