@@ -19,9 +19,8 @@ from heads.backbone.model import Backbone
 from heads.families import create
 from train.config import read_config
 from train.data import hidden_states
-from train.data.blocks import to_table
+from train.data.blocks import to_table, write_blocks
 from train.data.hidden_states import cache_hidden_states, fingerprint_of_blocks
-from train.data.packing import write_blocks
 from train.loop.batches import as_arrays, collate
 from train.objective.model import TrainedModel
 from train.objective.weights import LossConfig
