@@ -198,7 +198,8 @@ def make_heads(family: str, backbone: Backbone, *, num_heads: int = 3, seed: int
     with torch.no_grad():
         for parameter in token_heads.parameters():
             width = parameter.shape[-1] if parameter.ndim > 1 else 4
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / width**0.5)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / width**0.5
+            parameter.add_(noise.to(parameter.device))
     return token_heads.to(backbone.dtype).eval()
 
 
