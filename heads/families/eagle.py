@@ -30,7 +30,7 @@ from heads.backbone.projection import Projection
 from heads.backbone.state import HiddenTap
 from heads.interface.draft_attention import Context, by_text, seen_as_bias
 from heads.interface.draft_layer import MidLayer, Rope, Turn, rms_weight, rope_parameters_of, shape_like
-from heads.interface.draft_rows import CONTEXT, DraftRows, no_rows
+from heads.interface.draft_rows import CONTEXT, DraftRows, no_rows, shifted
 from heads.interface.layers import OneUnembedding, Unembedding
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated, within
@@ -247,11 +247,6 @@ class Heads(TokenHeads):
 
 NODE = ("hidden", "positions", "texts", "keys", "values")
 """Names of what a level holds for each node; for each text it holds `CONTEXT`."""
-
-
-def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
-    """(B, T): x_{t+ahead} at t; zeros beyond the block, where no head is trained."""
-    return nn.functional.pad(tokens_BT[:, ahead:], (0, min(ahead, tokens_BT.shape[1])))
 
 
 def choose_taps(config: Config, backbone: Backbone) -> list[int]:

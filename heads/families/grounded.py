@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection
-from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings
+from heads.interface.layers import ResidualBlock, Unembedding, Unembeddings, embed
 from heads.interface.representation import RepresentationConfig, RepresentationHeads
 from heads.validation import validated, within
 
@@ -97,8 +97,7 @@ class Heads(RepresentationHeads):
 
     def read(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """(…,) token ids to (…, D)."""
-        embedded = self.backbone.embed(tokens).to(dtype)
-        return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if self.config.normalize_embeddings else embedded
+        return embed(self.backbone, tokens, dtype, normalize=self.config.normalize_embeddings)
 
     def first_level(self, state: Tensor) -> Tensor:
         return state

@@ -31,14 +31,12 @@ from heads.backbone.cache import TreeCache
 from heads.backbone.masks import causal, within_documents
 from heads.backbone.model import Backbone, CommitPlan, Tap, Taps
 from heads.backbone.projection import Projection
+from heads.interface.draft_rows import context_slots, shifted
 from heads.interface.layers import check_last_layer
 from heads.interface.mtp_module import Module
 from heads.interface.own_paths import PathCache, PathContext, has_row, longer, sees_unrolled
 from heads.interface.token_heads import MAX_HEADS, HeadsConfig, TeacherForcing, TokenHeads
 from heads.validation import validated
-
-CONTEXT_STEP = 256
-"""The shape of a context grows by so many slots, so that compiled drafting meets few shapes."""
 
 
 @validated
@@ -210,11 +208,10 @@ class Heads(TokenHeads):
     def first_level(self, state: MtpState) -> dict[str, Any]:
         """The level before any node: what each module reads next, empty own paths, and each text's context.
 
-        The context's number of slots is a multiple of `CONTEXT_STEP`, or what the cache's buffers have if that is less;
-        slots without a row are masked.
+        The context has `context_slots`; those without a row are masked.
         """
         layers, length = state.cache.layers[: len(self.layers)], state.real_BS.shape[1]
-        slots = min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, layers[0].keys.shape[2])
+        slots = context_slots(length, layers[0].keys)
         texts = torch.arange(len(state.position_B), device=state.position_B.device)
         more = (0, slots - length)
         return {
@@ -260,8 +257,3 @@ class Heads(TokenHeads):
 
 OF_MODULE = ("hidden", "keys", "values")
 """Names of what a level holds for each node and each module that still runs."""
-
-
-def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
-    """(B, T): x_{t+ahead} at t; zeros beyond the block, where no head is trained."""
-    return nn.functional.pad(tokens_BT[:, ahead:], (0, min(ahead, tokens_BT.shape[1])))

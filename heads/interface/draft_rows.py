@@ -78,13 +78,31 @@ class DraftRows:
     def context(self) -> dict[str, Tensor]:
         """`CONTEXT`: keys and values (B, G, S, E) and the bias (B, S) that hides slots without a row.
 
-        The number of slots is a multiple of `CONTEXT_STEP`, or what the cache's buffer has if that is less.
+        The number of slots is `context_slots`.
         """
         layer, length = self.cache.layers[0], self.real_BS.shape[1]
-        slots = min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, layer.keys.shape[2])
+        slots = context_slots(length, layer.keys)
         has_row_BS = self.real_BS & (self.real_BS.cumsum(dim=1) > 1)
         bias_BS = seen_as_bias(nn.functional.pad(has_row_BS, (0, slots - length)), layer.keys.dtype)
         return dict(zip(CONTEXT, (layer.keys[:, :, :slots], layer.values[:, :, :slots], bias_BS), strict=True))
+
+
+def context_slots(length: int, keys_BGSE: Tensor) -> int:
+    """The slots of a context of this length: a multiple of `CONTEXT_STEP`, or all of the cache's buffer if it has less.
+
+    >>> context_slots(3, torch.zeros(1, 1, 300, 8)), context_slots(257, torch.zeros(1, 1, 300, 8))
+    (256, 300)
+    """
+    return min(-(-length // CONTEXT_STEP) * CONTEXT_STEP, keys_BGSE.shape[2])
+
+
+def shifted(tokens_BT: Tensor, ahead: int) -> Tensor:
+    """(B, T): x_{t+ahead} at t; zeros beyond the block, where no head is trained.
+
+    >>> shifted(torch.tensor([[5, 6, 7]]), 2).tolist()
+    [[7, 0, 0]]
+    """
+    return nn.functional.pad(tokens_BT[:, ahead:], (0, min(ahead, tokens_BT.shape[1])))
 
 
 def no_rows(states_BAD: Tensor, positions_BA: Tensor) -> DraftRows:

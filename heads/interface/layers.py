@@ -49,6 +49,12 @@ RESIDUAL_WRITERS = frozenset(
 """What the last linear layer of an attention or MLP block is called in Hugging Face's models."""
 
 
+def embed(backbone: Backbone, tokens: Tensor, dtype: torch.dtype, *, normalize: bool) -> Tensor:
+    """(…,) token ids to (…, D): the backbone's embeddings, scaled to a root mean square of 1 if `normalize`."""
+    embedded = backbone.embed(tokens).to(dtype)
+    return nn.functional.rms_norm(embedded, embedded.shape[-1:]) if normalize else embedded
+
+
 class ResidualBlock(nn.Module):
     """x + SiLU(W x + b). W is zero at the start (Medusa, section 2.1), and b too, so that the block is the identity."""
 
