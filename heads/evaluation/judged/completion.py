@@ -111,11 +111,12 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
             transparency=config.transparency,
         )
     keys = [f"{threshold} {prompt.name}" for threshold in thresholds for prompt in prompts]
-    verdicts = task.rows.get("verdicts")
+    row = f"verdicts of {judge.identity}"  # an endpoint is named by the environment, not by the config
+    verdicts = task.rows.get(row)
     if verdicts is None:
         verdicts = judge_all(judge, prompts, thresholds, texts, config.seed)
         if not verdicts["unreadable"]:  # one that could not be read is asked again
-            task.rows.put("verdicts", verdicts)
+            task.rows.put(row, verdicts)
     by_prompt = {name: grid(thresholds, prompts, texts, verdicts, name) for name in SUMMED}
     wins_EP, losses_EP, tokens_EP, passes_EP = (by_prompt[name] for name in ("wins", "losses", "tokens", "passes"))
     most = task.token_heads.num_heads + 1

@@ -34,11 +34,15 @@ class Judge(Protocol):
 
     Attributes:
         name: the judge's name in tables.
+        identity: its name, and where it is asked; verdicts are stored under it.
         unreadable: how many answers so far had no verdict that could be read.
     """
 
     name: str
     unreadable: int
+
+    @property
+    def identity(self) -> str: ...
 
     def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
         """The score of each (prompt, text), higher for better texts; None without a readable verdict."""
@@ -65,6 +69,10 @@ class AskedJudge(ABC):
 
     name: str
     unreadable: int = field(default=0, init=False)
+
+    @property
+    def identity(self) -> str:
+        return self.name
 
     @abstractmethod
     def answers(self, questions: Sequence[str]) -> list[str]:
@@ -133,6 +141,10 @@ class LikelihoodJudge:
         self.unreadable = 0
         self.model, self.tokenizer, self.tie = model, tokenizer, tie
         self._known: dict[tuple[str, str], float] = {}
+
+    @property
+    def identity(self) -> str:
+        return self.name
 
     def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
         return [self.score(prompt, text) for prompt, text in texts]

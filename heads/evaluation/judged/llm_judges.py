@@ -70,7 +70,12 @@ class EndpointJudge(AskedJudge):
         self._client = openai.OpenAI(
             base_url=self.url, api_key=self.key, timeout=TIMEOUT, max_retries=max(0, self.tries - 1)
         )
-        self._rows = Rows(path=self.cache, settings={"model": self.model, "answer_tokens": self.answer_tokens})
+        settings = {"model": self.model, "url": self.url, "answer_tokens": self.answer_tokens}
+        self._rows = Rows(path=self.cache, settings=settings)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name} at {self.url}"
 
     @classmethod
     def from_environment(cls, **given: Any) -> EndpointJudge:

@@ -126,6 +126,32 @@ def test_sentence_completion_runs_resumes_and_is_shown(folder, tmp_path):
     assert by_type.note == "A type of fewer than 3 prompts has no interval."
 
 
+class Says:
+    """A judge who finds one side better in every pair."""
+
+    unreadable = 0
+
+    def __init__(self, name, winner, url=""):
+        self.name, self.identity, self.winner = name, f"{name} at {url}", winner
+
+    def verdicts(self, texts, pairs, seed):
+        return [5.0] * len(texts), [self.winner] * len(pairs)
+
+
+def test_verdicts_of_another_judge_are_asked_anew_and_its_own_are_kept(folder, tmp_path, monkeypatch):
+    config = sentence_completion.Config(judge="endpoint", step=1.0, draws=1, max_new_tokens=1)
+
+    def wins(judge):
+        monkeypatch.setattr(completion, "choose_judge", lambda *given: judge)
+        task = SuiteTask(folder=folder / "dynamo", rows=Rows(tmp_path / "rows.jsonl", {}))
+        return sum(sentence_completion.run(task, config)["counts"]["wins"])
+
+    assert wins(Says("a", "A", "here")) == 20
+    assert wins(Says("b", "B", "here")) == 0
+    assert wins(Says("a", "B", "there")) == 0
+    assert wins(Says("a", "B", "here")) == 20, "those of the first call"
+
+
 def test_vicuna_asks_the_questions_of_its_file(folder):
     config = vicuna.Config(
         questions=str(folder / "questions.jsonl"), judge_model=str(folder / "judge"), step=1.0, max_new_tokens=4

@@ -75,6 +75,15 @@ def test_answers_are_kept_so_that_a_repeated_call_asks_nothing(server, tmp_path,
     assert server.requests == 6
 
 
+def test_a_model_of_the_same_name_on_another_server_is_another_judge(server, tmp_path):
+    judge = judge_at(server, cache=tmp_path / "answers.jsonl")
+    assert judge.scores([("p", "good")]) == [9]
+    moved = EndpointJudge(name="local", url=f"{server.url}/", model="m", cache=tmp_path / "answers.jsonl")
+    assert moved.scores([("p", "good")]) == [9]
+    assert server.requests == 2
+    assert moved.identity != judge.identity
+
+
 def test_an_answer_without_a_verdict_is_asked_again_by_the_next_call(server, tmp_path):
     cache = tmp_path / "answers.jsonl"
     first = judge_at(server, cache=cache)
