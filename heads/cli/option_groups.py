@@ -109,6 +109,16 @@ def read_config(config: type[T], words: Sequence[str], program: str, help_option
     return build(config, values | nulls, of=program)
 
 
+def given_options(context: typer.Context, names: Sequence[str]) -> list[str]:
+    """Those of the command's parameters that were given, as they are typed: json_file as --json."""
+    return ["--" + name.removesuffix("_file").replace("_", "-") for name in names if was_given(context, name)]
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def take_nulls(config: type[Any], words: Sequence[str]) -> tuple[list[str], dict[str, None]]:
     """The words without options that may be None and are given as none or null, and the fields of these options.
 

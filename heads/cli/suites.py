@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -17,8 +17,9 @@ from rich.console import Console
 from heads.checkpoint.opening import name_folders
 from heads.checkpoint.save_load import write_whole
 from heads.checkpoint.schema import read_description
-from heads.cli.option_groups import read_config
+from heads.cli.option_groups import given_options, read_config
 from heads.cli.options import LoadingOptions, print_aside
+from heads.evaluation.lossless.stored_answers import describe_files
 from heads.evaluation.pictures import new_figure
 from heads.evaluation.report.page import render_page
 from heads.evaluation.report.sections import Section
@@ -28,6 +29,7 @@ from heads.evaluation.runs.rows import Rows
 from heads.evaluation.runs.task import SuiteTask, fingerprint
 from heads.evaluation.suites import suite_module, suites
 from heads.evaluation.tables import describe_machine, versions
+from heads.validation import members
 
 SHARED = ("heads", "suite", "suite_help", "out", "fresh", "backbone", "dtype", "pack", "revision")
 """Parameters that a suite takes too; all others are about held-out text."""
@@ -99,6 +101,7 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
     settings = {
         "suite": name,
         "config": dataclasses.asdict(config),
+        "files": describe_files([loading.backbone, *texts_of(config)]),
         "heads": fingerprint(heads),
         "backbone": loading.backbone,
         "dtype": loading.dtype,
@@ -112,30 +115,29 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
     return task
 
 
+def texts_of(config: Any) -> list[str]:
+    """The values of a Config that may be names of files: all texts, but for a choice between words."""
+    hints = get_type_hints(type(config))
+    return [value for name, value in vars(config).items() if isinstance(value, str) and str in members(hints[name])]
+
+
 def refuse_held_out(context: typer.Context, suite: str) -> None:
     """Options about held-out text do nothing with a suite."""
-    given = [name for name in context.params if name not in SHARED and was_given(context, name)]
+    given = given_options(context, [name for name in context.params if name not in SHARED])
     if given:
-        shown = ", ".join("--" + name.removesuffix("_file").replace("_", "-") for name in given)
-        raise ValueError(f"{shown} is about held-out text and not about --suite {suite}; leave it out.")
+        raise ValueError(f"{', '.join(given)} is about held-out text and not about --suite {suite}; leave it out.")
 
 
 def refuse_words(context: typer.Context, suite: SuiteOptions) -> None:
     """Without a suite there are no options but the command's own, and nothing to write to --out."""
-    given = [name for name in ("suite_help", "out", "fresh") if was_given(context, name)]
+    given = given_options(context, ["suite_help", "out", "fresh"])
     if given:
-        shown = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ValueError(f"{shown} is about a suite; give --suite NAME, of {', '.join(suites())}.")
+        raise ValueError(f"{', '.join(given)} is about a suite; give --suite NAME, of {', '.join(suites())}.")
     if context.args:
         raise ValueError(
             f"{context.args[0]} is no option of headway evaluate; headway evaluate --help lists them, and with "
             f"--suite NAME its own follow."
         )
-
-
-def was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def print_sections(console: Console, sections: Sequence[Section]) -> None:

@@ -7,6 +7,8 @@ without a sign of it, and an old verdict must not stand for a new one.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,10 +60,13 @@ def describe_prompts(asked: Sequence[Asked]) -> list[Any]:
 
 def describe_files(paths: Sequence[str | Path | None]) -> Mapping[str, str]:
     """For each path a string that changes with its content; empty for a name that is no path, such as a hub's."""
-    found = [Path(path) for path in paths if path is not None]
-    return {str(path): fingerprint(path) for path in found if path.is_dir()} | {
-        str(path): path.read_text(encoding="utf-8") if path.is_file() else "" for path in found if not path.is_dir()
-    }
+    return {str(path): describe_file(Path(path)) for path in paths if path is not None}
+
+
+def describe_file(path: Path) -> str:
+    if os.path.isdir(path):  # unlike Path's own, false for a name that is too long for a path, such as many tasks
+        return fingerprint(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if os.path.isfile(path) else ""
 
 
 def as_folder(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
 from heads.decoding.proposers.prompt_lookup import count_shared
 from heads.decoding.tree_decoding import TreeDecoding
@@ -72,10 +72,15 @@ class PlainSpeaker:
         shared = min(held, count_shared(self.text, prompt[:-1]))
         if shared == held:
             return
-        if any(getattr(layer, "is_sliding", False) for layer in self.cache.layers):
-            self.begin()  # what a window has dropped cannot be had back
+        if any(map(drops_past, self.cache.layers)):
+            self.begin()
         else:
             self.cache.crop(shared - held)  # a negative number: tokens to drop
+
+
+def drops_past(layer: Any) -> bool:
+    """Whether a cache's layer cannot be cut back: a window keeps no older tokens, a recurrent layer its last state."""
+    return getattr(layer, "is_sliding", False) or isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
 class HeadsSpeaker:

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from heads.checkpoint import save_load
 from heads.cli.main import app
+from heads.cli.options import LoadingOptions
+from heads.cli.suites import SuiteOptions, suite_task
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.report.page import column_classes, render_page
 from heads.evaluation.report.sections import Section, Table
@@ -27,6 +29,7 @@ from heads.evaluation.speed.figures import by_depth
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
 from heads.evaluation.speed.report_sections import depth_section, verdict
 from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_prompt
+from heads.evaluation.suites import suite_module
 from heads.families import create
 
 NEW_TOKENS = 12
@@ -245,6 +248,18 @@ def test_kept_caches_change_no_text(folder: Path):
     assert speakers[0].answer(other_1T, settings, lambda: 0.0).tokens == fresh
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_a_hybrid_reads_a_turn_anew_that_does_not_go_on_with_its_text(name: str):
+    """Recurrent layers keep their last state alone, and a template may write a turn in other tokens than the model."""
+    model = tiny_model(name, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    settings, speaker = GreedySettings(new_tokens=NEW_TOKENS), PlainSpeaker(model)
+    first = speaker.answer(as_prompt([3, 4, 5]), settings, lambda: 0.0).tokens
+    other_1T = as_prompt([3, 4, 5, *first[:-4], (first[-4] + 1) % 29, 7])
+    fresh = settings.generate(model, other_1T)[0, other_1T.shape[1] :].tolist()
+    assert speaker.answer(other_1T, settings, lambda: 0.0).tokens == fresh
+
+
 def test_intervals_of_a_ratio():
     unequal = ratio_of_ratios([10.0, 1.0, 4.0], [1.0, 10.0, 4.0], [1.0] * 3, [1.0] * 3)
     assert unequal.low < 1 < unequal.high
@@ -323,6 +338,26 @@ def test_wrong_runs_end_in_one_sentence(folder: Path, results):
     assert "at least two" in run("compare", folder / "run-medusa").output
     assert "holds no results.json" in run("compare", folder, folder / "run-medusa").output
     assert "given twice" in run("compare", folder / "run-medusa", folder / "run-medusa").output
+
+
+@pytest.mark.parametrize(
+    ("suite", "option"),
+    [("speed", "questions"), ("speed", "tree"), ("vicuna", "cooccurrence"), ("lm-eval", "task_folder")],
+)
+def test_rows_belong_to_what_files_hold(folder: Path, tmp_path: Path, suite: str, option: str):
+    given = tmp_path / "given"
+    file = given / "a.json" if option in ("cooccurrence", "task_folder") else given
+    file.parent.mkdir(exist_ok=True)
+    needed = {"tasks": ",".join(["piqa"] * 99)} if suite == "lm-eval" else {}
+    config = suite_module(suite).Config(**{option: str(given)}, **needed)
+
+    def key(content: bytes) -> str:
+        file.write_bytes(content)
+        out = SuiteOptions(suite=suite, out=tmp_path / "out")
+        return suite_task(folder / "medusa", out, LoadingOptions(), config, suite).rows.key
+
+    first, other, again = key(b"[]"), key(b"[\xff]"), key(b"[]")
+    assert first == again != other
 
 
 def test_rows_survive_an_interruption(tmp_path: Path):
