@@ -18,11 +18,11 @@ from heads.checkpoint.opening import Opened, open_draft_model
 from heads.checkpoint.save_load import write_whole
 from heads.cli.hub import BY_NAME, is_hub_name
 from heads.cli.option_groups import with_groups
-from heads.cli.options import JsonOption, LoadingOptions, PromptOptions, TreeOptions, print_aside
+from heads.cli.options import JsonOption, LoadingOptions, PenaltyOption, PromptOptions, TreeOptions, print_aside
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.decoding.tuned_file import TUNED_TREE
 from heads.evaluation import methods as compared
-from heads.evaluation.methods import GreedySettings, Method
+from heads.evaluation.methods import GreedySettings, Method, penalty_used
 from heads.evaluation.pictures import draw_speed_blocks, new_figure
 from heads.evaluation.same_text import Float32Judge
 from heads.evaluation.tables import describe_rulings, measure, speed_table, write_json
@@ -33,10 +33,6 @@ from heads.tuning.report import draw_tuning, show
 from heads.tuning.timing import TIMED_TOKENS
 from heads.tuning.tune import tune_batches
 from heads.tuning.tuned_tree import build_tuned_tree, join_batches
-
-Penalty = Annotated[
-    float, typer.Option(metavar="X", min=0.01, help="Makes tokens that came before less likely; 1: no penalty.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +89,7 @@ def benchmark_command(
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, help="Interleaved repeats, of which medians are taken.")
     ] = 3,
-    repetition_penalty: Penalty = 1.0,
+    repetition_penalty: PenaltyOption = None,
     compared_with: ComparedOptions,
     results: SpeedResults,
     prompts: PromptOptions,
@@ -120,7 +116,8 @@ def benchmark_command(
     console.print(speed_table(rows, title))
     if float32 is not None:
         typer.echo(describe_rulings(rows, opened.tokenizer))
-    name = "greedy" if repetition_penalty == 1.0 else f"greedy, repetition penalty {repetition_penalty}"
+    penalty = penalty_used(opened.model, repetition_penalty)
+    name = "greedy" if penalty == 1.0 else f"greedy, repetition penalty {penalty:g}"
     if results.json_file is not None:
         write_json(results.json_file, {name: rows}, opened.model.device)
         print_aside(f"rows: {results.json_file}")
@@ -163,7 +160,7 @@ def tune_tree_command(
     batch: Annotated[
         str, typer.Option(metavar="N,N,…", help="Rows that will be decoded together; with commas a tree for each size.")
     ] = "1",
-    repetition_penalty: Penalty = 1.0,
+    repetition_penalty: PenaltyOption = None,
     temperature: Annotated[
         float, typer.Option(metavar="X", min=0, help="Of the texts that are written; 0 is greedy.")
     ] = 0.0,

@@ -49,6 +49,16 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures, settings and machine as JSON.")
 ]
 
+PenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        min=0.01,
+        show_default=False,
+        help="Makes tokens that came before less likely; 1: no penalty; by default the backbone's own.",
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
@@ -157,9 +167,7 @@ class SamplingOptions:
         int | None,
         typer.Option(metavar="N", min=0, help="Sample from this many likeliest tokens; 0: from all of them."),
     ] = None
-    repetition_penalty: Annotated[
-        float, typer.Option(metavar="X", min=0.01, help="Makes tokens that came before less likely; 1: no penalty.")
-    ] = 1.0
+    repetition_penalty: PenaltyOption = None
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed samples the same text.")] = 0
 
     def __post_init__(self) -> None:
@@ -176,8 +184,7 @@ class SamplingOptions:
         found: dict[str, Any] = {"do_sample": not self.greedy}
         if not self.greedy:
             found |= {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        if self.repetition_penalty != 1.0:
-            found["repetition_penalty"] = self.repetition_penalty
+        found["repetition_penalty"] = self.repetition_penalty
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -70,18 +70,37 @@ class GreedySettings:
 
     Attributes:
         new_tokens: most tokens to generate; an end-of-text token ends a text earlier.
-        repetition_penalty: as in `generate`; 1 changes nothing.
+        repetition_penalty: as in `generate`; 1 is no penalty, None the backbone's own.
     """
 
     new_tokens: int = 128
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
 
     def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
         """`model.generate` with these settings."""
         fields: dict[str, Any] = {"max_new_tokens": self.new_tokens, "do_sample": False}
-        if self.repetition_penalty != 1.0:
+        if self.repetition_penalty is not None:
             fields["repetition_penalty"] = self.repetition_penalty
         return unpadded(model, prompt_1T, fields | more)
+
+
+def penalty_used(model: Any, given: float | None) -> float:
+    """The repetition penalty of a call of `generate`: the given one, else the backbone's own, else 1 for none."""
+    own = model.generation_config.repetition_penalty
+    return given if given is not None else 1.0 if own is None else float(own)
+
+
+UNCHANGED_SCORES: dict[str, Any] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": None,
+    "typical_p": 1.0,
+    "top_h": None,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Arguments of `generate` that switch off what a backbone's generation_config may do to its distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +123,8 @@ class SampledSettings:
     def generate(self, model: Any, prompt_1T: Tensor, **more: Any) -> Any:
         """`model.generate` with these settings, after setting the seed."""
         torch.manual_seed(self.seed)
-        fields = {"max_new_tokens": self.new_tokens, "do_sample": True, "temperature": self.temperature, "top_k": 0}
-        return unpadded(model, prompt_1T, fields | more)
+        fields = {"max_new_tokens": self.new_tokens, "do_sample": True, "temperature": self.temperature}
+        return unpadded(model, prompt_1T, UNCHANGED_SCORES | fields | more)
 
 
 Settings = GreedySettings | SampledSettings

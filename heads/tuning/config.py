@@ -13,7 +13,8 @@ class TuneConfig:
     Attributes:
         new_tokens: tokens to generate after each prompt.
         batch: rows decoded together.
-        repetition_penalty, temperature: as in `generate`; temperature 0 is greedy.
+        repetition_penalty: as in `generate`; 1 is no penalty, None the backbone's own.
+        temperature: as in `generate`; 0 is greedy.
         repeats: rounds of timing; medians over them are taken.
         checked_prompts: prompts that are decoded with the fastest tree, at least one batch.
         compile: also decode them with compiled passes; tree.json records whether that was faster.
@@ -24,7 +25,7 @@ class TuneConfig:
 
     new_tokens: int = 128
     batch: int = 1
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     temperature: float = 0.0
     repeats: int = 15
     checked_prompts: int = 4
@@ -45,6 +46,6 @@ class TuneConfig:
         settings: dict[str, Any] = {"do_sample": self.temperature > 0}
         if self.temperature > 0:
             settings["temperature"] = self.temperature
-        if self.repetition_penalty != 1:
+        if self.repetition_penalty is not None:
             settings["repetition_penalty"] = self.repetition_penalty
         return settings

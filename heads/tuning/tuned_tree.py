@@ -11,6 +11,7 @@ from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.dynamic import DynamicTree
 from heads.decoding.trees.static import Tree
 from heads.decoding.tuned_file import Kind, TunedTree, name_dtype
+from heads.evaluation.methods import penalty_used
 from heads.evaluation.tables import describe_machine, versions
 from heads.interface.token_heads import TokenHeads
 from heads.packed import is_packed
@@ -136,6 +137,7 @@ def build_tuned_tree(token_heads: TokenHeads, tuning: Tuning, *, num_prompts: in
             "context": tuning.times.context,
             "prompts": num_prompts,
             **dataclasses.asdict(tuning.config),
+            "repetition_penalty": penalty_used(backbone.model, tuning.config.repetition_penalty),
             "versions": versions(),
         },
         heads_sha256=token_heads.checksum,
@@ -160,8 +162,10 @@ def join_batches(made: Sequence[TunedTree], token_heads: TokenHeads) -> tuple[Tu
 
 
 def describe_prediction(tuning: Tuning) -> dict[str, Any]:
-    """Predictions for the passes after the prompt's, with lookup if it is used, and measured tokens per second.
+    """Predictions for the passes after the prompt's, and measured tokens per second.
 
+    `lookup` is the length of the looked-up chain that the predictions are for. It is left out where a tree is chosen
+    with lookup for a batch above 1: what lookup adds is not predicted there, and the figures are of the heads alone.
     `heads_used` is the number of heads that draft; `heads_pay_from` as in `Tuning`, one entry for each head.
     """
     used = {"heads_used": tuning.tree.depth, "heads_pay_from": list(tuning.heads_pay_from.values())}
@@ -193,6 +197,6 @@ def predict_speed(tuning: Tuning) -> dict[str, Any]:
         "tokens_per_second": round(choice.tokens_per_second, 2),
         "ratio_to_plain": round(choice.tokens_per_second / tuning.plain, 3),
         "milliseconds_per_pass": round(1000 * choice.seconds_per_pass, 3),
-        "lookup": 0,
+        **({} if tuning.lookup else {"lookup": 0}),
         "decoded": decoded,
     }

@@ -18,6 +18,7 @@ from heads.cli.race.screen import replay
 from heads.cli.race.svg import draw_race
 from heads.cli.writing.text import build_generator, read_prompt
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.methods import penalty_used
 from heads.evaluation.tables import describe_machine, progress_bar
 from heads.interface.token_heads import TokenHeads
 
@@ -59,7 +60,8 @@ def race_command(
     """
     if len(heads) + (mx is not None) > MOST_HEADS:
         raise ValueError(
-            f"{len(heads)} folders of heads were given; a race has room for one or two columns beside plain."
+            f"{len(heads)} folders of heads{'' if mx is None else ' and --mx'} were given; a race has room for one or "
+            f"two columns beside plain, and each folder is one, as --mx is."
         )
     drafting.refuse_packing(loading)
     text = read_prompt(prompt)
@@ -129,8 +131,9 @@ def caption(opened: Opened, columns: list[Column], sampling: SamplingOptions, re
     where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     pace = "as fast as measured" if slower == 1 else f"{slower:.1f} times slower than measured"
     chosen = "greedy" if sampling.greedy else f"sampled at temperature {sampling.temperature:g}"
-    if sampling.repetition_penalty != 1.0:
-        chosen += f" with a repetition penalty of {sampling.repetition_penalty:g}"
+    penalty = penalty_used(opened.model, sampling.repetition_penalty)
+    if penalty != 1.0:
+        chosen += f" with a repetition penalty of {penalty:g}"
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
     return (
         f"Green: drafted and accepted. One prompt, {len(columns[0].tokens)} new tokens, {chosen}; columns decoded one "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from heads.checkpoint import save_load
 from heads.checkpoint.opening import open_backbone
 from heads.cli.main import COMMANDS, app
-from heads.cli.options import TreeOptions, use_color
+from heads.cli.options import SamplingOptions, TreeOptions, use_color
 from heads.cli.writing.text import DecodingOptions
 from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.tuned_file import TunedTree
@@ -222,6 +223,8 @@ def test_sampling_is_repeated_by_its_seed(folder: Path) -> None:
         (["benchmark", "{folder}/medusa", "--pack", "--compile"], "--pack was given with --compile"),
         (["race", "{folder}/medusa", "--prompt", "a", "--pack", "--compile"], "--pack was given with --compile"),
         (["benchmark", "{folder}/medusa", "{folder}/medusa"], "given twice"),
+        (["race", "a", "b", "c", "--prompt", "a"], "3 folders of heads were given; a race has room"),
+        (["race", "a", "b", "--mx", "m", "--prompt", "a"], "2 folders of heads and --mx were given; a race has room"),
         (["benchmark", "{folder}/medusa", "--prompts", "{folder}/no.txt"], "does not exist"),
         (["benchmark", "{folder}/medusa", "--num-prompts", "1", "--max-new-tokens", "705"], "lower --prompt-tokens or"),
     ],
@@ -439,6 +442,27 @@ def test_benchmark_takes_prompts_from_a_file_and_can_leave_prompt_lookup_out(fol
     assert "2 prompts" in " ".join(result.stdout.split())
     assert "prompt lookup" not in result.stdout
     assert "lookup without heads" in result.stdout  # ours, which any backbone can do
+
+
+def test_rows_are_labelled_by_the_penalty_that_was_used(folder: Path, tmp_path: Path) -> None:
+    """The given one, or the backbone's own; 1 switches that off."""
+    shutil.copytree(folder / "base", tmp_path / "base")
+    file = tmp_path / "base" / "generation_config.json"
+    own = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**own, "repetition_penalty": 1.3}), encoding="utf-8")
+    small = ["--num-prompts", "1", "--prompt-tokens", "8", "--max-new-tokens", "4", "--repeats", "1"]
+    asked = ["benchmark", folder / "medusa", "--backbone", tmp_path / "base", *small, "--json", tmp_path / "rows.json"]
+
+    def label(*options: str) -> str:
+        result = run(*asked, *options)
+        assert result.exit_code == 0, result.stderr
+        (found,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["blocks"]
+        return str(found)
+
+    assert label() == "greedy, repetition penalty 1.3"
+    assert label("--repetition-penalty", "1") == "greedy"
+    assert SamplingOptions(repetition_penalty=1.0).arguments() == {"do_sample": False, "repetition_penalty": 1.0}
+    assert SamplingOptions().arguments() == {"do_sample": False}
 
 
 def test_what_the_run_held_out_is_measured_on_by_default(folder: Path, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import random_tokens, shared_model
+from tiny import random_tokens, shared_model, tiny_model
 from torch import Tensor
 
 from heads.evaluation.generated_text import Ruling, Verdict, first_difference
@@ -19,6 +21,7 @@ from heads.evaluation.methods import (
     SampledSettings,
     counted_forwards,
     lookup_alone,
+    penalty_used,
     plain,
     prompt_lookup,
     tree,
@@ -225,6 +228,43 @@ def test_sampled_texts_are_plains_where_a_token_takes_one_random_number() -> Non
     assert rows[1].name == LOOKUP_ALONE
     greedy = plain(model, GreedySettings(new_tokens=12)).run(prompts[0]).tokens
     assert methods[0].run(prompts[0]).tokens == methods[0].run(prompts[0]).tokens != greedy
+
+
+def penalised() -> Any:
+    """A model whose own settings change its distribution."""
+    model = tiny_model("llama")
+    own = {"repetition_penalty": 2.5, "top_k": 2, "top_p": 0.3, "min_p": 0.5, "typical_p": 0.3, "epsilon_cutoff": 0.3}
+    model.generation_config.update(do_sample=True, **own)
+    return model
+
+
+def test_a_penalty_of_one_is_none_and_no_penalty_is_the_backbones_own() -> None:
+    model, unchanged, prompt_1T = penalised(), tiny_model("llama"), random_tokens(1, 6)
+
+    def text(model: Any, penalty: float | None) -> list[int]:
+        return plain(model, GreedySettings(new_tokens=24, repetition_penalty=penalty)).run(prompt_1T).tokens
+
+    assert text(model, 1.0) == text(unchanged, None) != text(model, None)
+    assert text(model, None) == text(unchanged, 2.5)
+    assert [penalty_used(model, given) for given in (None, 1.0, 1.3)] == [2.5, 1.0, 1.3]
+    assert penalty_used(unchanged, None) == 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_samples_are_of_the_whole_distribution_whatever_the_backbones_own_settings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, prompt_1T, settings = penalised(), random_tokens(1, 6), SampledSettings(new_tokens=24)
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    wanted = plain(tiny_model("llama"), SampledSettings(new_tokens=24)).run(prompt_1T).tokens
+    token_heads = create("medusa", model, num_heads=2).to(model.dtype)
+    methods = [plain(model, settings), tree(model, token_heads, settings, "exact", 4, 0)]
+    try:
+        assert [method.run(prompt_1T).tokens for method in methods] == [wanted, wanted]
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_plain_generation_runs_one_pass_for_each_token() -> None:

@@ -236,6 +236,27 @@ def test_sampling_settings_reach_generate():
     }
 
 
+def test_a_penalty_of_one_reaches_generate_too_and_what_was_used_is_recorded():
+    """A backbone's own settings may have another one."""
+    assert TuneConfig(new_tokens=9, repetition_penalty=1.0).request["repetition_penalty"] == 1.0
+    tuning, token_heads = tuned_tiny(), fitted_heads("grounded", "llama")
+    for given, used in ((None, 1.0), (1.3, 1.3)):
+        asked = replace(tuning, config=replace(tuning.config, repetition_penalty=given))
+        assert build_tuned_tree(token_heads, asked, num_prompts=4).measured_on["repetition_penalty"] == used
+
+
+def test_a_prediction_without_lookup_does_not_say_that_none_is_used():
+    """As for batches above 1, where lookup may win and no tree is fitted beside it."""
+    alone = with_speeds(100, 90, 150, 120)
+    assert build_tuned_tree(fitted_heads("grounded", "llama"), alone, num_prompts=4).prediction["lookup"] == 0
+    tuning = replace(with_speeds(100, 90, 120, 150), with_lookup=None)
+    written = build_tuned_tree(fitted_heads("grounded", "llama"), tuning, num_prompts=4)
+    assert written.lookup == DEFAULT_LOOKUP
+    assert "lookup" not in written.prediction
+    heads_alone = tuning.finalists[tuning.predicted].tokens_per_pass
+    assert written.prediction["tokens_per_pass"] == round(heads_alone, 3)
+
+
 def test_a_context_is_half_of_what_was_written_with_rows_for_the_batch():
     model = fitted_heads("grounded", "llama").backbone.model
     request = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
