@@ -63,11 +63,9 @@ def load_backbone(config: BackboneConfig, device: torch.device | str | None = No
         kwargs["attn_implementation"] = config.attn_implementation
     if config.quantization:
         kwargs["quantization_config"] = AutoQuantizationConfig.from_dict(dict(config.quantization))
+    model_config = read_model_config(config) if config.random_weights else None
     with explained(config.name_or_path):
-        if config.random_weights:
-            model_config = AutoConfig.from_pretrained(
-                config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
-            )
+        if model_config is not None:
             kwargs.pop("revision")  # it was the config's, which is read by now
             if dtype == "auto":
                 dtype = model_config.get_text_config().dtype or torch.float32

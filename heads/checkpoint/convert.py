@@ -104,9 +104,17 @@ def check(folder: str | Path, out: str | Path) -> tuple[HeadsDescription, Backbo
             f"adapter cannot be folded into quantised weights; use heads and adapter as they are with "
             f"heads.load_with_backbone({str(folder)!r})."
         )
-    if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
-        raise ValueError(f"--out {out} exists already and is not empty; give a folder that does not exist.")
+    refuse_existing(Path(out))
     return description, config
+
+
+def refuse_existing(out: Path) -> None:
+    """
+    Raises:
+        ValueError: a file, or a folder with something in it.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out} exists already and is not empty; give a folder that does not exist.")
 
 
 def stored_dtype(config: BackboneConfig, dtype: Dtype) -> torch.dtype:

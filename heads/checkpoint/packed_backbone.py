@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from heads.backbone.loading import BackboneConfig, Dtype, explained, load_backbone, load_tokenizer
 from heads.checkpoint.backbone import sync
-from heads.checkpoint.convert import stored_dtype
+from heads.checkpoint.convert import refuse_existing, stored_dtype
 from heads.inside import remove
 from heads.quantization.formats import find_format
 from heads.quantization.quantizer import METHOD
@@ -70,15 +70,6 @@ def write(model: Any, tokenizer: Any, record: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     if record.is_file():
         shutil.copy(record, folder / RECORD)
-
-
-def refuse_existing(out: Path) -> None:
-    """
-    Raises:
-        ValueError: a file, or a folder with something in it.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out {out} exists already and is not empty; give a folder that does not exist.")
 
 
 def refuse_quantised(name: str) -> None:

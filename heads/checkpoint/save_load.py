@@ -178,7 +178,7 @@ def load(
     backbone.refresh()
     if description.trained_backbone is not None:
         check_trained_backbone(description.trained_backbone, backbone, folder)
-    check_backbone(description, backbone, folder)
+    check_heads_backbone(description, backbone, folder)
     check_fit(description, backbone, folder)
     tensors = read_tensors(Path(folder) / TENSORS, description.sha256)
     token_heads = family_module(description.family).Heads(
@@ -215,7 +215,11 @@ def fingerprint(backbone: Backbone) -> list[float]:
     return [float(f"{value:.6g}") for value in values.float().tolist()]
 
 
-def check_backbone(description: HeadsDescription, backbone: Backbone, folder: str | Path) -> None:
+def check_heads_backbone(description: HeadsDescription, backbone: Backbone, folder: str | Path) -> None:
+    """
+    Raises:
+        ValueError: the backbone is not the one that the heads were trained on.
+    """
     wanted, found = description.backbone, describe_backbone(backbone)
     for key in ("hidden_size", "vocab_size"):
         if getattr(wanted, key) != found[key]:

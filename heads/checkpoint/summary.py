@@ -86,13 +86,14 @@ def describe(folder: str | Path) -> dict[str, Any]:
     """
     description = asdict(read_description(folder))
     path = Path(folder) / TENSORS
-    tensors = read_tensors(path, description["sha256"])
+    floating = [t for t in read_tensors(path, description["sha256"]).values() if t.is_floating_point()]
+    recorded = description["num_parameters"]
     return {
         "folder": str(folder),
         **description,
         "recipe": description["recipe"] or {},
-        "num_parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
-        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()}),
+        "num_parameters": sum(t.numel() for t in floating) if recorded is None else recorded,
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in floating}),
         "bytes": path.stat().st_size + (Path(folder) / DESCRIPTION).stat().st_size,
         "backbone_found_at": find_backbone(folder),
         "tuned_tree": describe_tree(find_tuned_tree(folder)),
@@ -117,11 +118,25 @@ def list_facts(description: dict[str, Any]) -> dict[str, str]:
         "size": f"{description['bytes'] / 2**20:.2f} MiB",
         "backbone": f"{backbone['name']} ({backbone['architecture'] or 'architecture not recorded'}, hidden size "
         f"{backbone['hidden_size']}, vocabulary {backbone['vocab_size']})",
+        **packed_facts(description["packed_layers"]),
         **vocabulary_facts(description),
         **trained_facts(description["trained_backbone"]),
         **tree_facts(description["tuned_tree"], description["config"].get("num_heads")),
         **recipe_facts(recipe),
     }
+
+
+def packed_facts(layers: dict[str, str] | None) -> dict[str, str]:
+    """The microscaling formats of packed layers, and the layers of each.
+
+    >>> packed_facts({"bodies.0.linear": "mxfp4_e2m1", "bodies.1.linear": "mxfp4_e2m1"})
+    {'packed': 'mxfp4_e2m1: bodies.0.linear, bodies.1.linear'}
+    """
+    if not layers:
+        return {}
+    formats = dict.fromkeys(layers.values())
+    lines = [f"{format}: {', '.join(name for name in layers if layers[name] == format)}" for format in formats]
+    return {"packed": "\n".join(lines)}
 
 
 def vocabulary_facts(description: dict[str, Any]) -> dict[str, str]:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from heads.checkpoint.opening import Opened
 from heads.cli.hub import BY_NAME
-from heads.cli.option_groups import with_groups
+from heads.cli.option_groups import given_options, with_groups
 from heads.cli.options import JsonOption, LoadingOptions, TextOptions, held_out_rows, print_aside
 from heads.cli.suites import SuiteOptions, refuse_words, run_suite
 from heads.decoding.dynamo.joint import check_independent
@@ -25,6 +25,11 @@ from heads.evaluation.perplexity_report import Panel, draw_panels, draw_validati
 from heads.evaluation.pictures import new_figure
 from heads.evaluation.predictions import read_blocks
 from heads.evaluation.tables import write_content
+
+OF_MEASURING = ("json_file", "text", "blocks", "block_tokens")
+OF_SWEEP = ("thresholds", "temperature", "top_k", "repetition_penalty")
+OF_LOADING = ("backbone", "dtype", "pack")
+"""Parameters that have no effect where nothing is measured, without PPL_d, or without heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +105,8 @@ def evaluate_command(
         return
     refuse_words(context, suite)
     wanted = read_metrics(metrics, with_heatmaps=pictures.heatmaps is not None)
-    sweep = dynamic.sweep
-    check_options(heads, wanted, pictures, dynamic, measuring={"--json": json_file, "--text": texts.text})
+    sweep, settings = dynamic.sweep, dynamic.settings()
+    check_options(context, heads, wanted, pictures, dynamic)
     if pictures.picture is not None or pictures.heatmaps is not None:
         new_figure(1, 1)  # without matplotlib nothing is measured
     panels: list[Panel] = []
@@ -119,7 +124,8 @@ def evaluate_command(
         documents = None if of_run is None else of_run.documents
         held_out = read_blocks(opened, texts.text or [], texts.blocks, texts.block_tokens, documents)
         console = Console()
-        asked = bool(dynamic.thresholds) or (pictures.picture is not None and not panels)
+        masks = [] if pictures.heatmaps is not None else ["cooccurrence"]
+        asked = bool(given_options(context, [*OF_SWEEP, *masks])) or (pictures.picture is not None and not panels)
         thresholds = sweep if can_sweep(opened, asked=asked) else []
         if rows:
             print_aside(rows)
@@ -128,7 +134,7 @@ def evaluate_command(
             held_out,
             metrics=wanted,
             thresholds=thresholds,
-            settings=dynamic.settings(),
+            settings=settings,
             table_folder=dynamic.cooccurrence,
             console=console,
         )
@@ -143,11 +149,11 @@ def evaluate_command(
 
 
 def check_options(
+    context: typer.Context,
     heads: Path | None,
     wanted: Sequence[str],
     pictures: PictureOptions,
     dynamic: DynamicOptions,
-    measuring: dict[str, Any],
 ) -> None:
     """Refuse options without the ones they need, before a model is loaded."""
     given, training = pictures.picture is not None, pictures.training is not None
@@ -166,9 +172,11 @@ def check_options(
         )
     if given and not training and "perplexity" not in wanted:
         raise ValueError("--picture has nothing to draw; give --metrics perplexity, or --training FILE.")
-    refuse_unused([name for name, value in measuring.items() if value], "is about measuring", used=measured)
-    refuse_unused(["--thresholds"] if dynamic.thresholds else [], "is about perplexity", used=swept)
-    masks = ["--cooccurrence"] if dynamic.cooccurrence else []
+    if heads is None and (of_loading := given_options(context, OF_LOADING)):
+        raise ValueError(f"{', '.join(of_loading)} is about heads, and none are loaded; give their folder too.")
+    refuse_unused(given_options(context, OF_MEASURING), "is about measuring", used=measured)
+    refuse_unused(given_options(context, OF_SWEEP), "is about perplexity", used=swept)
+    masks = given_options(context, ["cooccurrence"])
     refuse_unused(masks, "is about perplexity or heat maps", used=swept or maps)
 
 

@@ -21,12 +21,12 @@ from heads.checkpoint.remote import find_heads
 from heads.checkpoint.save_load import save
 from heads.checkpoint.schema import TENSORS
 from heads.cli.hub import BY_NAME
-from heads.cli.option_groups import with_groups
+from heads.cli.option_groups import given_options, with_groups
 from heads.cli.options import DtypeOption, JsonOption, TextOptions, print_aside
 from heads.evaluation.lossy.rounded_weights import Quality, measure_quality, rounded
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.perplexity_report import interval, new_table, number
-from heads.evaluation.predictions import read_texts
+from heads.evaluation.predictions import tokenise_texts
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine, progress_bar, versions, write_content
 from heads.quantization.formats import FORMATS, Format, find_format
@@ -73,6 +73,7 @@ class PackedFolders:
 
 @with_groups
 def quantize_command(
+    context: typer.Context,
     backbone: Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub name of the model.")],
     heads: Annotated[
         Path | None,
@@ -100,6 +101,11 @@ def quantize_command(
         raise ValueError(f"--out {out} takes one format; give --format, one of {', '.join(FORMATS)}.")
     if heads_out is not None and (out is None or heads is None):
         raise ValueError(f"--heads-out {heads_out} goes with --heads, which are packed, and --out.")
+    if heads_out is not None and (heads_out.exists() or heads_out == out):
+        raise ValueError(f"--heads-out {heads_out} exists already or is --out; give a new folder.")
+    given = given_options(context, ["num_prompts", "max_new_tokens"])
+    if given and heads is None:
+        raise ValueError(f"{', '.join(given)} is about tokens per pass of heads; give --heads too, or leave it out.")
     chosen = list(FORMATS.values()) if formats == "all" else [find_format(formats)]
     if out is not None:
         size = pack_backbone(backbone, formats, out, dtype=dtype)
@@ -138,10 +144,8 @@ def write_packed_heads(heads: Path, backbone: str, format: str, out: Path) -> No
     """Pack heads and save them with the tree that was fitted to them left out, since their accuracy changes.
 
     Raises:
-        ValueError: `out` exists, or the heads cannot be packed.
+        ValueError: the heads cannot be packed.
     """
-    if out.exists():
-        raise ValueError(f"--heads-out {out} exists already; give a new folder.")
     (token_heads,) = open_heads([heads], backbone).token_heads.values()
     stored = load_file(Path(find_heads(heads)) / TENSORS).values()
     dtype = next((tensor.dtype for tensor in stored if tensor.is_floating_point()), None)
@@ -156,7 +160,7 @@ def cut_texts(opened: Opened, files: Sequence[Path], count: int, length: int) ->
     if not files and not (Path(opened.source) / RECORD).is_file():
         print_aside("perplexity is left out: the backbone records no held-out text; give --text FILE.")
         return []
-    texts = [torch.tensor(tokens[:length]) for tokens in read_texts(opened, files) if len(tokens) > 1]
+    texts = [torch.tensor(tokens[:length]) for tokens in tokenise_texts(opened, files) if len(tokens) > 1]
     count = min(count, len(texts))
     return [texts[i * len(texts) // count] for i in range(count)]
 

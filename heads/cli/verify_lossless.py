@@ -103,8 +103,8 @@ def verify_lossless_command(
 
     The verdict of a prompt is same, rounding (a local copy of the backbone scores both tokens within rounding of the
     best), bug (it does not), or unknown (a server without --backbone, or a backbone that is another model). With a
-    server give its dtype by --dtype, since rounding depends on it. The exit code is 1 for a bug and 3 for an unknown
-    difference. Sampled decoding is not what this tests.
+    server and --backbone give the server's dtype by --dtype, since rounding depends on it. The exit code is 1 for a bug
+    and 3 for an unknown difference. Sampled decoding is not what this tests.
     """
     check_options(heads, servers, drafting, loading)
     if servers.endpoint is None:
@@ -271,6 +271,11 @@ def check_options(
         raise ValueError("--tree, --lookup and --compile are about heads here; leave them out with a server.")
     if loading.pack and loading.backbone is None:
         raise ValueError("--pack packs a backbone, and none is loaded; give --backbone MODEL too, or leave --pack out.")
+    if loading.dtype != "auto" and loading.backbone is None:
+        raise ValueError(
+            f"--dtype {loading.dtype} is of a local backbone, and none is loaded; give --backbone MODEL too, or leave "
+            f"--dtype out."
+        )
 
 
 def exit_code(comparisons: Sequence[Comparison]) -> int:

@@ -61,7 +61,7 @@ def read_blocks(
         raise ValueError(f"--block-tokens {block_tokens} was given; these heads are measured on {least}{above} tokens.")
     blocks = [
         Block(torch.tensor(tokens[start : start + block_tokens], dtype=torch.long), number)
-        for number, tokens in enumerate(read_texts(opened, files) if documents is None else documents)
+        for number, tokens in enumerate(tokenise_texts(opened, files) if documents is None else documents)
         for start in range(0, max(1, len(tokens) - block_tokens + 1), block_tokens)
     ]
     blocks = [block for block in blocks if len(block.tokens_T) >= least]
@@ -71,7 +71,7 @@ def read_blocks(
     return [blocks[i * len(blocks) // count] for i in range(count)]
 
 
-def read_texts(opened: Opened, files: Sequence[Path]) -> Iterator[list[int]]:
+def tokenise_texts(opened: Opened, files: Sequence[Path]) -> Iterator[list[int]]:
     """The tokens of each document of the files, as training reads them; of held-out text if there are no files."""
     from heads.data.documents import DataConfig, SourceConfig, load_documents
 

@@ -36,7 +36,7 @@ def read_prompts(
     Raises:
         ValueError: no such file, an unknown kind of file, or a line that is no prompt, which the error names.
     """
-    found = read_texts(path, count)
+    found = parse_prompts(path, count)
     prompts = [
         encode_numbered(prompt, tokenizer, f"Prompt {number} of {path}")[:, :max_tokens]
         for number, prompt in enumerate(found, start=1)
@@ -46,7 +46,7 @@ def read_prompts(
     return prompts
 
 
-def read_texts(path: str | Path, count: int | None = None) -> list[Prompt]:
+def parse_prompts(path: str | Path, count: int | None = None) -> list[Prompt]:
     """The first `count` prompts of a file as texts or messages.
 
     Raises:

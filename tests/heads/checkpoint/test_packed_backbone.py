@@ -79,7 +79,15 @@ def test_what_cannot_be_written_is_one_sentence_and_writes_nothing(written, tmp_
     assert "exists already and is not empty" in refusal(BASE, "--format", "mxint8", "--out", out)
     assert "mxfp5" in refusal(BASE, "--format", "mxfp5", "--out", tmp_path / "new")
     assert "is quantised already (headway_mx)" in refusal(out, "--format", "mxint8", "--out", tmp_path / "new")
+    packed = ["--heads", GROUNDED, "--format", "mxint8", "--out", tmp_path / "new", "--heads-out"]
+    assert "exists already or is --out" in refusal(BASE, *packed, out)
+    assert "exists already or is --out" in refusal(BASE, *packed, tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+def test_options_about_tokens_per_pass_need_heads():
+    said = "--num-prompts, --max-new-tokens is about tokens per pass of heads; give --heads too"
+    assert said in refusal(BASE, "--num-prompts", 8, "--max-new-tokens", 8)
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch):

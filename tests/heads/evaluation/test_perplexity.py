@@ -286,6 +286,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+MAPS = ["{folder}/medusa", "--heatmaps", "a.png", "--prompt", "a", "--cooccurrence", "{folder}/table"]
+
+
 def run(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
 
@@ -346,7 +349,22 @@ def test_heat_maps_are_drawn_without_a_measurement(folder: Path, tmp_path: Path)
         (["{folder}/medusa", "--metrics", "accuracy", "--picture", "a.png"], "nothing to draw"),
         (["{folder}/medusa", "--metrics", "accuracy", "--thresholds", "0.5"], "--thresholds is about perplexity"),
         (["{folder}/medusa", "--metrics", "accuracy", "--cooccurrence", "t"], "--cooccurrence is about perplexity"),
+        (["{folder}/medusa", "--metrics", "accuracy", "--temperature", "0.7"], "--temperature is about perplexity"),
+        (
+            ["{folder}/medusa", "--metrics", "accuracy", "--top-k", "50", "--repetition-penalty", "2"],
+            "--top-k, --repetition-penalty is about perplexity",
+        ),
+        (["{folder}/grounded", "--top-k", "5"], "grounded"),
+        (["{folder}/grounded", "--cooccurrence", "{folder}/table"], "grounded"),
+        (["{folder}/no", "--temperature", "0"], "a temperature is above 0"),
+        ([*MAPS, "--block-tokens", "256"], "--block-tokens is about measuring"),
+        ([*MAPS, "--repetition-penalty", "2"], "--repetition-penalty is about perplexity"),
         (["--training", "m.jsonl", "--picture", "a.png", "--json", "a.json"], "--json is about measuring"),
+        (["--training", "m.jsonl", "--picture", "a.png", "--blocks", "2"], "--blocks is about measuring"),
+        (
+            ["--training", "m.jsonl", "--picture", "a.png", "--dtype", "auto", "--backbone", "b"],
+            "--backbone, --dtype is about heads, and none are loaded",
+        ),
         ([], "nothing to evaluate"),
         (["--training", "{folder}/metrics.jsonl"], "--picture"),
         (["--training", "{folder}/no.jsonl", "--picture", "a.png"], "does not exist"),

@@ -74,6 +74,16 @@ def test_they_take_as_many_bytes_as_their_format(tmp_path):
     assert content["num_parameters"] == sum(p.numel() for p in plain.parameters())
 
 
+def test_info_counts_packed_weights_and_names_their_layers(tmp_path):
+    heads.save(packed_heads("medusa", "mxfp4_e2m1"), tmp_path / "h")
+    plain = sum(p.numel() for p in heads.create("medusa", shared_model("llama"), num_heads=3).parameters())
+    result = CliRunner().invoke(app, ["info", str(tmp_path / "h"), "--json"])
+    assert json.loads(result.stdout)["num_parameters"] == plain
+    shown = " ".join(CliRunner().invoke(app, ["info", str(tmp_path / "h")]).stdout.split())
+    assert f"{plain:,}" in shown
+    assert "mxfp4_e2m1: bodies." in shown
+
+
 @pytest.mark.parametrize(
     ("layers", "said"),
     [

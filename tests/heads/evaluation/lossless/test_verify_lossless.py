@@ -342,6 +342,10 @@ def test_fresh_asks_anew(folder, monkeypatch):
             ("--endpoint", "a", "--reference-endpoint", "b", "--model", "m", "--pack"),
             "--pack packs a backbone",
         ),
+        (
+            ("--endpoint", "a", "--reference-endpoint", "b", "--model", "m", "--dtype", "bfloat16"),
+            "--dtype bfloat16 is of a local backbone, and none is loaded",
+        ),
         (("heads", "--pack", "--compile"), "--pack was given with --compile"),
     ],
 )
