@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class HeadsLM(HFLM):
         self.decoding = decoding
         self.decoded = Decoded()
 
+    @cached_property
+    def scorer(self) -> Scorer:
+        """Made once and where texts are compared, since of a model in half precision it holds a float32 copy."""
+        return Scorer(model=self.model, settings=GreedySettings())
+
     def take_decoded(self) -> dict[str, Any] | None:
         """What heads did since the last call; None without heads."""
         found, self.decoded = self.decoded, Decoded()
@@ -93,8 +99,7 @@ class HeadsLM(HFLM):
 
     def _compare(self, prompt_1T: Tensor, plain: list[int], new: list[int]) -> None:
         answers = (Answer(text=self.tok_decode(tokens), tokens=tokens) for tokens in (plain, new))
-        scorer = Scorer(model=self.model, settings=GreedySettings())
         number = len(self.decoded.findings) + 1
         self.decoded.findings.append(
-            examine(number, *answers, prompt_1T=prompt_1T, scorer=scorer, tokenizer=self.tokenizer)
+            examine(number, *answers, prompt_1T=prompt_1T, scorer=self.scorer, tokenizer=self.tokenizer)
         )

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from heads.checkpoint.opening import open_backbone
 from heads.cli.main import app
-from heads.cli.writing.autocomplete import Editor, Suggestions, build_suggest
+from heads.cli.writing.autocomplete import READ_TOKENS, STEP_TOKENS, Editor, Suggestions, build_suggest
 from heads.cli.writing.text import read_prompt
 from heads.decoding.superposed.decoding import SuperposedDecoding
 from heads.ngrams.counting import count_ngrams
@@ -100,6 +100,22 @@ def test_shares_and_temperature_are_those_of_the_model(monkeypatch, tmp_path):
         printed[alpha] = [line.partition("\t")[0] for line in result.stdout.splitlines() if "\t" in line]
         assert printed[alpha] == [f"{score:.2f}" for score in found.scores]
     assert printed[0.0] != printed[0.9]
+
+
+def test_a_long_text_is_read_on_from_key_to_key():
+    opened = open_backbone(BASE)
+    read: list[int] = []
+    opened.model.get_input_embeddings().register_forward_hook(lambda _, given, out: read.append(out.shape[1]))
+    tell = build_suggest(opened.model, opened.tokenizer, SuperposedDecoding(2, temperature=1.0, keep_caches=True), 2)
+    words = [f"name_{number}" for number in range(100)]
+    assert len(opened.tokenizer(" ".join(words))["input_ids"]) > READ_TOKENS
+    most = []
+    for typed_words in range(90, 100):
+        read.clear()
+        tell(" ".join(words[:typed_words]))
+        most.append(max(read))
+    assert most[0] > READ_TOKENS - STEP_TOKENS
+    assert sum(tokens > 16 for tokens in most[1:]) <= 1, "but for the step, a call reads what is new"
 
 
 def test_drafts_from_a_pipe(monkeypatch):

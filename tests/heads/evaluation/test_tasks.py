@@ -18,7 +18,10 @@ from heads.backbone.model import Backbone
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.decoding.tree_decoding import TreeDecoding
+from heads.evaluation.lossless.verdicts import Scorer
 from heads.evaluation.runs.rows import Rows
+from heads.evaluation.suites import lm_eval
+from heads.evaluation.tasks import harness
 from heads.evaluation.tasks.harness import HeadsLM
 from heads.evaluation.tasks.presets import PRESETS, Preset, TaskColumn, read_tasks
 from heads.evaluation.tasks.run import TaskResult, make_manager, run_preset
@@ -99,10 +102,13 @@ def test_a_wrong_text_is_a_bug(model, manager, monkeypatch):
         output.sequences[0, input_ids.shape[1]] = (output.sequences[0, input_ids.shape[1]] + 1) % 200
         return output
 
+    scorers: list[Any] = []
+    monkeypatch.setattr(harness, "Scorer", lambda **given: scorers.append(given) or Scorer(**given))
     monkeypatch.setattr(TreeDecoding, "__call__", planted)
     lm = HeadsLM(model, byte_tokenizer(), decoding)
     run_preset(lm, Preset(columns=(TaskColumn(task=CONTINUE),), shots=None, shows=""), manager, 2)
     assert [finding.verdict for finding in lm.decoded.findings] == ["bug", "bug"]
+    assert len(scorers) == 1, "one for all texts: it may hold a copy of the model"
 
 
 def test_what_was_finished_is_not_run_again(runs):
@@ -170,7 +176,7 @@ def command_on(model, folder: Path, without_heads: Path) -> list[Any]:
     return asked
 
 
-def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
+def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path, monkeypatch):
     asked = command_on(model, tmp_path, without_heads=tmp_path / "base")
     result = CliRunner().invoke(app, list(map(str, asked)))
     assert result.exit_code == 0, result.output
@@ -181,7 +187,8 @@ def test_the_command_compares_backbones_and_goes_on(model, tmp_path: Path):
     assert first["results"] == second["results"]  # the same weights, so the same figures
     rows = (tmp_path / "out/rows.jsonl").read_text()
     assert len(rows.splitlines()) == 2
-    (tmp_path / "base/model.safetensors").unlink()  # nothing is loaded anew
+    for name in ("load_plain", "load_with_heads"):
+        monkeypatch.delattr(lm_eval, name)  # nothing is loaded anew
     assert CliRunner().invoke(app, list(map(str, asked))).exit_code == 0
     assert (tmp_path / "out/rows.jsonl").read_text() == rows
 
