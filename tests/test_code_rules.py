@@ -1,7 +1,7 @@
-"""Two rules that no linter knows: what tests may replace, and that a class name stands for one thing."""
+"""Rules that no linter knows: what tests may replace, and that names of classes and of test files are unique."""
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -56,3 +56,9 @@ def test_a_class_name_stands_for_one_thing(packages):
             if isinstance(node, ast.ClassDef) and node.name not in ONE_IN_EACH:
                 places[node.name].append(f"{path}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_two_files_of_tests_have_the_same_name():
+    """Tests are no packages, so pytest imports them by their names alone, and refuses the second file of one name."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
