@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +150,10 @@ def read_streamed(source: SourceConfig, record: HeldOutData, tokenizer: Any, num
     from heads.data.documents import find_usable, load_documents
     from heads.data.streams import is_held_out
 
-    for row in load_documents(source, record.config, tokenizer, streaming=True).rows:
+    stream = load_documents(source, record.config, tokenizer, streaming=True).stream
+    assert stream is not None, "documents that were asked for as a stream"
+    set_aside = partial(is_held_out, share=record.share, seed=record.config.seed)
+    for row in stream.documents(None if record.evaluated else set_aside):
         (_, (usable,)) = find_usable([row["status"]], [row["num_tokens"]], num_heads)
-        ours = record.evaluated or is_held_out(row["row_number"], share=record.share, seed=record.config.seed)
-        if usable and ours:
+        if usable:
             yield row["input_ids"]

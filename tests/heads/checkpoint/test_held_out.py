@@ -16,6 +16,8 @@ from heads.backbone.model import Backbone
 from heads.checkpoint import held_out
 from heads.checkpoint.held_out import find_held_out
 from heads.data.documents import DataConfig, SourceConfig
+from heads.data.rows import RowTokenizer
+from heads.data.streams import is_held_out
 from train.data import packing
 
 
@@ -60,6 +62,23 @@ def test_a_held_out_part_of_a_stream_is_the_rows_that_training_evaluated_on(fold
     held_out = [token for block in packed.eval["input_ids"] for token in block]
     assert [token for document in found.documents for token in document][: len(held_out)] == held_out
     assert len(held_out) == 9 * 16
+
+
+def test_rows_of_a_stream_that_were_trained_on_are_not_tokenised(folder, monkeypatch):
+    read = []
+
+    def counted(self, batch):
+        read.extend(batch["row_number"])
+        return tokenize(self, batch)
+
+    tokenize = RowTokenizer.__call__
+    monkeypatch.setattr(RowTokenizer, "__call__", counted)
+    sources = [SourceConfig(path=str(folder / "train.jsonl"))]
+    config = DataConfig(train=sources, eval_fraction=0.3, seed=3, streaming=True)
+    found, _ = find_held_out(save(folder, asdict(config)), byte_tokenizer())
+    assert found is not None
+    assert len(read) >= len(found.documents) > 0
+    assert all(is_held_out(number, share=0.3, seed=3) for number in read)
 
 
 def test_eval_sources_are_read_whole_and_prompts_are_their_beginnings(folder):
