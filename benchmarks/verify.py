@@ -64,6 +64,8 @@ class Check:
 LOSS = tuple(f"train/objective/{name}.py" for name in ("chunks", "losses", "soft_targets", "targets", "unembedding"))
 STEP = (*LOSS, "train/objective/model.py", "train/loop/trainer.py", "train/loop/optimizer_groups.py")
 """What a training step runs: the loss, the model around it and the Trainer."""
+PRICED = ("checkpoints/demo", "heads/packed.py")
+"""What the demo at a larger model's price is made of."""
 CHECKS = {
     "decoding": Check(
         command="python -m benchmarks.speed.decoding --picture docs/pictures/decoding_speed.png",
@@ -106,32 +108,32 @@ CHECKS = {
         "processors that multiply it: passes of 1 to 64 nodes; heads alone, lookup without heads, both, and "
         "assistant_model beside plain generate, greedy with a penalty and sampled; the share of tokens per pass that "
         "becomes speed; rows that an earlier call finished are kept",
-        measures=("checkpoints/demo", "heads/packed.py"),
+        measures=PRICED,
     ),
     "real_costs_float32": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32 --groups 8",
         quick="--quick",
         shows="the same in float32, for processors that do not multiply bfloat16",
-        measures=("checkpoints/demo", "heads/packed.py"),
+        measures=PRICED,
     ),
     "real_costs_batches": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --batches 4 16 --groups 4 "
         "--no-tuned",
         quick="--quick",
         shows="the same for 4 and 16 texts at once",
-        measures=("checkpoints/demo", "heads/packed.py"),
+        measures=PRICED,
     ),
     "real_costs_large": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.83B 1.2B --dtypes bfloat16 --groups 4",
         quick="--quick",
         shows="the same at the price of models of 0.83 and 1.2 billion weights",
-        measures=("checkpoints/demo", "heads/packed.py"),
+        measures=PRICED,
     ),
     "real_costs_7b": Check(
         command="python -m benchmarks.speed.real_costs --shapes 7B --dtypes bfloat16 --groups 1 --no-tuned --rounds 3",
         quick="--new-tokens 8 --rounds 1",
         shows="the same at the price of a 7B model, where 18 GiB of memory are free",
-        measures=("checkpoints/demo", "heads/packed.py"),
+        measures=PRICED,
     ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
