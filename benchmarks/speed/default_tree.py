@@ -1,14 +1,14 @@
 """Which tree without tuning? `python -m benchmarks.speed.default_tree`: node budgets and dynamic trees side by side.
 
 The default of `TreeDecoding` is one node budget for each kind of device (heads/decoding/defaults.py). Budgets around it
-and dynamic trees decode the same held-out prompts, interleaved, as heads alone and beside a looked-up chain, with and
-without a repetition penalty.
+and dynamic trees decode the same held-out prompts, interleaved, as heads alone and beside a looked-up chain: greedily,
+with a repetition penalty, and sampled, where no text loops.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.shared import (
     add_decoding_flags,
@@ -24,7 +24,7 @@ from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.defaults import default_nodes
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.trees.dynamic import DynamicTree
-from heads.evaluation.methods import GreedySettings, Method, lookup_alone, plain, tree
+from heads.evaluation.methods import GreedySettings, Method, SampledSettings, Settings, lookup_alone, plain, tree
 from heads.evaluation.tables import measure, speed_table, write_json
 
 LOOKUPS = {"heads alone": 0, "with lookup": DEFAULT_LOOKUP}
@@ -40,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"medians of {options.repeats} repeats; {describe_cpu()}",
     )
     blocks = {}
-    for name, penalty in {"greedy": 1.0, f"greedy, repetition penalty {options.penalty}": options.penalty}.items():
-        settings = GreedySettings(new_tokens=options.new_tokens, repetition_penalty=penalty)
+    for name, settings in settings_of(options.new_tokens, options.penalty).items():
         methods = build_methods(opened, settings, options)
         blocks[name] = measure(console, opened.model, methods, settings, prompts, options.repeats, name)
         console.print(speed_table(blocks[name], f"\n{name}"))
@@ -49,7 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_json(options.json, blocks, opened.model.device)
 
 
-def build_methods(opened: Opened, settings: GreedySettings, options: argparse.Namespace) -> list[Method]:
+def settings_of(new_tokens: int, penalty: float) -> Mapping[str, Settings]:
+    """How the methods of each table choose tokens, by the table's name."""
+    return {
+        "greedy": GreedySettings(new_tokens=new_tokens),
+        f"greedy, repetition penalty {penalty}": GreedySettings(new_tokens=new_tokens, repetition_penalty=penalty),
+        "sampled, temperature 1": SampledSettings(new_tokens=new_tokens),
+    }
+
+
+def build_methods(opened: Opened, settings: Settings, options: argparse.Namespace) -> list[Method]:
     """Plain generation, then each tree of the heads alone; lookup without heads, then each tree with lookup."""
     model, (token_heads,) = opened.model, opened.token_heads.values()
     default = default_nodes(model.device)
@@ -71,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, nargs="+", default=[12, 16, 24], help="of static trees beside the default")
     parser.add_argument("--dynamic", type=int, nargs="+", default=[16, 40], help="nodes of dynamic trees")
     parser.add_argument("--penalty", type=float, default=1.1, help="repetition penalty of the second table")
-    add_decoding_flags(parser, prompts=16, new_tokens=64, repeats=3)
+    add_decoding_flags(parser, prompts=20, new_tokens=64, repeats=3)
     add_file_flags(parser)
     return parser
 

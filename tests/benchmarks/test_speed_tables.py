@@ -70,10 +70,13 @@ def test_batches_show_lookup_without_heads_and_ratios_within_their_repeats():
 
 def test_the_default_tree_stands_among_others_alone_and_with_lookup():
     options = default_tree.build_parser().parse_args(["--nodes", "12", "--dynamic", "6"])
-    names = [one.name for one in default_tree.build_methods(opened("a"), GreedySettings(new_tokens=6), options)]
+    settings = default_tree.settings_of(6, options.penalty)
+    assert list(settings) == ["greedy", "greedy, repetition penalty 1.1", "sampled, temperature 1"]
     trees = ["8 nodes, the default", "12 nodes", "dynamic, 6 nodes"]
-    assert names[:4] == ["plain", *(f"heads alone, {name}" for name in trees)]
-    assert names[4:] == ["lookup without heads", *(f"with lookup, {name}" for name in trees)]
+    for one in settings.values():
+        names = [method.name for method in default_tree.build_methods(opened("a"), one, options)]
+        assert names[:4] == ["plain", *(f"heads alone, {name}" for name in trees)]
+        assert names[4:] == ["lookup without heads", *(f"with lookup, {name}" for name in trees)]
 
 
 def test_rules_of_acceptance_have_quality_columns():
