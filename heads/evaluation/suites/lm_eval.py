@@ -19,8 +19,8 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tasks.presets import Preset, read_tasks
-from heads.evaluation.tasks.run import make_manager, run_preset
-from heads.evaluation.tasks.side_by_side import Contender, TaskRun, decoded_line, preset_table, run_all
+from heads.evaluation.tasks.run import make_manager, run_task
+from heads.evaluation.tasks.side_by_side import Contender, TaskRun, cut_line, decoded_line, preset_table, run_all
 from heads.validation import validated, within
 
 NO_WIN = "▲ ▼: the paired 95 % interval of the difference from the first row lies above or below 0."
@@ -61,7 +61,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         check_backbone(config.without_heads)  # before the first model has run all tasks
     contenders = contenders_of(task, config)
     runs = run_all(
-        contenders, presets, lambda model, preset: run_preset(model, preset, manager, config.limit), task.rows
+        contenders, presets, lambda model, preset, name: run_task(model, preset, name, manager, config.limit), task.rows
     )
     return {
         "tasks": config.tasks,
@@ -85,7 +85,8 @@ def as_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:
     drawn = preset_table(preset, runs)
     columns = [str(column.header) for column in drawn.columns]
     cells = zip(*(column.cells for column in drawn.columns), strict=True)
-    return Table(columns=columns, rows=[[str(cell) for cell in row] for row in cells], caption=str(drawn.title))
+    rows = [[str(cell) for cell in row] for row in cells]
+    return Table(columns=columns, rows=rows, caption=str(drawn.title), note=cut_line(preset, runs))
 
 
 def contenders_of(task: SuiteTask, config: Config) -> list[Contender]:

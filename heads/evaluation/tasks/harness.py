@@ -2,13 +2,15 @@
 
 Likelihood tasks read the backbone's own logits, DynaMo's first-token head. Texts of generate-until tasks are decoded
 with heads and, greedily, by plain `generate` too: they have to be equal, and `examine` says of each difference whether
-rounding explains it.
+rounding explains it. Requests that the model has too few positions for lose their beginning, as the harness has it, and
+are counted.
 """
-# B row of a batch, T prompt position, L prompt and new tokens
+# B row of a batch, T prompt position
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -50,12 +52,14 @@ class HeadsLM(HFLM):
     Attributes:
         decoding: a lossless method such as `TreeDecoding(…)`; None is plain `generate`.
         decoded: what it did.
+        cut: requests that lost their beginning: a prompt with one of its answers, or a prompt to be continued.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Any = None, batch_size: int = 8) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
         self.decoding = decoding
         self.decoded = Decoded()
+        self.cut = 0
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -66,6 +70,26 @@ class HeadsLM(HFLM):
         """What heads did since the last call; None without heads."""
         found, self.decoded = self.decoded, Decoded()
         return None if self.decoding is None else found.as_dict()
+
+    def take_cut(self) -> int:
+        """How many requests lost their beginning since the last call."""
+        found, self.cut = self.cut, 0
+        return found
+
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any) -> Any:
+        """Of a request the model reads all tokens but the last, which it scores."""
+        self.cut += sum(len(prompt) + len(answer) > self.max_length + 1 for _, prompt, answer in requests)
+        return super()._loglikelihood_tokens(requests, **more)
+
+    def tok_batch_encode(
+        self, strings: Any, padding_side: str = "left", left_truncate_len: int | None = None, truncation: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(B, T) tokens and mask: the last `left_truncate_len` of them. The harness sees the longest row alone."""
+        tokens_BT, mask_BT = super().tok_batch_encode(strings, padding_side, truncation=truncation)
+        if left_truncate_len is None:
+            return tokens_BT, mask_BT
+        self.cut += int((mask_BT.sum(dim=1) > left_truncate_len).sum())
+        return tokens_BT[:, -left_truncate_len:], mask_BT[:, -left_truncate_len:]
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **asked: Any) -> Tensor:
         """Rows one by one, since the harness's stop criterion belongs to whole batches and keeps a state."""

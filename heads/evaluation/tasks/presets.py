@@ -7,6 +7,7 @@ preset is a task of the harness, with the shots that its YAML asks for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,11 +22,13 @@ class TaskColumn:
         task: a task or group of the harness.
         metric: its name there, without the filter; None takes the task's first one.
         label: the column's title.
+        group: the group of the harness that the task is run with, a column too; empty for one that is run by itself.
     """
 
     task: str
     metric: str | None = None
     label: str = ""
+    group: str = ""
 
     @property
     def title(self) -> str:
@@ -44,9 +47,25 @@ class Preset:
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(column.task for column in self.columns))
 
+    @property
+    def runs(self) -> dict[str, list[str]]:
+        """The names that the harness is given one by one, each with the tasks of the columns that it has figures of.
 
-def columns(metric: str, labels: dict[str, str]) -> tuple[TaskColumn, ...]:
-    return tuple(TaskColumn(task=task, metric=metric, label=label) for task, label in labels.items())
+        The harness refuses a group beside one of its own groups, so `mmlu` stands for its four too.
+
+        >>> PRESETS["mmlu-5"].runs.keys(), PRESETS["reading"].runs
+        (dict_keys(['mmlu']), {'race': ['race'], 'squadv2': ['squadv2']})
+        """
+        found: dict[str, list[str]] = {}
+        for column in self.columns:
+            tasks = found.setdefault(column.group or column.task, [])
+            if column.task not in tasks:
+                tasks.append(column.task)
+        return found
+
+
+def columns(metric: str, labels: dict[str, str], group: str = "") -> tuple[TaskColumn, ...]:
+    return tuple(TaskColumn(task=task, metric=metric, label=label, group=group) for task, label in labels.items())
 
 
 COMMON_SENSE = {
@@ -82,7 +101,7 @@ PRESETS = {
     "common-sense": Preset(columns=columns("acc", COMMON_SENSE), shots=0, shows="tables 1 and 10"),
     "triviaqa-5": Preset(columns=columns("exact_match", {"triviaqa": "TriviaQA"}), shots=5, shows="table 11"),
     "reading": Preset(columns=READING, shots=0, shows="table 12"),
-    "mmlu-5": Preset(columns=columns("acc", MMLU), shots=5, shows="table 13"),
+    "mmlu-5": Preset(columns=columns("acc", MMLU, group="mmlu"), shots=5, shows="table 13"),
     "bias": Preset(columns=BIAS, shots=0, shows="table 14"),
 }
 
@@ -97,7 +116,7 @@ def read_tasks(text: str, shots: int | None = None) -> list[Preset]:
     [['race', 'squadv2'], ['my_task', 'lambada_openai']]
 
     Raises:
-        ValueError: no name, one twice, or one that is nearly a preset's.
+        ValueError: no name, one twice, or a task that a preset in the list has too.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
@@ -106,6 +125,11 @@ def read_tasks(text: str, shots: int | None = None) -> list[Preset]:
     others = tuple(TaskColumn(task=name) for name in names if name not in PRESETS)
     if others:
         found.append(Preset(columns=others, shots=None, shows="tasks of the harness"))
+    counted = Counter(name for preset in found for name in preset.tasks)
+    if twice := [name for name, times in counted.items() if times > 1]:
+        raise ValueError(
+            f"--tasks {text!r} was given, which has {', '.join(twice)} twice; leave the preset or the task out."
+        )
     if shots is not None:
         found = [Preset(columns=preset.columns, shots=shots, shows=preset.shows) for preset in found]
     return found

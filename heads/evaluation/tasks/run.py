@@ -55,18 +55,19 @@ def make_manager(tasks: Sequence[str], folder: Path | None) -> Any:
     return manager
 
 
-def run_preset(model: Any, preset: Preset, manager: Any, limit: int | None) -> list[TaskResult]:
-    """The preset's tasks on a `HeadsLM`.
+def run_task(model: Any, preset: Preset, name: str, manager: Any, limit: int | None) -> list[TaskResult]:
+    """One task or group of the preset on a `HeadsLM`; of a group, the groups in it that the preset shows too.
 
     Args:
+        name: of `preset.runs`.
         limit: most examples of each task; None takes all.
     """
     with needs_extra("eval", "Tasks of lm-evaluation-harness were asked for"):
         import lm_eval
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # what it says of prompts that it cuts, `HeadsLM` counts
     found = lm_eval.simple_evaluate(
         model=model,
-        tasks=preset.tasks,
+        tasks=[name],
         num_fewshot=preset.shots,
         task_manager=manager,
         limit=limit,
@@ -76,7 +77,7 @@ def run_preset(model: Any, preset: Preset, manager: Any, limit: int | None) -> l
         torch_random_seed=SEED,
         fewshot_random_seed=SEED,
     )
-    return [read_result(task, found) for task in preset.tasks]
+    return [read_result(task, found) for task in preset.runs[name]]
 
 
 def read_result(task: str, found: Mapping[str, Any]) -> TaskResult:

@@ -37,11 +37,17 @@ class Kept(Protocol):
 
 @dataclass(kw_only=True)
 class TaskRun:
-    """One model's results by task, and what heads did on its texts."""
+    """One model's results by task.
+
+    Attributes:
+        decoded: what heads did on its texts.
+        cut: how many requests lost their beginning, by the name that the harness was given.
+    """
 
     name: str
     results: dict[str, TaskResult] = field(default_factory=dict)
     decoded: dict[str, Any] | None = None
+    cut: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -57,7 +63,7 @@ class TaskRun:
             )
             for task, found in row["results"].items()
         }
-        return cls(name=row["name"], results=results, decoded=row["decoded"])
+        return cls(name=row["name"], results=results, decoded=row["decoded"], cut=row["cut"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, f
 
 def preset_table(preset: Preset, runs: Sequence[TaskRun]) -> Table:
     """One row for each model, one column for each task and metric."""
-    counted = [runs[0].results[task] for task in preset.tasks]
+    counted = [runs[0].results[task] for task in preset.runs]
     shots = sorted({result.shots for result in counted})
     title = f"{preset.shows}, {' or '.join(map(str, shots))}-shot, {sum(r.num_samples for r in counted)} examples"
     table = Table(title=title, title_justify="left")
@@ -148,6 +154,22 @@ def decoded_line(run: TaskRun) -> str:
     )
 
 
+def cut_line(preset: Preset, runs: Sequence[TaskRun]) -> str:
+    """Which models cut how many requests of which tasks, in a sentence; empty if all had room.
+
+    >>> preset = Preset(columns=(TaskColumn(task="squadv2"),), shots=0, shows="table 12")
+    >>> cut_line(preset, [TaskRun(name="backbone", cut={"squadv2": 3})])
+    'Longer than the context, so without their beginning: backbone, 3 requests of squadv2.'
+    """
+    found = [
+        f"{run.name}, {run.cut[task]} request{'s' * (run.cut[task] > 1)} of {task}"
+        for run in runs
+        for task in preset.runs
+        if run.cut.get(task)
+    ]
+    return f"Longer than the context, so without their beginning: {'; '.join(found)}." if found else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contender:
     """One row: its name and a function that loads a `HeadsLM`."""
@@ -159,27 +181,32 @@ class Contender:
 def run_all(
     contenders: Sequence[Contender],
     presets: Sequence[Preset],
-    run_one: Callable[[Any, Preset], list[TaskResult]],
+    run_one: Callable[[Any, Preset, str], list[TaskResult]],
     kept: Kept,
 ) -> list[TaskRun]:
-    """Each model on each preset; a model is loaded only if something of it is missing in `kept`."""
-    runs = []
+    """Each model on each task of the presets; a model is loaded only if something of it is missing in `kept`."""
+    asked, runs = [(preset, task) for preset in presets for task in preset.runs], []
     for contender in contenders:
         run, load = TaskRun(name=contender.name), cache(contender.load)
-        for preset in presets:
-            name = f"{contender.name}: {','.join(preset.tasks)}"
-            row = kept.get(name)
+        for preset, task in asked:
+            row = kept.get(f"{contender.name} on {task}")
             if row is None:
-                model = load()
-                results = {result.task: result for result in run_one(model, preset)}
-                found = TaskRun(name=contender.name, results=results, decoded=model.take_decoded())
-                kept.put(name, found.as_dict())
+                found = run_contender(contender.name, load(), preset, task, run_one)
+                kept.put(f"{contender.name} on {task}", found.as_dict())
             else:
                 found = TaskRun.from_dict(row)
             run.results |= found.results
             run.decoded = add_decoded(run.decoded, found.decoded)
+            run.cut |= found.cut
         runs.append(run)
     return runs
+
+
+def run_contender(
+    name: str, model: Any, preset: Preset, task: str, run_one: Callable[[Any, Preset, str], list[TaskResult]]
+) -> TaskRun:
+    results = {result.task: result for result in run_one(model, preset, task)}
+    return TaskRun(name=name, results=results, decoded=model.take_decoded(), cut={task: model.take_cut()})
 
 
 def add_decoded(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.lossless.verdicts import Scorer
 from heads.evaluation.runs.rows import Rows
 from heads.evaluation.suites import lm_eval
+from heads.evaluation.suites.lm_eval import as_table
 from heads.evaluation.tasks import harness
 from heads.evaluation.tasks.harness import HeadsLM
 from heads.evaluation.tasks.presets import PRESETS, Preset, TaskColumn, read_tasks
-from heads.evaluation.tasks.run import TaskResult, make_manager, run_preset
+from heads.evaluation.tasks.run import TaskResult, make_manager, run_task
 from heads.evaluation.tasks.side_by_side import (
     Contender,
     TaskRun,
@@ -37,6 +39,7 @@ from heads.evaluation.tasks.side_by_side import (
 
 FOLDER = ROOT / "tests/tasks"
 CHOICE, CONTINUE = "tiny_choice", "tiny_continue"
+PART, WHOLE = "tiny_part", "tiny_whole"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,11 @@ def runs(model: Any, manager: Any) -> list[TaskRun]:
         Contender(name="heads", load=lambda: HeadsLM(model, byte_tokenizer(), decoding)),
     ]
     (preset,) = read_tasks(f"{CHOICE},{CONTINUE}")
-    return run_all(contenders, [preset], lambda lm, asked: run_preset(lm, asked, manager, None), Rows(None, {}))
+    return run_all(contenders, [preset], running(manager), Rows(None, {}))
+
+
+def running(manager: Any) -> Any:
+    return lambda lm, preset, name: run_task(lm, preset, name, manager, None)
 
 
 def test_likelihoods_are_the_backbones_own(model, runs):
@@ -106,21 +113,81 @@ def test_a_wrong_text_is_a_bug(model, manager, monkeypatch):
     monkeypatch.setattr(harness, "Scorer", lambda **given: scorers.append(given) or Scorer(**given))
     monkeypatch.setattr(TreeDecoding, "__call__", planted)
     lm = HeadsLM(model, byte_tokenizer(), decoding)
-    run_preset(lm, Preset(columns=(TaskColumn(task=CONTINUE),), shots=None, shows=""), manager, 2)
+    run_task(lm, Preset(columns=(TaskColumn(task=CONTINUE),), shots=None, shows=""), CONTINUE, manager, 2)
     assert [finding.verdict for finding in lm.decoded.findings] == ["bug", "bug"]
     assert len(scorers) == 1, "one for all texts: it may hold a copy of the model"
 
 
-def test_what_was_finished_is_not_run_again(runs):
-    kept = Rows(None, {})
-    kept.put(f"plain: {CHOICE},{CONTINUE}", runs[0].as_dict())
+def test_an_interruption_loses_the_task_that_was_running_alone(model, manager, runs):
+    kept, asked = Rows(None, {}), read_tasks(f"{CHOICE},{CONTINUE}")
+    contender = Contender(name="plain", load=lambda: HeadsLM(model, byte_tokenizer()))
+
+    def interrupted(lm: Any, preset: Preset, name: str) -> Any:
+        if name == CONTINUE:
+            raise KeyboardInterrupt
+        return run_task(lm, preset, name, manager, None)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([contender], asked, interrupted, kept)
+    ran: list[str] = []
+
+    def counted(lm: Any, preset: Preset, name: str) -> Any:
+        ran.append(name)
+        return run_task(lm, preset, name, manager, None)
+
+    (resumed,) = run_all([contender], asked, counted, kept)
+    assert (ran, resumed) == ([CONTINUE], runs[0])
 
     def never() -> Any:
         raise AssertionError("loaded")
 
-    (preset,) = read_tasks(f"{CHOICE},{CONTINUE}")
-    (again,) = run_all([Contender(name="plain", load=never)], [preset], lambda *_: [], kept)
-    assert again == runs[0]
+    assert run_all([Contender(name="plain", load=never)], asked, counted, kept) == [resumed]
+
+
+def test_groups_in_a_group_are_run_once_and_shown_each(model):
+    """As the preset of table 13 does with mmlu; the harness refuses a group beside one of its own."""
+    manager = make_manager([PART, WHOLE], FOLDER)
+    columns = (TaskColumn(task=PART, metric="acc", group=WHOLE), TaskColumn(task=WHOLE, metric="acc"))
+    preset, kept = Preset(columns=columns, shots=1, shows="table 13"), Rows(None, {})
+    contender = Contender(name="plain", load=lambda: HeadsLM(model, byte_tokenizer()))
+    (run,) = run_all([contender], [preset], running(manager), kept)
+    assert len(kept) == 1
+    part, whole = run.results[PART], run.results[WHOLE]
+    assert (part.num_samples, whole.num_samples, part.shots, whole.shots) == (6, 12, 1, 1)
+    assert whole.samples["acc"][:6] == part.samples["acc"]
+    for result in (part, whole):
+        assert result.metrics["acc"][0] == pytest.approx(sum(result.samples["acc"]) / result.num_samples)
+    assert preset_table(preset, [run]).title == "table 13, 1-shot, 12 examples"
+
+
+def test_the_groups_of_table_13_are_those_of_the_harness():
+    folder = Path(str(files("lm_eval"))) / "tasks/mmlu/default"
+    index = make_manager(["mmlu"], folder).task_index
+    assert list(PRESETS["mmlu-5"].runs) == ["mmlu"]
+    assert {*index["mmlu"].cfg["task"], "mmlu"} == set(PRESETS["mmlu-5"].tasks)
+
+
+@pytest.mark.parametrize(
+    ("positions", "choices", "texts", "said"),
+    [
+        (64, 0, 0, ""),
+        (16, 0, 1, "backbone, 1 request of tiny_continue."),
+        (13, 2, 3, "backbone, 2 requests of tiny_choice; backbone, 3 requests of tiny_continue."),
+    ],
+)
+def test_prompts_that_are_longer_than_the_context_are_counted(
+    model, manager, monkeypatch, positions: int, choices: int, texts: int, said: str
+):
+    """Of a likelihood the last token is not read; a text to be written leaves room for its 12 tokens."""
+    monkeypatch.setattr(model.config, "max_position_embeddings", positions)
+    contender = Contender(name="backbone", load=lambda: HeadsLM(model, byte_tokenizer()))
+    (preset,), kept = read_tasks(f"{CHOICE},{CONTINUE}"), Rows(None, {})
+    (run,) = run_all([contender], [preset], running(manager), kept)
+    assert run.cut == {CHOICE: choices, CONTINUE: texts}
+    (again,) = run_all([contender], [preset], lambda *_: [], kept)
+    assert again == run
+    note = as_table(preset, [again]).note
+    assert note == (f"Longer than the context, so without their beginning: {said}" if said else "")
 
 
 def made(name: str, accuracy: list[float]) -> TaskRun:
@@ -157,6 +224,7 @@ def test_presets_are_the_papers_tables():
     [
         (lambda: read_tasks(" , "), "give different names with commas"),
         (lambda: read_tasks("piqa,piqa"), "give different names with commas"),
+        (lambda: read_tasks("reading,race"), "which has race twice; leave the preset or the task out"),
         (lambda: make_manager([CHOICE], Path("nowhere")), "The folder of tasks nowhere does not exist"),
     ],
 )
