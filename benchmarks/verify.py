@@ -147,6 +147,7 @@ CHECKS = {
         shows="the shipped heads on the same questions by category: tokens per pass and speed over plain generate with "
         "paired intervals, acceptance by depth and position, FLOPs per token; each against medusa; rows of an earlier "
         "call are kept",
+        measures=("checkpoints/demo", "heads/evaluation/speed/flops.py"),
     ),
     "default_tree": Check(
         command="python -m benchmarks.speed.default_tree",
@@ -263,7 +264,7 @@ CHECKS = {
         command="python -m benchmarks.paper.dynamo_flops",
         quick="--prompts 3 --new-tokens 16",
         shows="FLOPs per generated token (DynaMo's table 3): plain, a draft model, trees, dynamic decoding by ε_b",
-        measures=("checkpoints/demo/dynamo", "checkpoints/demo/draft"),
+        measures=("checkpoints/demo/dynamo", "checkpoints/demo/draft", "heads/evaluation/speed/flops.py"),
     ),
     "dynamo_speed": Check(
         command="python -m benchmarks.speed.dynamo",

@@ -61,7 +61,7 @@ def speculative_decoding(drafted: list[int], accepted: list[int], depth: int) ->
     same length. `acceptance_histogram` has the passes that accepted 0, 1, … tokens.
 
     Args:
-        depth: the deepest draft, which is vLLM's `num_spec_tokens`.
+        depth: the longest chain that may be drafted, which is vLLM's `num_spec_tokens`.
 
     >>> speculative_decoding([4, 4], [2, 0], depth=2)["mean_acceptance_length"]
     2.0

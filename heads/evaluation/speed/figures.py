@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from heads.evaluation.runs.ratios import Ratio, ratio_of_ratios, ratio_of_sums
@@ -155,9 +155,12 @@ def accepted_of(rows: Sequence[Row], method: str) -> list[int]:
     return [n for row in rows for turn in row["turns"] for n in turn["methods"][method].get("accepted", [])]
 
 
-def requests_of(rows: Sequence[Row], methods: Sequence[str]) -> list[Row]:
-    """One object a request, with vLLM's names for what was drafted and accepted."""
-    depth = {method: max([1, *accepted_of(rows, method)]) for method in methods}
+def requests_of(rows: Sequence[Row], methods: Sequence[str], depths: Mapping[str, int]) -> list[Row]:
+    """One object a request, with vLLM's names for what was drafted and accepted.
+
+    Args:
+        depths: how deep each method that drafts may draft.
+    """
     found = []
     for row in rows:
         for number, turn in enumerate(row["turns"], start=1):
@@ -174,7 +177,7 @@ def requests_of(rows: Sequence[Row], methods: Sequence[str]) -> list[Row]:
                 shown: Row = {"tokens": counts["tokens"], "passes": counts["passes"], "seconds": seconds}
                 if "accepted" in counts:
                     shown["speculative_decoding"] = speculative_decoding(
-                        counts["drafted"], counts["accepted"], depth[method]
+                        counts["drafted"], counts["accepted"], depths[method]
                     )
                 one["methods"][method] = shown
             found.append(one)

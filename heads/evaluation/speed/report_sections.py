@@ -76,9 +76,15 @@ def categories_section(results: Row) -> Section:
     ]  # fmt: skip
     note = (
         INTERVAL + "Pooled: all tokens over all passes; mean of requests: each request's own, averaged. Speeds are of "
-        "whole calls with the caches of earlier turns kept, medians over repeats; a warm-up is not counted. FLOPs: "
-        "matrix products and attention of one answer of each category, its prompt's pass included, over its tokens."
+        "whole calls with the caches of earlier turns kept, medians over repeats; a warm-up is not counted. "
     )
+    if reason := results["flops_not_counted"]:
+        note += f"FLOPs are not counted, since {reason}."
+    else:
+        note += (
+            "FLOPs: matrix products and attention of one answer of each category, its prompt's pass included, over its "
+            "tokens."
+        )
     repeats = f"{results['repeats']} interleaved repeat{'s' * (results['repeats'] > 1)}"
     text = (
         f"{results['questions']} questions with {results['turns']} turns from {results['file']}, as {results['form']}, "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
-from heads.decoding.proposers.prompt_lookup import count_shared
+from heads.decoding.proposers.prompt_lookup import MAX_GROWTH, count_shared
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import GreedySettings, TreeShape, new_tokens
 from heads.evaluation.speed.counting import CountingRule, Passes
@@ -84,7 +84,12 @@ def drops_past(layer: Any) -> bool:
 
 
 class HeadsSpeaker:
-    """`TreeDecoding` with kept caches, which counts what it accepts."""
+    """`TreeDecoding` with kept caches, which counts what it accepts.
+
+    Attributes:
+        depth: of the deepest draft that it may make: the tree's depth, or a looked-up chain at its longest.
+        compiled: whether its passes are compiled.
+    """
 
     def __init__(
         self, name: str, model: Any, token_heads: TokenHeads, shape: TreeShape, lookup: int, compile: bool | None
@@ -94,6 +99,8 @@ class HeadsSpeaker:
         self.decoding = TreeDecoding(
             token_heads, shape, lookup=lookup, keep_caches=True, rule=self.rule, compile=compile
         )
+        self.depth = max(self.decoding.tree.depth or 0, MAX_GROWTH * self.decoding.lookup)
+        self.compiled = self.decoding.settings.at(1).compile
 
     def begin(self) -> None:
         self.decoding.forget()

@@ -22,7 +22,7 @@ from heads.evaluation.same_text import SameText
 from heads.evaluation.speed import figures
 from heads.evaluation.speed.comparing import compare as compare
 from heads.evaluation.speed.conversation import Prompter, choose_form
-from heads.evaluation.speed.flops import count_flops
+from heads.evaluation.speed.flops import count_flops, why_not_counted
 from heads.evaluation.speed.measuring import Measurer
 from heads.evaluation.speed.positions import measure_positions
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
@@ -79,7 +79,8 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         )
     with progress_bar(task.console, "questions", len(fitting)) as advance:
         rows = measure_questions(task, measurer, fitting, advance)
-    counted = count_by_category(task, measurer, fitting) if config.flops else {}
+    uncounted = why_not_counted(task.model, task.token_heads) if config.flops else ""
+    counted = count_by_category(task, measurer, fitting) if config.flops and not uncounted else {}
     methods = [speaker.name for speaker in measurer.speakers]
     ours = [method for method in methods if method != PLAIN]
     left_out = [f"{q.place or q.name} (all turns)" for q in questions if q not in fitting]
@@ -94,6 +95,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         "methods": methods,
         "drafting": drafting,
         "left_out": left_out,
+        "flops_not_counted": uncounted,
         "categories": figures.by_category(rows, methods, counted),
         "depth": {method: depth_of(rows, method, deepest) for method in ours},
         "position": measure_positions(
@@ -101,7 +103,7 @@ def run(task: SuiteTask, config: Config) -> dict[str, Any]:
         ),
         "phases": {method: figures.by_phase(rows, method) for method in methods},
         "tree": figures.by_node(rows, ALONE),
-        "requests": figures.requests_of(rows, methods),
+        "requests": figures.requests_of(rows, methods, {one.name: one.depth for one in heads_of(measurer)}),
     }
 
 
@@ -128,7 +130,12 @@ def build(task: SuiteTask, config: Config) -> tuple[Measurer, str, int]:
         clock=clock_of(task.model.device),
     )
     deepest = task.token_heads.num_heads if asked.tree.depth is None else asked.tree.depth
-    return measurer, f"{describe_tree(asked.tree)}; looked-up chain: {asked.lookup or 'none'}.", deepest
+    compiled = describe_compiled(heads_of(measurer))
+    return measurer, f"{describe_tree(asked.tree)}; looked-up chain: {asked.lookup or 'none'}.{compiled}", deepest
+
+
+def heads_of(measurer: Measurer) -> list[HeadsSpeaker]:
+    return [speaker for speaker in measurer.speakers if isinstance(speaker, HeadsSpeaker)]
 
 
 def describe_tree(tree: Tree | DynamicTree) -> str:
@@ -139,6 +146,13 @@ def describe_tree(tree: Tree | DynamicTree) -> str:
     if isinstance(tree, DynamicTree):
         return f"Heads draft a dynamic tree: {tree}"
     return f"Heads draft a static tree of {tree.num_nodes - 1} tokens, {tree.depth} deep"
+
+
+def describe_compiled(speakers: Sequence[HeadsSpeaker]) -> str:
+    """A sentence about methods whose passes are compiled; empty where none are."""
+    names = " and of ".join(speaker.name for speaker in speakers if speaker.compiled)
+    said = f" As the tree's file says, passes of {names} are compiled; all others, plain generation's too, are not."
+    return said if names else ""
 
 
 def measure_questions(task: SuiteTask, measurer: Measurer, questions: Sequence[Question], advance: Any) -> list[Any]:
@@ -164,7 +178,7 @@ def count_by_category(task: SuiteTask, measurer: Measurer, questions: Sequence[Q
     found: dict[str, dict[str, Any]] = {}
     with progress_bar(task.console, "counting FLOPs", len(first)) as advance:
         for category, question in first.items():
-            name = f"flops {category}"
+            name = f"FLOPs of {category}"  # rows named "flops …" lack attention and products with packed weights
             row = task.rows.get(name)
             if row is None:
                 prompt_1T = as_prompt(measurer.prompter.prompt(question, []))

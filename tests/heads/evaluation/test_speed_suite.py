@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,32 @@ import pytest
 import torch
 from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from heads.backbone.compiling import graph
 from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.cli.options import LoadingOptions
 from heads.cli.suites import SuiteOptions, suite_task
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_GROWTH
+from heads.decoding.tuned_file import TunedTree
 from heads.evaluation.methods import GreedySettings
 from heads.evaluation.report.page import column_classes, render_page
 from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.ratios import ratio_of_ratios, ratio_of_sums
 from heads.evaluation.runs.rows import Rows
+from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.speed import positions
 from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.figures import by_depth
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
 from heads.evaluation.speed.report_sections import depth_section, verdict
 from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_prompt
-from heads.evaluation.suites import suite_module
+from heads.evaluation.suites import speed, suite_module
 from heads.families import create
+from heads.quantization.packed_heads import pack_heads
+from heads.quantization.quantizer import MXConfig
 
 NEW_TOKENS = 12
 POSITIONS = 768  # of a tiny model
@@ -80,6 +88,8 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def test_every_request_counts_its_tokens_and_passes(results):
+    chain = MAX_GROWTH * DEFAULT_LOOKUP
+    deepest = {"heads alone": 2, "lookup without heads": chain, "heads with lookup": chain}
     assert len(results["requests"]) == 4
     for request in results["requests"]:
         plain = request["methods"]["plain"]
@@ -88,6 +98,7 @@ def test_every_request_counts_its_tokens_and_passes(results):
             ours = request["methods"][method]
             vllm = ours["speculative_decoding"]
             assert ours["tokens"] == plain["tokens"]
+            assert vllm["num_spec_tokens"] == len(vllm["acceptance_histogram"]) - 1 == deepest[method]
             assert vllm["num_spec_steps"] == ours["passes"] - 1 == sum(vllm["acceptance_histogram"])
             histogram = enumerate(vllm["acceptance_histogram"])
             assert vllm["num_accepted_draft_tokens"] == sum(n * times for n, times in histogram)
@@ -145,6 +156,41 @@ def test_long_texts_reach_the_backbones_last_position(folder: Path, tmp_path: Pa
     assert "The texts end before the last position; --position-tokens 0 writes on to it." in said
     assert position("zero", "--position-tokens", 0)[0]["tokens"] == POSITIONS - prompt
     assert position("given", "--position-tokens", 50)[0]["tokens"] == 50
+
+
+def test_flops_of_microscaling_weights_are_left_out_with_the_reason(folder: Path, tmp_path: Path):
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    save_load.save(pack_heads(create("medusa", model, num_heads=2), MXConfig("mxint8")), tmp_path / "mx")
+    suite = ["--suite", "speed", "--questions", folder / "questions.jsonl", "--form", "text", "--categories", "prose"]
+    small = ["--position-texts", 0, "--max-new-tokens", 2, "--repeats", 1, "--lookup", 0]
+    result = run("evaluate", tmp_path / "mx", *suite, *small, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))["results"]
+    assert [one["flops_per_token"] for one in found["categories"]["overall"].values()] == [None, None]
+    assert "FLOPs are not counted, since the kernels that multiply with microscaling" in in_one_line(result.output)
+    assert "FLOPs are not counted" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
+
+
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_report_says_whose_passes_are_compiled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graph, "has_cpp_compiler", lambda: True)
+    shutil.copytree(folder / "medusa", tmp_path / "medusa")
+
+    def drafting(compile: bool) -> str:
+        here = {"device_type": "cpu", "dtype": "float32"}
+        tuned = TunedTree(kind="static", paths=((0,), (0, 0)), lookup=3, measured_on=here, compile=compile)
+        (tmp_path / "medusa/tree.json").write_text(tuned.as_json(), encoding="utf-8")
+        return speed.build(SuiteTask(folder=tmp_path / "medusa", dtype="float32"), speed.Config())[1]
+
+    plain = "Heads draft a static tree of 2 tokens, 2 deep; looked-up chain: 3."
+    assert drafting(compile=False) == plain
+    assert drafting(compile=True) == (
+        f"{plain} As the tree's file says, passes of heads alone and of heads with lookup are compiled; all others, "
+        f"plain generation's too, are not."
+    )
 
 
 def prose(folder: Path) -> Question:
