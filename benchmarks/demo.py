@@ -69,13 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = Path(read_config(["--config", options.config]).output_dir)
     for folder in SHIPPED.values():
         read_description(folder)  # a missing folder ends in a sentence before minutes are spent
-    if not options.no_training:
-        train(options.config, console)
+    trains = not (options.no_training or holds_heads(run, console))
+    if trains:
+        train(options.config, run, console)
     trained = time.perf_counter()
     opened = open_heads([run / "last", *SHIPPED.values()])
     blocks = compare(console, opened, run, options)
     drafts = time_drafts(opened, held_out(opened, options.prompts), options.repeats)
-    training = "heads of an earlier run" if options.no_training else f"training {trained - began:.0f} s"
+    training = f"training {trained - began:.0f} s" if trains else "heads of an earlier run"
     seconds = f"{training}, decoding {time.perf_counter() - trained:.0f} s"
     draw_report(run / "metrics.jsonl", next(iter(blocks.values())), run / "report.png")
     measured = (
@@ -109,8 +110,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def train(config: str, console: Console) -> None:
+def holds_heads(run: Path, console: Console) -> bool:
+    """Whether an earlier call trained to its end; its heads are not trained again, which is said."""
+    found = (run / "last").is_dir()
+    if found:
+        say(console, f"{run} holds the heads of an earlier call, which are measured; remove it to train them anew.")
+    return found
+
+
+def train(config: str, run: Path, console: Console) -> None:
     """Run the training command with this environment's accelerate; its output goes to the terminal.
+
+    A run that was interrupted goes on.
 
     Raises:
         ValueError: accelerate is not installed, or the training failed.
@@ -119,6 +130,7 @@ def train(config: str, console: Console) -> None:
     if not accelerate.exists():
         raise ValueError(f"There is no accelerate beside {sys.executable}; install the project's packages: make setup.")
     command = ["launch", "--config_file", "launch/single.yaml", "train.py", "--config", config]
+    command += ["--resume", "true"] * run.is_dir()
     console.print(f"$ accelerate {' '.join(command)}", highlight=False, style="bold")
     done = subprocess.run([accelerate, *command], check=False)
     if done.returncode != 0:

@@ -123,6 +123,13 @@ CHECKS = {
         shows="the same for 4 and 16 texts at once",
         measures=PRICED,
     ),
+    "real_costs_compiled": Check(
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --groups 4 --repeats 3 "
+        "--compile --no-tuned",
+        quick="--quick",
+        shows="the same with plain generate and heads alone compiled too, on four prompts",
+        measures=PRICED,
+    ),
     "real_costs_large": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.83B 1.2B --dtypes bfloat16 --groups 4",
         quick="--quick",

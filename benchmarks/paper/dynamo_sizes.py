@@ -65,7 +65,7 @@ class Size:
         return f"{self.width}x{self.layers}"
 
 
-SIZES = (Size(width=96, layers=4), Size(width=128, layers=6), Size(width=192, layers=8))
+SIZES = (Size(width=64, layers=3), Size(width=96, layers=4), Size(width=128, layers=6))
 
 
 @dataclass(frozen=True, kw_only=True)

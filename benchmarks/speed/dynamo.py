@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--other-model", default="checkpoints/demo/draft", help="a model that scores all texts; '' leaves it out"
     )
     parser.add_argument("--ngrams", default=NGRAMS, help="table of n-grams; counted where it does not exist")
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="of dynamic decoding")
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0], help="values of ε_b")
     parser.add_argument(
         "--top-k", type=int, default=16, help="candidates of a place: 50³ n-grams take longer than a small model's pass"
     )

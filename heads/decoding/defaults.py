@@ -7,7 +7,6 @@ caller names its file. A warning is given whether it is used or not.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from heads.interface.token_heads import TokenHeads
 from heads.packed import is_packed
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
+LEAST_NODES = 2  # the root and one drafted token
 AnyTree = Tree | DynamicTree | Sequence[Sequence[int]] | str | Path | int
 """A tree in any of the forms that `TreeDecoding` takes."""
 
@@ -77,19 +77,22 @@ class SettingsByBatch:
         may_compile = compile is None and any(one.compile for one in entries) and can_compile(token_heads.backbone)
         self.compiled = [one.batch for one in entries if one.compile and may_compile]
         self.compile = bool(compile)
-        self.by_batch = {one.batch: self.build(one) for one in entries}
+        self.by_batch = {one.batch: self.build(one, one.batch or 1) for one in entries}
+        self._untuned: dict[int, TreeSettings] = {}
         self._said: set[int] = set()
 
-    @functools.cached_property
-    def default(self) -> TreeSettings:
-        """The settings where tree.json has no entry."""
-        return self.build(None)
+    def untuned(self, batch: int) -> TreeSettings:
+        """The settings where tree.json has no entry, built once for each node budget."""
+        nodes = default_nodes(self.token_heads.backbone.heads_device, batch)
+        if nodes not in self._untuned:
+            self._untuned[nodes] = self.build(None, batch)
+        return self._untuned[nodes]
 
     def at(self, batch: int) -> TreeSettings:
         tuned = None if self.tuned is None else self.tuned.for_batch(batch)
         if tuned is None and self.tuned is not None and self.asked_for:
             tuned = self.tuned.nearest(batch)
-        return self.default if tuned is None else self.by_batch[tuned.batch]
+        return self.untuned(batch) if tuned is None else self.by_batch[tuned.batch]
 
     def of_call(self, batch: int) -> TreeSettings:
         """The settings for a call, which warns once for each batch size.
@@ -107,12 +110,12 @@ class SettingsByBatch:
                 warn_of_form(used, self.tuned.path, self.token_heads.backbone)
         return self.at(batch)
 
-    def build(self, tuned: TunedTree | None) -> TreeSettings:
+    def build(self, tuned: TunedTree | None, batch: int) -> TreeSettings:
         tree, lookup = self.tree, self.lookup
         if tuned is not None:
             tree = tuned.static_tree if self.rule.samples_drafts and not self.asked_for else tuned.tree
             lookup = tuned.lookup if lookup is None else lookup
-        chosen = choose_tree(self.token_heads, tree)
+        chosen = choose_tree(self.token_heads, tree, batch)
         check_sampled_tree(self.rule, chosen)
         return TreeSettings(
             tree=chosen,
@@ -207,15 +210,18 @@ def can_compile(backbone: Backbone) -> bool:
 
 
 def choose_tree(
-    token_heads: TokenHeads, tree: Tree | DynamicTree | Sequence[Sequence[int]] | int | None
+    token_heads: TokenHeads, tree: Tree | DynamicTree | Sequence[Sequence[int]] | int | None, batch: int = 1
 ) -> Tree | DynamicTree:
     """A tree from any of the forms that `TreeDecoding` takes, files excepted.
+
+    Args:
+        batch: rows that are decoded together, on which the default's nodes depend.
 
     Raises:
         ValueError: a malformed tree, or one that is deeper or has higher ranks than the heads can draft.
     """
     if tree is None or isinstance(tree, int):
-        nodes = default_nodes(token_heads.backbone.heads_device) if tree is None else tree
+        nodes = default_nodes(token_heads.backbone.heads_device, batch) if tree is None else tree
         accuracy = token_heads.measured_accuracy or TYPICAL_ACCURACY
         return grow_tree(nodes, token_heads.num_heads, [row[: token_heads.num_scored] for row in accuracy])
     if isinstance(tree, DynamicTree):
@@ -238,10 +244,15 @@ def choose_tree(
     return chosen
 
 
-def default_nodes(device: torch.device) -> int:
-    """Nodes of the default tree, the root included.
+def default_nodes(device: torch.device, batch: int = 1) -> int:
+    """Nodes of the default tree of each row, the root included.
 
     Further nodes are nearly free where reading the weights bounds a pass, but not on a CPU: its matrix products of five
     and more rows cost several times the matrix-vector products of a plain pass, and the looked-up chain adds rows too.
+    So on a CPU the rows of a batch share the nodes, as far as each keeps one drafted token
+    (benchmarks/results/batches.md).
+
+    >>> [default_nodes(torch.device("cpu"), batch) for batch in (1, 2, 4, 16)]
+    [8, 4, 2, 2]
     """
-    return DEFAULT_NODES_ON_CPU if device.type == "cpu" else DEFAULT_NODES
+    return max(LEAST_NODES, DEFAULT_NODES_ON_CPU // batch) if device.type == "cpu" else DEFAULT_NODES

@@ -66,8 +66,8 @@ def test_orderings_and_speed_ups_are_read_off_the_points():
     assert 1.0 < rising[0].results["overall"]["speed_up"] < 3.0
     assert rising[0].rates["speeds"] == [2.0, 1.25, 1.0]  # seconds, not tokens per pass
     cells = [list(column.cells) for column in table_of(rising).columns]
-    assert cells[0] == ["96 wide, 4 layers", "128 wide, 6 layers", "192 wide, 8 layers"]
-    assert cells[1:3] == [["96,000", "128,000", "192,000"], ["25%", "17%", "12%"]]
+    assert cells[0] == ["64 wide, 3 layers", "96 wide, 4 layers", "128 wide, 6 layers"]
+    assert cells[1:3] == [["64,000", "96,000", "128,000"], ["33%", "25%", "17%"]]
     assert cells[5] == ["31.00", "32.00", "33.00"]
 
 
@@ -75,7 +75,7 @@ def test_prompts_that_disagree_settle_no_ordering():
     """Mean 3, deviation 2.16, four prompts: 3.18 × 2.16 / 2 = 3.44 to either side."""
     small, large = one_size(SIZES[0], 0.0), one_size(SIZES[1], np.array([1.0, 2.0, 3.0, 6.0]))
     assert compare_scores(small, large) == (
-        "texts of 128 wide, 6 layers score better than those of 96 wide, 4 layers, mean of all ε_b: "
+        "texts of 96 wide, 4 layers score better than those of 64 wide, 3 layers, mean of all ε_b: "
         "not settled by these texts, +3.00 (-0.44 to +6.44) over 4 prompts"
     )
 
@@ -97,10 +97,10 @@ def test_the_picture_has_all_sizes(monkeypatch):
     for axes in (rates, scores):
         assert {size.name for size in SIZES} <= set(axes.get_legend_handles_labels()[1])
     measured, free = sizes.get_lines()
-    assert list(measured.get_xdata()) == [0.096, 0.128, 0.192]
+    assert list(measured.get_xdata()) == [0.064, 0.096, 0.128]
     assert list(measured.get_ydata()) == [one.rates["speed_up"] for one in found]
     assert list(free.get_ydata()) == [one.results["overall"]["speed_up"] for one in found]
-    assert list(overheads.get_lines()[0].get_xdata()) == [25, pytest.approx(100 / 6), 12.5]
+    assert list(overheads.get_lines()[0].get_xdata()) == pytest.approx([100 / 3, 25, 100 / 6])
 
 
 def test_a_run_is_finished_by_its_last_evaluation(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import torch
+from rich.console import Console
 from tiny import random_tokens, shared_model
 
 from benchmarks import demo
@@ -52,6 +54,19 @@ def test_what_readme_measures_is_more_and_can_be_overruled():
     assert vars(read_options(["--readme"])).items() >= FOR_README.items()
     assert read_options(["--readme", "--prompts", "2"]).prompts == 2
     assert read_options([]).prompts < FOR_README["prompts"]
+
+
+def test_heads_of_an_earlier_call_are_measured_and_not_trained_again(tmp_path, monkeypatch, capsys):
+    assert not demo.holds_heads(tmp_path, Console())
+    (tmp_path / "last").mkdir()
+    assert demo.holds_heads(tmp_path, Console(width=400))
+    assert "holds the heads of an earlier call, which are measured; remove it to train" in capsys.readouterr().out
+    asked = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(demo.subprocess, "run", lambda command, check: asked.append(command) or done)
+    demo.train("configs/demo/grounded.yaml", tmp_path / "new", Console())
+    demo.train("configs/demo/grounded.yaml", tmp_path, Console())
+    assert [command[-2:] for command in asked] == [["--config", "configs/demo/grounded.yaml"], ["--resume", "true"]]
 
 
 def test_batches_show_lookup_without_heads_and_ratios_within_their_repeats():

@@ -167,10 +167,18 @@ def test_the_default_tree_grows_from_measured_accuracy():
     token_heads = make_heads("medusa", Backbone(shared_model("llama", "sdpa")), num_heads=3)
     typical = heads.TreeDecoding(token_heads).tree
     assert typical.num_nodes == tree_choice.default_nodes(torch.device("cpu")) == 8
-    assert tree_choice.default_nodes(torch.device("cuda")) == 16
+    assert tree_choice.default_nodes(torch.device("cuda"), 4) == tree_choice.default_nodes(torch.device("cuda")) == 16
     token_heads.measured_accuracy = [[0.9, 0.01], [0.9, 0.01], [0.9, 0.01]]
     measured = heads.TreeDecoding(token_heads, 4).tree
     assert measured.paths == ((), (0,), (0, 0), (0, 0, 0))
+
+
+def test_rows_of_a_batch_share_the_default_nodes_on_a_cpu():
+    decoding = heads.TreeDecoding(make_heads("medusa", Backbone(shared_model("llama", "sdpa")), num_heads=3))
+    assert [decoding.settings.at(rows).tree.num_nodes for rows in (1, 2, 3, 4, 16)] == [8, 4, 2, 2, 2]
+    assert decoding.settings.at(16) is decoding.settings.at(4), "equal trees are built once"
+    asked_for = heads.TreeDecoding(decoding.token_heads, 8)
+    assert [asked_for.settings.at(rows).tree.num_nodes for rows in (1, 16)] == [8, 8]
 
 
 def test_the_default_looks_up_as_many_tokens_as_it_says():

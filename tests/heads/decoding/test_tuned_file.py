@@ -214,7 +214,9 @@ def test_each_batch_size_has_its_own_tree_and_others_have_the_default(fitted):
     default = heads.TreeDecoding(make_heads("medusa", token_heads.backbone, num_heads=2))
     assert drafts_of(decoding, 1) == (PATHS, 3)
     assert drafts_of(decoding, 4) == (((0,),), 0)
-    assert drafts_of(decoding, 2) == drafts_of(default, 2) == (default.tree.paths[1:], DEFAULT_LOOKUP)
+    shared = default.settings.at(2).tree
+    assert drafts_of(decoding, 2) == drafts_of(default, 2) == (shared.paths[1:], DEFAULT_LOOKUP)
+    assert shared.num_nodes == 4, "two rows share the 8 nodes of one"
     assert (decoding.tree.paths[1:], decoding.lookup) == (PATHS, 3), "of one row"
     assert drafts_of(heads.TreeDecoding(token_heads, lookup=7), 4) == (((0,),), 7)
     assert drafts_of(heads.TreeDecoding(token_heads, [[1]]), 4) == (((1,),), DEFAULT_LOOKUP)
