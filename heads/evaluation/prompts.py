@@ -67,11 +67,11 @@ def parse_prompts(path: str | Path, count: int | None = None) -> list[Prompt]:
 def read_paragraphs(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8-sig").strip("\n")
     paragraphs = re.split(r"\n[ \t]*\n\s*", text)
-    return [part for part in (paragraphs if len(paragraphs) > 1 else text.splitlines()) if part.strip()]
+    return [part for part in (paragraphs if len(paragraphs) > 1 else text.split("\n")) if part.strip()]
 
 
 def read_json_lines(path: Path) -> list[Prompt]:
-    lines = enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1)
+    lines = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1)  # U+2028 may stand inside a text
     return [read_object(line, f"{path} line {number}") for number, line in lines if line.strip()]
 
 

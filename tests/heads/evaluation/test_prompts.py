@@ -12,7 +12,7 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from tiny import shared_model
 
-from heads.evaluation.prompts import check_length, default_prompts, demo_prompts, read_prompts
+from heads.evaluation.prompts import check_length, default_prompts, demo_prompts, parse_prompts, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,17 @@ def test_fields_of_json_lines(tmp_path: Path, tokenizer: Any) -> None:
     assert (first, second) == ("a", "b")
     assert shared == chat
     assert chat.endswith("USER: Hi ASSISTANT:")
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_unicode_s_line_separators_end_no_line(tmp_path: Path, separator: str) -> None:
+    """JSON allows them inside of a text as they are, and editors do not show them."""
+    text = f"one{separator}two"
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"text": text}, ensure_ascii=False) + end for end in ("\n", "\r\n")), encoding="utf-8"
+    )
+    (tmp_path / "p.txt").write_text(f"{text}\n{text}\n", encoding="utf-8")
+    assert parse_prompts(tmp_path / "p.jsonl") == parse_prompts(tmp_path / "p.txt") == [text, text]
 
 
 @pytest.mark.parametrize(
