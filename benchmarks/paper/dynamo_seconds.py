@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from heads.evaluation.judged.sentences import Prompt, prompts_of
 from heads.evaluation.judged.win_rates import Figures, line_of_scores, sum_up
 from heads.evaluation.judged.writing import open_baseline, write
 from heads.evaluation.runs.rows import Rows
-from heads.evaluation.runs.task import SuiteTask, fingerprint
+from heads.evaluation.runs.task import SuiteTask, fingerprint, settings_of
 from heads.evaluation.suites.sentence_completion import Config, run
 from heads.evaluation.tables import describe_machine, versions
 from heads.evaluation.throughput import clock_of
@@ -77,7 +76,7 @@ def judge_texts(heads: str, config: Config) -> dict[str, Any]:
     task = SuiteTask(folder=Path(heads))
     folders = [heads, config.judge_model, config.cooccurrence]
     settings = {
-        "config": dataclasses.asdict(config),
+        "config": settings_of(config),
         "folders": [fingerprint(Path(folder)) for folder in folders if folder is not None and Path(folder).is_dir()],
         "machine": describe_machine(task.device),
         "versions": versions(),

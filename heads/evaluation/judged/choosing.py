@@ -20,6 +20,7 @@ def choose_judge(
     answers: Path | None,
     prices: Sequence[float],
     dtype: Dtype = "auto",
+    **asking: int,
 ) -> Judge:
     """
     Args:
@@ -27,8 +28,9 @@ def choose_judge(
             "likelihood", another model's log-likelihood.
         model: folder or hub name of a judge of the last two kinds.
         writers: the models that write the texts, the baseline's among them.
-        answers: the file in which an endpoint's answers are stored.
+        answers: the file in which the answers of a judge that is asked in words are stored.
         prices: dollars for a million tokens of questions, and of answers; empty if unknown.
+        asking: `concurrency` and `tries` of an endpoint, where they are not its defaults.
 
     Raises:
         ValueError: no model for a kind that needs one, a model for the other kind, one of the writers, a model
@@ -39,11 +41,12 @@ def choose_judge(
     if kind == "endpoint":
         if model is not None:
             raise ValueError("judge_model is for a local judge; an endpoint's model is HEADWAY_JUDGE_MODEL.")
-        return EndpointJudge.from_environment(cache=answers, prices=(prices[0], prices[1]) if prices else None)
+        priced = (prices[0], prices[1]) if prices else None
+        return EndpointJudge.from_environment(cache=answers, prices=priced, **asking)
     if model is None:
         raise ValueError(f"The judge {kind} needs a model; give --judge-model, another than the one that decodes.")
     opened = open_backbone(model, dtype)
     if kind == "likelihood":
         return LikelihoodJudge(opened.model, opened.tokenizer, *writers)
     refuse_own_texts(opened.model, *writers)
-    return LocalJudge(name=model, loaded=opened.model, tokenizer=opened.tokenizer)
+    return LocalJudge(name=model, loaded=opened.model, tokenizer=opened.tokenizer, cache=answers)

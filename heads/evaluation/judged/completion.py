@@ -11,12 +11,16 @@ import numpy as np
 
 from heads.decoding.dynamo.joint import check_independent
 from heads.evaluation.judged.choosing import choose_judge
+from heads.evaluation.judged.llm_judges import EndpointJudge
 from heads.evaluation.judged.sentences import Prompt
 from heads.evaluation.judged.win_rates import Figures, line_of_scores, ratio_with_interval, sum_up
 from heads.evaluation.judged.writing import check_room, open_baseline, write_all
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.tables import progress_bar
 from heads.validation import validated, within
+
+OF_ENDPOINTS = ("prices", "concurrency", "tries")
+"""Options that only a judge on a server has."""
 
 
 @validated
@@ -29,6 +33,8 @@ class JudgedConfig:
             asked in words), or "likelihood" (another model's log-likelihood).
         judge_model: folder or hub name of a judge that is not an endpoint.
         prices: an endpoint's dollars for a million tokens of questions, and of answers.
+        concurrency: how many questions an endpoint is sent at once; by default 8.
+        tries: how often an endpoint is sent a question before the call fails, with growing pauses; by default 5.
         step: distance between the thresholds ε_b, which go from 0 to 1.
         draws: texts of each prompt at each ε_b.
         max_new_tokens: the most tokens of a text.
@@ -43,6 +49,8 @@ class JudgedConfig:
     judge: Literal["endpoint", "local", "likelihood"] = "likelihood"
     judge_model: str | None = None
     prices: list[float] = field(default_factory=list)
+    concurrency: int | None = within(1, default=None)
+    tries: int | None = within(1, default=None)
     step: float = within(above=0, high=1, default=0.02)
     draws: int = within(1, default=10)
     max_new_tokens: int = within(1, default=32)
@@ -52,6 +60,14 @@ class JudgedConfig:
     blur: int = within(1, default=1)
     transparency: float = within(0, default=1.0)
     baseline: Literal["before", "own"] = "before"
+
+    def validate_judge(self) -> None:
+        given = [name for name in OF_ENDPOINTS if getattr(self, name) not in (None, [])]
+        if given and self.judge != "endpoint":
+            raise ValueError(
+                f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} about --judge endpoint, and the judge is "
+                f"{self.judge}; leave {'it' if len(given) == 1 else 'them'} out."
+            )
 
     def validate_mask(self) -> None:
         if self.cooccurrence is None and self.transparency not in (0, 1):  # 1 is the default
@@ -86,7 +102,7 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
     """The results of a judged suite, as results.json has them; what `task.rows` holds is not done again.
 
     Raises:
-        ValueError: options or a judge that cannot be used, or a prompt longer than the backbone reads.
+        ValueError: options or a judge that cannot be used or reached, or a prompt longer than the backbone reads.
     """
     thresholds = thresholds_by(config.step)
     check_independent(task.token_heads)  # before a baseline and a judge are loaded
@@ -94,7 +110,12 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
     baseline, base = open_baseline(task) if config.baseline == "before" else (task.model, "the heads' backbone")
     answers = None if task.rows.path is None else task.rows.path.with_name("judge_answers.jsonl")
     writers = (task.model, baseline)
-    judge = choose_judge(config.judge, config.judge_model, writers, answers, config.prices, task.dtype)
+    asking = {name: getattr(config, name) for name in ("concurrency", "tries") if getattr(config, name) is not None}
+    judge = choose_judge(config.judge, config.judge_model, writers, answers, config.prices, task.dtype, **asking)
+    row = f"verdicts of {judge.identity}"  # an endpoint is named by the environment, not by the config
+    verdicts = task.rows.get(row)
+    if verdicts is None and isinstance(judge, EndpointJudge):
+        judge.reach()  # before texts are written, which takes long
     with progress_bar(task.console, "texts", len(prompts) * (1 + len(thresholds))) as advance:
         texts = write_all(
             task,
@@ -111,8 +132,6 @@ def run_judged(task: SuiteTask, prompts: Sequence[Prompt], config: JudgedConfig)
             transparency=config.transparency,
         )
     keys = [f"{threshold} {prompt.name}" for threshold in thresholds for prompt in prompts]
-    row = f"verdicts of {judge.identity}"  # an endpoint is named by the environment, not by the config
-    verdicts = task.rows.get(row)
     if verdicts is None:
         verdicts = judge_all(judge, prompts, thresholds, texts, config.seed)
         if not verdicts["unreadable"]:  # one that could not be read is asked again

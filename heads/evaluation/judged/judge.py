@@ -1,17 +1,20 @@
 """A judge of texts gives each text a score, names the better one of two, and puts several in order.
 
-`AskedJudge` asks a language model, on a server or loaded here (llm_judges.py), and reads its verdicts. The order in
-which it shows texts is random, since language models prefer some places (position bias, Zheng et al. 2023).
+`AskedJudge` asks a language model, on a server or loaded here (llm_judges.py), stores each answer as it comes, and
+reads its verdicts. The order in which it shows texts is random, since language models prefer some places (position
+bias, Zheng et al. 2023).
 `LikelihoodJudge` compares the log-likelihoods that another model gives the texts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -24,7 +27,9 @@ from heads.evaluation.judged.prompts import (
     read_order,
     read_score,
     read_winner,
+    verdict_in,
 )
+from heads.evaluation.runs.rows import Rows
 
 SWAPPED: dict[Winner, Winner] = {"A": "B", "B": "A", "tie": "tie"}
 
@@ -65,18 +70,51 @@ class Judge(Protocol):
 
 @dataclass(kw_only=True)
 class AskedJudge(ABC):
-    """A judge that is asked in words and answers in words."""
+    """A judge that is asked in words and answers in words.
+
+    Attributes:
+        cache: the file in which answers are stored; None: they are stored nowhere.
+        same_again: whether a question that is asked again gets the same answer. Then an answer without a verdict is
+            stored too; otherwise the next call asks that question again.
+    """
+
+    same_again: ClassVar[bool]
 
     name: str
+    cache: Path | None = None
     unreadable: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = Rows(self.cache, self.settings)
 
     @property
     def identity(self) -> str:
         return self.name
 
+    @property
     @abstractmethod
+    def settings(self) -> Mapping[str, Any]:
+        """All that an answer depends on, but for its question; an answer belongs to them."""
+
+    @abstractmethod
+    def ask_all(self, questions: Sequence[str], keep: Callable[[str, str], Any]) -> None:
+        """Ask different questions, in any order, and call `keep(question, answer)` as soon as each is answered."""
+
     def answers(self, questions: Sequence[str]) -> list[str]:
-        """One answer to each question."""
+        """The answer to each question, stored or asked for now.
+
+        Raises:
+            ValueError: the judge cannot be asked; the answers that it gave are stored.
+        """
+        found = {question: kept["answer"] for question in questions if (kept := self._rows.get(digest(question)))}
+
+        def keep(question: str, answer: str) -> None:
+            found[question] = answer
+            if self.same_again or verdict_in(answer) is not None:
+                self._rows.put(digest(question), {"answer": answer})
+
+        self.ask_all([question for question in dict.fromkeys(questions) if question not in found], keep)
+        return [str(found[question]) for question in questions]
 
     def scores(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
         return self.verdicts(texts, [], 0)[0]
@@ -118,6 +156,10 @@ class AskedJudge(ABC):
 
     def _count(self, verdicts: Sequence[object]) -> None:
         self.unreadable += sum(verdict is None for verdict in verdicts)
+
+
+def digest(question: str) -> str:
+    return hashlib.sha256(question.encode()).hexdigest()
 
 
 class LikelihoodJudge:

@@ -1,20 +1,18 @@
 """A language model as a judge (Zheng et al. 2023): on an OpenAI-compatible server, or loaded here.
 
-A server's answers are stored in a file, so that a call that is repeated or resumed pays for no question twice. An
-answer without a verdict is not stored, and the next call asks that question again. Before the first question the number
-and the price of all that are left to ask are printed.
+Answers are stored in a file, so that a call that is repeated or resumed asks no question twice. A server's answer
+without a verdict is not stored, and the next call asks that question again. Before the first question to a server the
+number and the price of all that are left to ask are printed.
 """
 # T token of a question
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
@@ -22,8 +20,7 @@ from rich.progress import track
 
 from heads.data.chat import choose_template, encode_chat
 from heads.evaluation.judged.judge import AskedJudge
-from heads.evaluation.judged.prompts import verdict_in
-from heads.evaluation.runs.rows import Rows
+from heads.evaluation.lossless.stored_answers import describe_files
 from heads.extras import needs_extra
 
 ENVIRONMENT = {"url": "HEADWAY_JUDGE_URL", "model": "HEADWAY_JUDGE_MODEL", "key": "OPENAI_API_KEY"}
@@ -38,7 +35,6 @@ class EndpointJudge(AskedJudge):
     Attributes:
         url: base URL of the server's API, such as http://localhost:8000/v1.
         model: the model's name there.
-        cache: the file in which answers are stored; None: they are stored nowhere.
         concurrency: how many questions are sent at once.
         tries: how often a question is sent before the call fails, with growing pauses.
         answer_tokens: the most tokens of an answer.
@@ -49,10 +45,11 @@ class EndpointJudge(AskedJudge):
         MissingExtraError: the package `openai` is not installed.
     """
 
+    same_again: ClassVar[bool] = False
+
     url: str
     model: str
     key: str = "none"
-    cache: Path | None = None
     concurrency: int = 8
     tries: int = 5
     answer_tokens: int = 400
@@ -70,8 +67,11 @@ class EndpointJudge(AskedJudge):
         self._client = openai.OpenAI(
             base_url=self.url, api_key=self.key, timeout=TIMEOUT, max_retries=max(0, self.tries - 1)
         )
-        settings = {"model": self.model, "url": self.url, "answer_tokens": self.answer_tokens}
-        self._rows = Rows(path=self.cache, settings=settings)
+        super().__post_init__()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"model": self.model, "url": self.url, "answer_tokens": self.answer_tokens}
 
     @property
     def identity(self) -> str:
@@ -94,27 +94,34 @@ class EndpointJudge(AskedJudge):
         known = {name: value for name, value in found.items() if value}
         return cls(name=str(found["model"]), **(known | given))
 
-    def answers(self, questions: Sequence[str]) -> list[str]:
-        """The answer to each question, stored or asked for now.
+    def reach(self) -> None:
+        """Ask the server which models it has: any answer shows that it is there, since many servers do not say.
 
         Raises:
-            ValueError: the server cannot be reached or refuses; the answers that it gave are stored.
+            ValueError: it cannot be reached.
         """
-        found = {question: kept["answer"] for question in questions if (kept := self._rows.get(digest(question)))}
-        new = [question for question in dict.fromkeys(questions) if question not in found]
-        if new:
-            self.console.print(self.estimate(new), highlight=False)
+        try:
+            self._client.models.with_raw_response.list()
+        except self._openai.APIConnectionError as error:
+            raise self._unreachable(error) from error
+        except self._openai.OpenAIError:
+            return
+
+    def ask_all(self, questions: Sequence[str], keep: Callable[[str, str], Any]) -> None:
+        """
+        Raises:
+            ValueError: the server cannot be reached or refuses.
+        """
+        if questions:
+            self.console.print(self.estimate(questions), highlight=False)
         with ThreadPoolExecutor(self.concurrency) as pool:
-            asked = {pool.submit(self.ask, question): question for question in new}
+            asked = {pool.submit(self.ask, question): question for question in questions}
             try:
                 for done in track(as_completed(asked), "judged", len(asked), console=self.console, transient=True):
-                    question, found[asked[done]] = asked[done], done.result()
-                    if verdict_in(found[question]) is not None:
-                        self._rows.put(digest(question), {"answer": found[question]})
+                    keep(asked[done], done.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return [str(found[question]) for question in questions]
 
     def estimate(self, questions: Sequence[str]) -> str:
         """A sentence that says what the questions cost at most.
@@ -144,15 +151,18 @@ class EndpointJudge(AskedJudge):
             )
             return str(answer.choices[0].message.content or "")
         except self._openai.APIConnectionError as error:
-            raise ValueError(
-                f"The judge {self.model} at {self.url} cannot be reached after {self.tries} tries ({error}); start it "
-                f"or set {ENVIRONMENT['url']}. Answers so far are kept."
-            ) from error
+            raise self._unreachable(error) from error
         except (self._openai.OpenAIError, IndexError, AttributeError, TypeError) as error:
             raise ValueError(
                 f"The judge {self.model} at {self.url} gave no answer ({' '.join(str(error).split())}); check the "
                 f"model's name and the key. Answers so far are kept."
             ) from error
+
+    def _unreachable(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"The judge {self.model} at {self.url} cannot be reached after {self.tries} tries ({error}); start it "
+            f"or set {ENVIRONMENT['url']}. Answers so far are kept."
+        )
 
 
 @dataclass(kw_only=True)
@@ -162,6 +172,8 @@ class LocalJudge(AskedJudge):
     Raises:
         ValueError: the tokenizer has no chat template; when it is asked, a template that refuses the question.
     """
+
+    same_again: ClassVar[bool] = True
 
     loaded: Any
     tokenizer: Any
@@ -173,9 +185,20 @@ class LocalJudge(AskedJudge):
                 f"{self.name} has no chat template, so it cannot be asked in words; give an instruction-tuned model, "
                 f"or judge by log-likelihood."
             )
+        super().__post_init__()
 
-    def answers(self, questions: Sequence[str]) -> list[str]:
-        return [self.ask(question) for question in track(questions, "judged", transient=True)]
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        model = {"model": self.name, "files": describe_files([self.name]), "dtype": str(self.loaded.dtype)}
+        return {**model, "answer_tokens": self.answer_tokens}
+
+    def ask_all(self, questions: Sequence[str], keep: Callable[[str, str], Any]) -> None:
+        """
+        Raises:
+            ValueError: the chat template refuses a question.
+        """
+        for question in track(questions, "judged", transient=True):
+            keep(question, self.ask(question))
 
     def ask(self, question: str) -> str:
         template = choose_template(self.tokenizer, None)
@@ -188,7 +211,3 @@ class LocalJudge(AskedJudge):
             max_new_tokens=self.answer_tokens,
         )
         return str(self.tokenizer.decode(found_1T[0, len(asked) :], skip_special_tokens=True))
-
-
-def digest(question: str) -> str:
-    return hashlib.sha256(question.encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from heads.backbone.loading import Dtype
 from heads.checkpoint.opening import Opened, default_device, open_heads
 from heads.evaluation.runs.rows import Rows
 from heads.interface.token_heads import TokenHeads
+
+WITHOUT_EFFECT = ("concurrency", "tries")
+"""Options of suites on which no figure depends: how a server is asked. Rows are kept where they alone change."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +60,11 @@ class SuiteTask:
     def device(self) -> torch.device:
         """Where the backbone is loaded; asking does not load it."""
         return torch.device(default_device())
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """The fields of a suite's Config that figures depend on."""
+    return {name: value for name, value in asdict(config).items() if name not in WITHOUT_EFFECT}
 
 
 def fingerprint(folder: Path) -> str:

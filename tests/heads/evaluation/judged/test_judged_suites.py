@@ -18,6 +18,7 @@ from heads.checkpoint.adapter import LoraSettings, add_adapter
 from heads.checkpoint.opening import open_backbone
 from heads.evaluation.judged import completion
 from heads.evaluation.judged.completion import count, judge_all
+from heads.evaluation.judged.llm_judges import EndpointJudge
 from heads.evaluation.judged.own_texts import same_weights
 from heads.evaluation.judged.sentences import Prompt
 from heads.evaluation.judged.win_rates import describe, line_of_scores, sum_up
@@ -142,7 +143,7 @@ def test_verdicts_of_another_judge_are_asked_anew_and_its_own_are_kept(folder, t
     config = sentence_completion.Config(judge="endpoint", step=1.0, draws=1, max_new_tokens=1)
 
     def wins(judge):
-        monkeypatch.setattr(completion, "choose_judge", lambda *given: judge)
+        monkeypatch.setattr(completion, "choose_judge", lambda *given, **asking: judge)
         task = SuiteTask(folder=folder / "dynamo", rows=Rows(tmp_path / "rows.jsonl", {}))
         return sum(sentence_completion.run(task, config)["counts"]["wins"])
 
@@ -150,6 +151,43 @@ def test_verdicts_of_another_judge_are_asked_anew_and_its_own_are_kept(folder, t
     assert wins(Says("b", "B", "here")) == 0
     assert wins(Says("a", "B", "there")) == 0
     assert wins(Says("a", "B", "here")) == 20, "those of the first call"
+
+
+def test_an_unreachable_judge_ends_the_call_before_texts_are_written(folder, monkeypatch):
+    monkeypatch.setenv("HEADWAY_JUDGE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("HEADWAY_JUDGE_MODEL", "m")
+    task = SuiteTask(folder=folder / "dynamo")
+    config = vicuna.Config(
+        questions=str(folder / "questions.jsonl"), judge="endpoint", tries=1, step=1.0, max_new_tokens=2
+    )
+    with pytest.raises(ValueError, match="cannot be reached after 1 tries"):
+        vicuna.run(task, config)
+    assert len(task.rows) == 0
+    judge = EndpointJudge.from_environment(tries=1)
+    monkeypatch.setattr(
+        EndpointJudge, "verdicts", lambda self, texts, pairs, seed: ([5.0] * len(texts), ["A"] * len(pairs))
+    )
+    monkeypatch.setattr(EndpointJudge, "reach", lambda self: None)
+    found = vicuna.run(task, config)
+    monkeypatch.undo()
+    monkeypatch.setattr(completion, "choose_judge", lambda *given, **asking: judge)
+    assert vicuna.run(task, config) == found, "nothing is left to ask"
+
+
+def test_an_endpoint_is_asked_as_the_options_say(folder, monkeypatch):
+    made = []
+
+    def judge_of(**given):
+        made.append({name: given[name] for name in ("concurrency", "tries") if name in given})
+        return Says("m", "A")
+
+    monkeypatch.setattr(EndpointJudge, "from_environment", judge_of)
+    for given in ({}, {"concurrency": 3, "tries": 2}):
+        config = vicuna.Config(
+            questions=str(folder / "questions.jsonl"), judge="endpoint", step=1.0, max_new_tokens=1, **given
+        )
+        vicuna.run(SuiteTask(folder=folder / "dynamo"), config)
+    assert made == [{}, {"concurrency": 3, "tries": 2}]
 
 
 def test_vicuna_asks_the_questions_of_its_file(folder):
@@ -168,7 +206,13 @@ def test_vicuna_asks_the_questions_of_its_file(folder):
         ({"judge_model": "base"}, "judge of its own texts"),
         ({"judge_model": "judge", "max_new_tokens": 10**6}, "Lower --max-new-tokens"),
         ({"judge_model": "judge", "step": 0.3}, "1 has to be a multiple of it"),
-        ({"judge_model": "judge", "prices": [1.0]}, "give two: dollars"),
+        ({"judge": "endpoint", "prices": [1.0]}, "give two: dollars"),
+        (
+            {"judge_model": "judge", "prices": [1.0, 2.0]},
+            "prices is about --judge endpoint, and the judge is likelihood",
+        ),
+        ({"judge": "local", "judge_model": "judge", "concurrency": 2, "tries": 1}, "concurrency and tries are about"),
+        ({"judge": "endpoint", "tries": 0}, "tries=0 was given; allowed are integers of at least 1"),
         ({"judge_model": "judge", "transparency": 0.5}, "transparency=0.5 was given without a table"),
         ({"judge_model": "judge", "adaptive": "none", "blur": 3}, "blur=3 was given with adaptive=none"),
     ],

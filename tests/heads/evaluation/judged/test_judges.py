@@ -192,6 +192,41 @@ def test_no_name_hides_that_a_judge_wrote_the_texts(tmp_path, monkeypatch):
     LikelihoodJudge(named(copy.deepcopy(other), "elsewhere"), tokenizer, writer)
 
 
+def test_a_local_judge_keeps_each_answer_as_it_comes_and_is_asked_nothing_twice(tmp_path, monkeypatch):
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    asked = []
+
+    def ask(judge, question):
+        asked.append(question)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return prefers_good(question)
+
+    monkeypatch.setattr(LocalJudge, "ask", ask)
+
+    def judge(**given):
+        model = tiny_model("llama", vocab_size=len(tokenizer))
+        return LocalJudge(name="m", loaded=model, tokenizer=tokenizer, cache=tmp_path / "answers.jsonl", **given)
+
+    texts = [("p", "good 1"), ("p", "bad"), ("p", "good 2")]
+    with pytest.raises(KeyboardInterrupt):
+        judge().scores(texts)
+    again = judge()
+    assert (again.scores(texts), again.unreadable) == ([9, None, 9], 1)
+    assert len(asked) == 4, "the one that was interrupted; the unreadable one would be the same again"
+    judge(answer_tokens=7).scores(texts)
+    assert len(asked) == 7, "another judge"
+
+
+def test_a_server_that_lists_no_models_is_there_and_one_that_is_gone_is_a_sentence():
+    for status in (200, 404):
+        with served(lambda asked: {}, status_of_models=lambda status=status: status) as url:
+            EndpointJudge(name="m", url=url, model="m", tries=1).reach()
+    with pytest.raises(ValueError, match=r"^The judge m at http://127.* cannot be reached after 1 tries"):
+        EndpointJudge(name="m", url=url, model="m", tries=1).reach()
+
+
 def test_a_local_judge_s_template_is_rendered_within_limits():
     """`{{ 1/0 }}` and endless templates come with downloaded models."""
     tokenizer = copy.deepcopy(byte_tokenizer())  # all tests share it
