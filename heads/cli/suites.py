@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from heads.checkpoint.opening import name_folders
 from heads.checkpoint.save_load import write_whole
@@ -26,7 +27,7 @@ from heads.evaluation.report.sections import Section
 from heads.evaluation.report.training import training_sections
 from heads.evaluation.runs.folder import REPORT, RESULTS, ROWS, describe_run, read_runs, write_run
 from heads.evaluation.runs.rows import Rows
-from heads.evaluation.runs.task import SuiteTask, fingerprint
+from heads.evaluation.runs.task import SuiteTask, fingerprint, settings_of
 from heads.evaluation.suites import suite_module, suites
 from heads.evaluation.tables import describe_machine, versions
 from heads.validation import members
@@ -81,9 +82,10 @@ def run_suite(context: typer.Context, heads: Path | None, options: SuiteOptions,
         print_aside(f"finished rows are kept in {task.rows.path}; the same command goes on")
         raise
     sections = [*module.sections(results), *training_sections(heads)]
-    print_sections(Console(), sections)
+    described = describe_run(task, name, config, results)
+    print_sections(Console(), f"{described['heads']}: {name}", sections)
     assert task.rows.path is not None
-    write_run(task.rows.path.parent, describe_run(task, name, config, results), sections)
+    write_run(task.rows.path.parent, described, sections)
     print_aside(f"report: {task.rows.path.parent / REPORT}, figures: {RESULTS} beside it")
     if results.get("failed"):
         raise typer.Exit(1)
@@ -100,7 +102,7 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
     out = options.out or Path("evaluations") / name_folders([heads])[0] / name
     settings = {
         "suite": name,
-        "config": dataclasses.asdict(config),
+        "config": settings_of(config),
         "files": describe_files([loading.backbone, *texts_of(config)]),
         "heads": fingerprint(heads),
         "backbone": loading.backbone,
@@ -109,9 +111,9 @@ def suite_task(heads: Path, options: SuiteOptions, loading: LoadingOptions, conf
         "machine": describe_machine(task.device),
         "versions": versions(),
     }
-    if options.fresh:
-        (out / ROWS).unlink(missing_ok=True)
     task.rows = Rows(out / ROWS, settings)
+    if options.fresh:
+        task.rows.forget()
     return task
 
 
@@ -140,9 +142,12 @@ def refuse_words(context: typer.Context, suite: SuiteOptions) -> None:
         )
 
 
-def print_sections(console: Console, sections: Sequence[Section]) -> None:
-    """Sentences and tables; pictures are in the report."""
+def print_sections(console: Console, title: str, sections: Sequence[Section]) -> None:
+    """The report's title, sentences and tables; what pictures alone show is in the report."""
+    console.print(Text(title, style="bold"))
     for section in sections:
+        if not section.text and not section.tables:
+            continue
         console.print(f"\n[bold]{section.title}[/bold]", highlight=False)
         say(console, section.text)
         for table in section.tables:
@@ -176,9 +181,10 @@ def compare_command(
     machines = {str(sorted(run.machine.items())) for run in found.values()}
     if len(machines) > 1:
         print_aside("The runs come from different machines or threads: only ratios to their own plain can be compared.")
-    print_sections(Console(), sections)
+    title = f"{suite}: {', '.join(found)}"
+    print_sections(Console(), title, sections)
     if out is not None:
         facts = {"runs": ", ".join(map(str, runs)), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])}
-        page = render_page(f"{suite}: {', '.join(found)}", facts, sections)
+        page = render_page(title, facts, sections)
         write_whole(out.parent, {out.name: page.encode()})
         print_aside(f"report: {out}")

@@ -29,10 +29,12 @@ def compare(runs: Mapping[str, Row]) -> list[Section]:
     """Plain generation in all runs, a section for each method that all runs have, then pictures.
 
     Raises:
-        ValueError: two runs have no question in common, or answered them otherwise.
+        ValueError: two runs have no question in common, or answered them otherwise, or one question_id of them has
+            other words in another run.
     """
     first = next(iter(runs.values()))
     refuse_other_settings(runs)
+    refuse_other_questions(runs)
     methods = [m for m in first["methods"] if m != PLAIN and all(m in run["methods"] for run in runs.values())]
     sections = [method_section(runs, method) for method in methods]
     bars = {
@@ -83,6 +85,28 @@ def refuse_other_settings(runs: Mapping[str, Row]) -> None:
                 f"The runs have {name} {' and '.join(map(str, values))}, so their ratios would not be the heads'; "
                 f"measure them with the same --{name.replace('_', '-')}."
             )
+
+
+def refuse_other_questions(runs: Mapping[str, Row]) -> None:
+    """
+    Raises:
+        ValueError: a question_id that two runs share belongs to other words; runs of an earlier version do not know
+            their words, and pass.
+    """
+    (first_name, first), *others = ((name, digests_of(run["requests"])) for name, run in runs.items())
+    for name, found in others:
+        other = [question for question, digest in found.items() if first.get(question, digest) != digest]
+        if other:
+            shown = ", ".join(other[:3]) + (f" and {len(other) - 3} more" if len(other) > 3 else "")
+            raise ValueError(
+                f"{first_name} and {name} asked other questions under the question_id {shown}; measure both on the "
+                f"same file."
+            )
+
+
+def digests_of(requests: Sequence[Row]) -> dict[str, str]:
+    """What was asked under each question_id, where the run says it."""
+    return {one["question_id"]: one["question_digest"] for one in requests if "question_digest" in one}
 
 
 def method_section(runs: Mapping[str, Row], method: str) -> Section:

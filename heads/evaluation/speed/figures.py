@@ -166,6 +166,7 @@ def requests_of(rows: Sequence[Row], methods: Sequence[str], depths: Mapping[str
         for number, turn in enumerate(row["turns"], start=1):
             one: Row = {
                 "question_id": row["question_id"],
+                "question_digest": row["digest"],
                 "category": row["category"],
                 "turn": number,
                 "prompt_tokens": turn["prompt_tokens"],

@@ -17,7 +17,7 @@ from heads.evaluation.methods import GreedySettings
 from heads.evaluation.runs.task import SuiteTask
 from heads.evaluation.speed import figures
 from heads.evaluation.speed.measuring import Measurer
-from heads.evaluation.speed.questions import Question
+from heads.evaluation.speed.questions import Question, one_of_each_in_turn
 from heads.evaluation.speed.speakers import ALONE, as_prompt
 from heads.evaluation.tables import progress_bar
 
@@ -28,14 +28,14 @@ MOST_TOKENS = 32_768
 def measure_positions(
     task: SuiteTask, measurer: Measurer, questions: Sequence[Question], texts: int, tokens: int | None
 ) -> dict[str, Any]:
-    """The curve over so many texts by heads alone, one question of each category in turn.
+    """The curve over so many texts by heads alone, one question of each category in turn, round after round.
 
     Args:
+        texts: at most one of each question is written.
         tokens: length of a text, at most what the backbone has positions for; 0: all of these; None: all of these up
             to MOST_TOKENS, which is also the length where the backbone has no limit.
     """
-    firsts = list({question.category: question for question in reversed(questions)}.values())[::-1]
-    prompts = {q.name: as_prompt(measurer.prompter.prompt(q, [])) for q in firsts[:texts]}
+    prompts = {q.name: as_prompt(measurer.prompter.prompt(q, [])) for q in one_of_each_in_turn(questions)[:texts]}
     longest = max_positions(task.model)
     rooms = {name: room_behind(prompt_1T.shape[1], longest, tokens) for name, prompt_1T in prompts.items()}
     accepted: list[list[int]] = []

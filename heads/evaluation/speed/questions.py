@@ -9,7 +9,9 @@ another; turns of an assistant are left out, since the measured model writes its
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,11 @@ class Question:
     system: str = ""
     place: str = ""
 
+    @property
+    def digest(self) -> str:
+        """A short name of what is asked: another one where a turn or the system's words differ."""
+        return hashlib.sha256(json.dumps([self.system, *self.turns]).encode()).hexdigest()[:16]
+
 
 def read_questions(path: Path, categories: Sequence[str] = (), per_category: int | None = None) -> list[Question]:
     """The questions of a file, in its order.
@@ -53,7 +60,7 @@ def read_questions(path: Path, categories: Sequence[str] = (), per_category: int
     if path.suffix != ".jsonl" or not path.is_file():
         raise ValueError(f"The questions {path} are no .jsonl file that exists; give one object a line.")
     try:
-        lines = enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1)
+        lines = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1)  # U+2028 may stand inside a text
     except UnicodeDecodeError as error:
         raise ValueError(f"The questions {path} are no text in UTF-8 ({error}); save the file as UTF-8.") from None
     found = [read_question(line, f"{path} line {number}") for number, line in lines if line.strip()]
@@ -73,6 +80,21 @@ def read_questions(path: Path, categories: Sequence[str] = (), per_category: int
     chosen = [category for category in there if not categories or category in categories]
     kept = {category: [q for q in found if q.category == category][:per_category] for category in chosen}
     return [question for question in found if question in kept.get(question.category, [])]
+
+
+def one_of_each_in_turn(questions: Sequence[Question]) -> list[Question]:
+    """The first question of each category, then the second of each, and so on; categories as the file begins them.
+
+    >>> asked = [Question(name=name, category=name[0], turns=("t",)) for name in ("a1", "a2", "a3", "b1", "b2")]
+    >>> [question.name for question in one_of_each_in_turn(asked)]
+    ['a1', 'b1', 'a2', 'b2', 'a3']
+    """
+    so_far: Counter[str] = Counter()
+    rounds: dict[int, list[Question]] = {}
+    for question in questions:
+        rounds.setdefault(so_far[question.category], []).append(question)
+        so_far[question.category] += 1
+    return [question for _, asked in sorted(rounds.items()) for question in asked]
 
 
 def read_question(line: str, place: str) -> Question:

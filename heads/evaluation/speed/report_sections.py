@@ -8,7 +8,7 @@ from typing import Any
 
 from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.ratios import LEAST_UNITS
-from heads.evaluation.speed.drawings import draw_bars, draw_lines, draw_phases, draw_tree
+from heads.evaluation.speed.drawings import draw_bars, draw_lines, draw_phases, draw_tree, lay_out
 from heads.evaluation.speed.figures import OVERALL
 from heads.evaluation.speed.speakers import PLAIN
 
@@ -183,9 +183,11 @@ def position_section(results: Row) -> Section:
         text += " The texts end before the last position; --position-tokens 0 writes on to it."
     if left_out := len(curve) - len(kept):
         text += f" {left_out} of {len(curve)} points rest on few passes (the texts' ends) and are left out."
+    rows = [[f"{one['from']}–{one['to'] - 1}", str(one["passes"]), f"{one['tokens_per_pass']:.2f}"] for one in kept]
+    table = Table(columns=["position in the output", "passes", "tokens per pass"], rows=rows)
     shows = "Tokens per pass against the position in the output where the pass begins."
     picture = draw_lines({found["method"]: points}, shows, "position in the output", "tokens per pass")
-    return Section(title="Acceptance by position", text=text, pictures=[picture])
+    return Section(title="Acceptance by position", text=text, tables=[table], pictures=[picture])
 
 
 def phases_section(results: Row) -> Section:
@@ -206,11 +208,18 @@ def tree_section(results: Row) -> Section:
     tree = results["tree"]
     text = (
         f"{len(tree['parents']) - 1} drafted tokens, verified {tree['verified']:,} times by heads alone. The figure at "
-        f"a node is the share of these passes that accepted it."
+        f"a node is the share of these passes that accepted it. Node 0 is the root."
     )
+    depths, _ = lay_out(tree["parents"])
+    rows = [
+        [str(node), str(parent), str(depths[node]), f"{tree['accepted'][node] / max(1, tree['verified']):.1%}"]
+        for node, parent in enumerate(tree["parents"])
+        if parent >= 0
+    ]
     return Section(
         title="The tree, with acceptance at its edges",
         text=text,
+        tables=[Table(columns=["node", "after node", "depth", "accepted"], rows=rows)],
         pictures=[draw_tree(tree, "The verified tree: wide edges are accepted often.")],
     )
 

@@ -48,7 +48,8 @@ class Config:
         tree: file of paths or number of nodes; by default tree.json beside the heads.
         lookup: length of the looked-up chain; 0 measures heads alone only; by default as in tree.json.
         flops: whether one answer of each category is counted in FLOPs.
-        position_texts: texts on which acceptance is measured against the position; 0: none.
+        position_texts: texts on which acceptance is measured against the position, a category after another, at most
+            one of each question; 0: none.
         position_tokens: their length, at most what the backbone has positions for; by default all of these, but no
             more than 32,768; 0: all of these.
     """
@@ -167,7 +168,7 @@ def measure_questions(task: SuiteTask, measurer: Measurer, questions: Sequence[Q
                 warm = True
             row = measurer.measure(question)
             task.rows.put(name, row)
-        rows.append(row)
+        rows.append({**row, "digest": question.digest})
         advance()
     return rows
 

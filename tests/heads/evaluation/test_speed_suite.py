@@ -33,7 +33,7 @@ from heads.evaluation.speed import positions
 from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.figures import by_depth
 from heads.evaluation.speed.questions import SHIPPED, Question, read_questions
-from heads.evaluation.speed.report_sections import depth_section, verdict
+from heads.evaluation.speed.report_sections import depth_section, speed_sections, verdict
 from heads.evaluation.speed.speakers import HeadsSpeaker, PlainSpeaker, as_prompt
 from heads.evaluation.suites import speed, suite_module
 from heads.families import create
@@ -191,6 +191,37 @@ def test_the_report_says_whose_passes_are_compiled(folder: Path, tmp_path: Path,
         f"{plain} As the tree's file says, passes of heads alone and of heads with lookup are compiled; all others, "
         f"plain generation's too, are not."
     )
+
+
+def test_long_texts_go_round_the_categories_until_there_are_enough(folder: Path, tmp_path: Path):
+    small = ["--position-texts", 3, "--position-tokens", 4, "--max-new-tokens", 2, "--repeats", 1, "--lookup", 0]
+    suite = ["--suite", "speed", "--questions", folder / "questions.jsonl", "--form", "text", "--no-flops", *small]
+    result = run("evaluate", folder / "medusa", *suite, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["results"]["position"]["texts"] == 3
+    written = [json.loads(line)["name"] for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [name for name in written if name.startswith("position")] == ["position 1", "position s", "position 2"]
+
+
+def test_the_terminal_names_the_heads_and_shows_in_tables_what_pictures_show(results, folder: Path):
+    said = run(*asked(folder, "medusa")).output
+    assert said.splitlines()[0].strip() == "medusa: speed" or "\nmedusa: speed\n" in said
+    assert "Categories side by side" not in said
+    by_title = {section.title: section for section in speed_sections(results)}
+    curve, tree = results["position"]["curve"], results["tree"]
+    (positions_table,) = by_title["Acceptance by position"].tables
+    assert 0 < len(positions_table.rows) <= len(curve) <= 16
+    assert positions_table.rows[0] == [
+        f"0–{curve[0]['to'] - 1}",
+        str(curve[0]["passes"]),
+        f"{curve[0]['tokens_per_pass']:.2f}",
+    ]
+    (nodes,) = by_title["The tree, with acceptance at its edges"].tables
+    assert [row[:2] for row in nodes.rows] == [[str(i), str(p)] for i, p in enumerate(tree["parents"]) if i]
+    assert nodes.rows[0][2:] == ["1", f"{tree['accepted'][1] / tree['verified']:.1%}"]
+    compared = run("compare", folder / "run-medusa", folder / "run-grounded").output
+    assert compared.startswith("speed: medusa, grounded\n")
+    assert "Side by side" not in compared
 
 
 def prose(folder: Path) -> Question:
@@ -356,6 +387,17 @@ def test_a_bad_row_is_named_by_its_line(line: str, said: str, tmp_path: Path):
         read_questions(path)
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_unicode_s_line_separators_end_no_question(tmp_path: Path, separator: str):
+    path = tmp_path / "questions.jsonl"
+    row = {"question_id": 1, "category": "a", "turns": [f"one{separator}two"]}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\nno JSON", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 is no JSON"):
+        read_questions(path)
+    path.write_text(json.dumps(row, ensure_ascii=False), encoding="utf-8")
+    assert read_questions(path)[0].turns == (f"one{separator}two",)
+
+
 def test_questions_that_are_no_utf_8_are_a_sentence(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_bytes('{"question_id": 1, "category": "caf\u00e9", "turns": ["a"]}'.encode("latin-1"))
@@ -378,6 +420,30 @@ def test_wrong_options_end_in_one_sentence(folder: Path, tmp_path: Path, words: 
     assert result.exit_code == 1
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_runs_on_other_questions_of_the_same_names_are_not_compared(folder: Path, tmp_path: Path, results):
+    content = json.loads((folder / "run-grounded/results.json").read_text(encoding="utf-8"))
+    asked = [
+        {**row, "turns": ["def other"]} if row["question_id"] == 2 else {**row, "question_id": "t"} for row in ROWS[1:]
+    ]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    digests = {question.name: question.digest for question in read_questions(tmp_path / "other.jsonl")}
+
+    def compared(requests: list[dict[str, Any]]) -> Any:
+        content["results"]["requests"] = requests
+        (tmp_path / "results.json").write_text(json.dumps(content), encoding="utf-8")
+        return run("compare", folder / "run-medusa", tmp_path)
+
+    ours = content["results"]["requests"]
+    assert compared(ours).exit_code == 0
+    refused = compared(
+        [{**one, "question_digest": digests.get(one["question_id"], one["question_digest"])} for one in ours]
+    )
+    assert refused.exit_code == 1
+    assert "asked other questions under the question_id 2; measure both on the same file" in refused.output
+    older = compared([{name: value for name, value in one.items() if name != "question_digest"} for one in ours])
+    assert older.exit_code == 0, older.output
 
 
 def test_wrong_runs_end_in_one_sentence(folder: Path, results):
@@ -404,6 +470,26 @@ def test_rows_belong_to_what_files_hold(folder: Path, tmp_path: Path, suite: str
 
     first, other, again = key(b"[]"), key(b"[\xff]"), key(b"[]")
     assert first == again != other
+
+
+def test_fresh_forgets_the_rows_of_the_same_settings_alone(folder: Path, tmp_path: Path):
+    def rows(new_tokens: int, *, fresh: bool = False) -> Rows:
+        config = suite_module("speed").Config(max_new_tokens=new_tokens)
+        options = SuiteOptions(suite="speed", out=tmp_path, fresh=fresh)
+        return suite_task(folder / "medusa", options, LoadingOptions(), config, "speed").rows
+
+    for new_tokens in (4, 8):
+        rows(new_tokens).put("question 1", {"tokens": new_tokens})
+    assert rows(4, fresh=True).get("question 1") is None
+    assert (rows(4).resumed, rows(8).get("question 1")) == (0, {"tokens": 8})
+
+
+def test_how_a_judge_is_asked_changes_no_rows(folder: Path, tmp_path: Path):
+    def key(**given: Any) -> str:
+        config = suite_module("vicuna").Config(judge="endpoint", **given)
+        return suite_task(folder / "medusa", SuiteOptions(out=tmp_path), LoadingOptions(), config, "vicuna").rows.key
+
+    assert key() == key(concurrency=1, tries=9) != key(seed=1)
 
 
 def test_rows_survive_an_interruption(tmp_path: Path):
