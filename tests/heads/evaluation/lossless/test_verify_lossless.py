@@ -19,6 +19,7 @@ from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.lossless.answers import END, Answer, LocalSource
 from heads.evaluation.lossless.verdicts import Margins, Scorer, examine
 from heads.evaluation.methods import GreedySettings
+from heads.evaluation.prompts import encode
 from heads.families import create
 
 NEW = 16
@@ -60,7 +61,10 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_tokenizer().save_pretrained(folder / "base")
     model.config.name_or_path = str(folder / "base")
     save_load.save(create("medusa", model, num_heads=2), folder / "medusa")
-    (folder / "prompts.txt").write_text("once\nupon a\ntime there\n", encoding="utf-8")
+    texts = ["once", "upon a", "time there"]
+    (folder / "prompts.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    chats = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
     return folder
 
 
@@ -78,15 +82,22 @@ def server_of(model: Any, change: Any = lambda tokens: tokens, *, with_ids: bool
         assert asked["temperature"] == 0
         if asked.get("return_token_ids") and not with_ids:
             raise RefusedError(400, "unknown field return_token_ids")
-        prompt = asked["prompt"]
-        given = byte_tokenizer()(prompt)["input_ids"] if isinstance(prompt, str) else prompt
-        new = change(greedy(model, given, asked["max_tokens"]))
+        prompt = asked["messages"] if asked["path"].endswith("/chat/completions") else asked["prompt"]
+        new = change(greedy(model, tokens_of(prompt), asked["max_tokens"]))
         ended = new[-1] == EOS
-        choice = {"text": byte_tokenizer().decode(new, skip_special_tokens=True), "logprobs": None}
-        choice["finish_reason"] = "stop" if ended else "length"
+        text = byte_tokenizer().decode(new, skip_special_tokens=True)
+        said = {"message": {"role": "assistant", "content": text}} if "messages" in asked else {"text": text}
+        choice = {**said, "logprobs": None, "finish_reason": "stop" if ended else "length"}
         return choice | ({"token_ids": new} if with_ids else {})
 
     return answer
+
+
+def tokens_of(prompt: Any) -> list[int]:
+    """Of a text, of a chat's messages, or of token ids."""
+    if isinstance(prompt, str) or isinstance(prompt[0], dict):
+        return list(encode(prompt, byte_tokenizer())[0].tolist())
+    return list(prompt)
 
 
 def twin_at(place: int) -> Any:
@@ -136,12 +147,13 @@ def compare_servers(folder: Path, on: Any, off: Any, *more: Any) -> tuple[Any, d
     ],
     ids=["same", "rounding", "rounding, text alone", "bug, text alone"],
 )
-def test_servers_get_their_verdict(model, folder, change, verdict, code, with_ids):
+@pytest.mark.parametrize("prompts", ["prompts.txt", "chats.jsonl"])
+def test_servers_get_their_verdict(model, folder, change, verdict, code, with_ids, prompts):
     result, found = compare_servers(
         folder,
         server_of(model, change, with_ids=with_ids),
         server_of(model, with_ids=with_ids),
-        *("--backbone", folder / "base"),
+        *("--backbone", folder / "base", "--prompts", folder / prompts),
     )
     assert result.exit_code == code, result.output
     (compared,) = found["comparisons"]
