@@ -156,6 +156,13 @@ CHECKS = {
         "call are kept",
         measures=("checkpoints/demo", "heads/evaluation/speed/flops.py"),
     ),
+    "race": Check(
+        command="headway race checkpoints/demo/medusa checkpoints/demo/grounded --lookup 0 --repetition-penalty 1.1 "
+        "--prompt 'def main(' --svg docs/pictures/race.svg",
+        shows="one prompt decoded by plain generation and by heads alone, of which docs/pictures/race.svg is recorded; "
+        "decoding has the average over prompts",
+        measures=("checkpoints/demo", "heads/cli/race"),
+    ),
     "default_tree": Check(
         command="python -m benchmarks.speed.default_tree",
         quick="--prompts 4 --repeats 1",

@@ -75,6 +75,10 @@ def test_results_say_that_they_were_measured_on_uncommitted_files(monkeypatch):
     assert verify.head() == "abc1234"
 
 
+def test_the_page_of_the_race_has_the_command_that_recorded_its_picture():
+    assert f"\n{CHECKS['race'].command}\n" in (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
+
+
 def test_results_are_plain_text_without_progress():
     text = as_markdown(
         "plan", "python -m x", "2026-01-02, 1.0 minutes, a machine", "\x1b[1ma  \x1b[0m\n 3/9 1.2it/s]\nb"

@@ -14,7 +14,7 @@ from heads.cli.hub import BY_NAME
 from heads.cli.option_groups import with_groups
 from heads.cli.options import ColorOptions, LoadingOptions, SamplingOptions, TreeOptions, print_aside
 from heads.cli.race.recording import Column, Entry, Track, race, say_same
-from heads.cli.race.screen import replay
+from heads.cli.race.screen import replay, summary
 from heads.cli.race.svg import draw_race
 from heads.cli.writing.text import build_generator, read_prompt
 from heads.decoding.tree_decoding import TreeDecoding
@@ -56,7 +56,8 @@ def race_command(
     """Watch the same prompt decoded by plain generate and with heads, side by side.
 
     Columns are decoded one after another, each alone on the machine, and then replayed together at their measured
-    times. Tokens that were drafted and accepted are coloured. Without a terminal only the end is printed.
+    times. Tokens that were drafted and accepted are coloured. Without a terminal only the end is printed. A table of
+    tokens, passes and seconds follows.
     """
     if len(heads) + (mx is not None) > MOST_HEADS:
         raise ValueError(
@@ -72,6 +73,7 @@ def race_command(
     shown = max(1.0, SHORTEST / max(column.seconds for column in columns))
     console = Console()
     replay(console, columns, text, shown)
+    console.print(summary(columns).as_rich())
     console.print(say_same([column for column in columns if MX not in column.name]), highlight=False)
     if mx is not None:
         console.print("The column with MX weights is another model's: its text may differ.", highlight=False)

@@ -1,4 +1,7 @@
-"""Replay a recorded race in the terminal, side by side at the measured speed; without a terminal show its end."""
+"""Replay a recorded race in the terminal, side by side at the measured speed; without a terminal show its end.
+
+A table of all columns follows.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from heads.cli.race.recording import Column, pieces_at
+from heads.evaluation.report.sections import Table
 
 DRAFTED = "bold green"
 FRAMES = 30  # a second
@@ -40,7 +44,27 @@ def replay(
         live.update(frame(console, columns, prompt, last), refresh=True)
 
 
-def frame(console: Console, columns: Sequence[Column], prompt: str, seconds: float, *, whole: bool = False) -> Table:
+def summary(columns: Sequence[Column]) -> Table:
+    """A row for each column; the first is plain generation."""
+    rows = [
+        [
+            column.name,
+            str(column.tokens_at(column.seconds)),
+            str(len(column.passes)),
+            f"{column.seconds:.2f}",
+            f"{column.tokens_per_pass:.2f}",
+            f"{column.speed:.1f}",
+            f"{column.speed / columns[0].speed:.2f}",
+        ]
+        for column in columns
+    ]
+    names = ["column", "tokens", "passes", "seconds", "tokens per pass", "tokens per second", "× plain"]
+    return Table(columns=names, rows=rows)
+
+
+def frame(
+    console: Console, columns: Sequence[Column], prompt: str, seconds: float, *, whole: bool = False
+) -> RichTable:
     """All columns as they stood after this time.
 
     Args:
@@ -48,7 +72,7 @@ def frame(console: Console, columns: Sequence[Column], prompt: str, seconds: flo
     """
     width = max(16, console.width // len(columns) - BORDERS)
     lines = None if whole else max(4, console.height - BORDERS)
-    grid = Table.grid(expand=True)
+    grid = RichTable.grid(expand=True)
     for _ in columns:
         grid.add_column(ratio=1)
     grid.add_row(*(panel(console, column, columns[0], prompt, seconds, width, lines) for column in columns))

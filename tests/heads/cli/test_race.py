@@ -21,7 +21,7 @@ from heads.checkpoint import save_load
 from heads.cli.main import app
 from heads.cli.options import SamplingOptions
 from heads.cli.race.recording import Column, Entry, ShownPass, Track, pieces_at, race, say_same
-from heads.cli.race.screen import replay
+from heads.cli.race.screen import replay, summary
 from heads.cli.race.svg import draw_race, lay_out
 from heads.decoding.tree_decoding import TreeDecoding
 
@@ -94,6 +94,14 @@ def test_columns_are_replayed_at_their_own_pace():
     assert "\x1b[1;32m" in shown
 
 
+def test_a_table_sums_up_all_columns():
+    table = summary([made("plain", [1.0, 2.0, 3.0, 4.0], False), made("heads", [0.5, 1.0], True)])
+    assert table.rows == [
+        ["plain", "8", "4", "4.00", "2.00", "2.0", "1.00"],
+        ["heads", "4", "2", "1.00", "2.00", "4.0", "2.00"],
+    ]
+
+
 def test_texts_that_differ_are_said():
     first, second = made("plain", [1.0], False), made("heads", [1.0], True)
     changed = Column(name="heads", passes=second.passes, tokens=[0, 7])
@@ -137,6 +145,7 @@ def test_the_command_prints_columns_and_writes_the_picture(model, tmp_path: Path
     assert result.exit_code == 0, result.output
     assert "medusa with lookup" in result.output
     assert re.search(r"columns decoded one after another", result.output)
+    assert re.search(r"^ plain +6 +6 +[\d.]+ +1\.00 +[\d.]+ +1\.00", result.output, flags=re.MULTILINE)
     assert ElementTree.parse(tmp_path / "race.svg").getroot().tag.endswith("svg")
     mixed = CliRunner().invoke(app, [str(one) for one in [*arguments, "--mx", tmp_path / "base"]])
     assert "medusa, MX" in mixed.output
