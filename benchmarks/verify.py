@@ -158,7 +158,7 @@ CHECKS = {
     ),
     "race": Check(
         command="headway race checkpoints/demo/medusa checkpoints/demo/grounded --lookup 0 --repetition-penalty 1.1 "
-        "--prompt 'def main(' --svg docs/pictures/race.svg",
+        "--prompt 'class Queue:' --svg docs/pictures/race.svg",
         shows="one prompt decoded by plain generation and by heads alone, of which docs/pictures/race.svg is recorded; "
         "decoding has the average over prompts",
         measures=("checkpoints/demo", "heads/cli/race"),
