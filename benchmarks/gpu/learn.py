@@ -1,9 +1,10 @@
 """A 100M Llama and heads on it, trained within minutes, and what they give: `python -m benchmarks.gpu.learn`.
 
-The text is the source of the standard library and of all installed packages; one file in twenty is held out. The
-backbone trains for most of --minutes, each family of heads for the same shorter time; in the rest tokens per pass and
-per second are measured against plain generation. Trainer and decoder are the project's own. Only the printed tables and
---json are kept. `--tiny` has a tiny model and few steps, to try it on a CPU.
+The text is the source of the standard library and of all installed packages; one file in twenty is held out. Training
+takes shares of --minutes: of the 8.25 of `make gpu` the backbone has about five, since text, heads and measuring have
+to fit into the same command, and each family of heads less than one. In the rest tokens per pass and per second are
+measured against plain generation. Trainer and decoder are the project's own. Only the printed tables and --json are
+kept. `--tiny` has a tiny model and seconds for each training, to try all of this on a CPU.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from benchmarks.paper.trained_rows import train_row
-from benchmarks.shared import parser_of, run_benchmark, say, wide_console, write_figures
+from benchmarks.paper.trained_rows import short_run, train_row
+from benchmarks.shared import parse_with_defaults_of, parser_of, run_benchmark, say, wide_console, write_figures
 from heads.checkpoint.opening import Opened, open_heads
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.evaluation.methods import GreedySettings, Method, lookup_alone, plain, tree
@@ -41,7 +42,13 @@ TOKENIZER_TEXT = 30_000_000  # characters that the tokenizer is trained on
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Sizes of a run; `shares` are the parts of --minutes for training the backbone, and each family of heads."""
+    """Sizes of a run.
+
+    Attributes:
+        shares: the parts of --minutes for training the backbone, and each family of heads.
+        probed: steps that are timed, to foresee how many fit into a share; the first ones, which warm up, are in the
+            estimate, so it is rather too long.
+    """
 
     characters: int
     vocabulary: int
@@ -50,25 +57,25 @@ class Scale:
     block: int
     batch: int
     shares: tuple[float, float] = (0.62, 0.09)
-    steps: int | None = None  # of each training; None takes what fits into its share
+    probed: int = 40
     prompts: int = 8
     new_tokens: int = 128
 
 
 FULL = Scale(characters=160_000_000, vocabulary=16_384, width=768, layers=12, block=512, batch=64)
 TINY = Scale(
-    characters=2_000_000, vocabulary=512, width=64, layers=2, block=64, batch=4, steps=4, prompts=2, new_tokens=16
+    characters=2_000_000, vocabulary=512, width=64, layers=2, block=64, batch=4, probed=4, prompts=2, new_tokens=16
 )
-PROBED = 40  # steps that are timed; the first ones, which warm up, are in the estimate, so it is rather too long
+TINY_OPTIONS = {"minutes": 0.1}
 RATES = {"grounded": 5e-3, "medusa": 1e-2}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("benchmarks.gpu.learn", __doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="of everything, as far as it can be foreseen")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and few steps")
+    parser.add_argument("--tiny", action="store_true", help=f"a tiny model; by default {TINY_OPTIONS}")
     parser.add_argument("--json", metavar="FILE", help="write rows, machine and versions here")
-    options = parser.parse_args(arguments)
+    options = parse_with_defaults_of("tiny", TINY_OPTIONS, parser, arguments)
     scale, console = TINY if options.tiny else FULL, wide_console()
     with tempfile.TemporaryDirectory() as place:
         folder, started = Path(place), time.monotonic()
@@ -156,16 +163,20 @@ def make_backbone_folder(folder: Path, scale: Scale) -> Any:
 
 def train(folder: Path, name: str, backbone: Path | None, scale: Scale, seconds: float, console: Any) -> Path:
     """Train the backbone, or heads on it, for about `seconds`; returns the folder with the result."""
-    probe = PROBED if scale.steps is None else scale.steps
-    config = config_of(folder, name, backbone, scale, probe)
-    steps = scale.steps
-    if steps is None:
-        started = time.monotonic()
-        per_step = train_row(config).seconds / probe
-        steps = max(probe, int((seconds - (time.monotonic() - started)) / per_step))
-        say(console, f"{name}: {1000 * per_step:.0f} ms a step of {scale.batch * scale.block:,} tokens")
-    say(console, f"{name}: {steps:,} steps, {steps * scale.batch * scale.block / 1e6:,.1f} M tokens")
+    started = time.monotonic()
+    per_step = seconds_of_a_step(folder, name, backbone, scale)
+    steps = max(scale.probed, int((seconds - (time.monotonic() - started)) / per_step))
+    tokens = scale.batch * scale.block
+    say(console, f"{name}: {1000 * per_step:.0f} ms a step of {tokens:,} tokens")
+    say(console, f"{name}: {steps:,} steps, {steps * tokens / 1e6:,.1f} M tokens")
     return run(config_of(folder, name, backbone, scale, steps)) / "last"
+
+
+def seconds_of_a_step(folder: Path, name: str, backbone: Path | None, scale: Scale) -> float:
+    """From a short training without evaluations, in a folder of its own, which no run then finds used."""
+    config = config_of(folder, name, backbone, scale, scale.probed)
+    probe = short_run(config, steps=scale.probed, batch=scale.batch, output_dir=str(folder / f"{name}-probe"))
+    return train_row(probe).seconds / scale.probed
 
 
 def config_of(folder: Path, name: str, backbone: Path | None, scale: Scale, steps: int) -> TrainConfig:
