@@ -1,7 +1,8 @@
 """Training steps of heads on frozen 1B and 7B shapes in bfloat16: `python -m benchmarks.gpu.training_steps`.
 
 Milliseconds, tokens per second and memory of a plain loop over full logits, of ours, and of ours with compiled decoder
-layers, with the model FLOPs of each over the GPU's peak (utilisation as PaLM's paper defines it, arXiv 2204.02311).
+layers, with the model FLOPs of each over the GPU's peak (utilisation as PaLM's paper defines it, arXiv 2204.02311). As
+in a run, uncompiled layers attend by document and compiled ones with dense masks; a block is one document.
 Weights are random, since time depends on shapes alone. Steps take turns and medians count; what does not fit into the
 GPU's memory or into `--minutes` is named and left out. `--tiny` tries it on a CPU, where its figures mean nothing.
 """
@@ -29,6 +30,7 @@ from benchmarks.training.training_speed import (
 )
 from heads.evaluation.tables import describe_machine, versions
 from train.engine.compiling import compile_layers
+from train.objective.document_attention import document_attention
 from train.objective.model import TrainedModel
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -38,7 +40,8 @@ SHAPES = {
     "7b": Workload(family="grounded", unembedding="shared", vocab=32_000, width=4096, layers=32, batch=4, length=2048),
 }
 TINY = Workload(family="grounded", unembedding="shared", vocab=256, width=64, layers=2, batch=2, length=64)
-PLAIN = "a plain loop"
+PLAIN, OURS = "a plain loop", "ours"
+HALF = torch.bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,9 @@ def measure(console: Console, name: str, workload: Workload, rounds: int, device
     except torch.OutOfMemoryError:
         say(console, f"{name} is left out: the GPU's memory does not hold its weights twice")
         return []
-    with torch.autocast(device, torch.bfloat16):
+    ours, _ = steps[OURS]
+    with document_attention(ours, compiled=False, autocast=HALF) as attention, torch.autocast(device, HALF):
+        say(console, f"{name}, {OURS}: attention {attention}")
         peaks = {step: peak_memory(model, run, device) for step, (model, run) in steps.items()}
         for step, peak in peaks.items():
             if peak is None:
@@ -122,13 +127,13 @@ def measure(console: Console, name: str, workload: Workload, rounds: int, device
 
 def build(workload: Workload, device: str) -> Mapping[str, tuple[TrainedModel, Callable[[], None]]]:
     """Each step by its name, with its model; the first two share one."""
-    eager, compiled = (workload.build(device, torch.bfloat16) for _ in range(2))
+    eager, compiled = (workload.build(device, HALF) for _ in range(2))
     compile_layers(compiled)
     batch = workload.data(device)
     return {
         PLAIN: (eager, reference_step(eager, batch)),
-        "ours": (eager, our_step(eager, batch)),
-        "ours, decoder layers compiled": (compiled, our_step(compiled, batch)),
+        OURS: (eager, our_step(eager, batch)),
+        f"{OURS}, decoder layers compiled": (compiled, our_step(compiled, batch)),
     }
 
 

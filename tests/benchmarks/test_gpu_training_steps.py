@@ -11,6 +11,7 @@ from benchmarks.gpu import training_steps
 from benchmarks.gpu.training_steps import PLAIN, SHAPES, TINY, measure, model_flops, peak_memory
 from benchmarks.shared import wide_console
 from benchmarks.training.training_speed import heads_products
+from train.objective.model import TrainedModel
 
 
 def test_a_step_that_memory_does_not_hold_is_left_out(monkeypatch, capsys):
@@ -50,6 +51,28 @@ def test_flops_are_those_of_the_parameters_and_of_half_of_all_pairs():
     workload = replace(TINY, layers=1)
     model = workload.build()
     assert model_flops(workload, model) - heads_products(workload, model) == 2 * 128 * (49_152 + 4_096)
+
+
+def test_attention_is_a_run_s_without_a_dense_mask_unless_layers_are_compiled(monkeypatch, capsys):
+    """Blocks are one document each: 2 × 64 tokens."""
+    masks, usual = {}, TrainedModel.attention
+
+    def attention(model, document_ids_BT):
+        found = usual(model, document_ids_BT)
+        masks.setdefault(model, []).append(found[2])
+        return found
+
+    monkeypatch.setattr(TrainedModel, "attention", attention)
+    compiled = []
+    monkeypatch.setattr(training_steps, "compile_layers", compiled.append)
+    rows = measure(wide_console(), "tiny", TINY, 1, "cpu")
+    assert [row.step for row in rows] == [PLAIN, "ours", "ours, decoder layers compiled"]
+    dense = masks.pop(compiled[0])
+    assert {mask.shape for mask in dense} == {(2, 1, 64, 64)}
+    (ours,) = masks.values()
+    assert len(ours) == len(dense) == 4  # two of the peak's, a warm-up and a round
+    assert all(mask.numel() == 0 and mask.documents == [[64], [64]] for mask in ours)
+    assert "tiny, ours: attention each document by itself, without a mask" in capsys.readouterr().out
 
 
 class Memory:
