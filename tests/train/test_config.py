@@ -127,6 +127,10 @@ def test_a_list_of_sources_replaces_the_old_one_whole(tmp_path, flag):
             r"loss or head_decay were given with family: null",
         ),
         ({"data": {**BASE["data"], "streaming": True, "num_proc": 4}}, r"data.num_proc was given with data.streaming"),
+        (
+            {"data": {**BASE["data"], "streaming": True}, "trainer": {"dataloader_num_workers": 2}},
+            r"dataloader_num_workers=2 was given with data.streaming, whose blocks one worker reads .* give 1, or",
+        ),
         ({"max_skipped_steps": -1}, r"max_skipped_steps=-1 was given; allowed are integers of at least 0"),
         ({"trainer": {"enable_jit_checkpoint": True}}, r"SIGTERM, SIGUSR1 or Ctrl-C is saved in any case"),
         ({"report_to": ["tensorbord"]}, r"Did you mean 'tensorboard'"),

@@ -208,14 +208,26 @@ class TrainConfig:
         self.self_distillation.check(joint=self.family is not None and self.rates.base is not None)
         self.check_hidden_states()
         check_block_size(self.num_heads, self.data.block_size)
-        if self.data.streaming and self.data.num_proc is not None:
+        self.check_stream()
+        self.loss.check(num_heads=self.num_heads, head_decay=self.head_decay)
+        self.check_trackers()
+        check_trainer_fields(self.trainer)
+
+    def check_stream(self) -> None:
+        """Raise ValueError on processes that a stream could not use."""
+        if not self.data.streaming:
+            return
+        if self.data.num_proc is not None:
             raise ValueError(
                 "data.num_proc was given with data.streaming, whose rows are tokenised where they are read; leave one "
                 "of them out."
             )
-        self.loss.check(num_heads=self.num_heads, head_decay=self.head_decay)
-        self.check_trackers()
-        check_trainer_fields(self.trainer)
+        workers = self.trainer.get("dataloader_num_workers", 0)
+        if isinstance(workers, int) and workers > 1:
+            raise ValueError(
+                f"trainer.dataloader_num_workers={workers} was given with data.streaming, whose blocks one worker "
+                "reads and packs, in one order; give 1, or leave it out."
+            )
 
     def check_trackers(self) -> None:
         """Raise ValueError on a tracker that does not exist, or is not installed."""

@@ -86,14 +86,14 @@ def test_a_run_that_was_killed_while_it_tokenised_starts_from_the_beginning(fold
     assert_same_run(whole, folder / "parts")
 
 
-STREAMED = pytest.param({"streaming": True, "max_eval_blocks": 4}, id="streamed")
+STREAMED = pytest.param({"streaming": True, "max_eval_blocks": 4}, 1, id="streamed")
 
 
-@pytest.mark.parametrize("data", [pytest.param({}, id="stored", marks=pytest.mark.wide), STREAMED])
-def test_several_workers_and_a_resume_change_no_batch(folder, monkeypatch, data):
-    """Two workers read, the run is killed and goes on: the run that one process reads for, bit by bit."""
+@pytest.mark.parametrize(("data", "workers"), [pytest.param({}, 2, id="stored", marks=pytest.mark.wide), STREAMED])
+def test_workers_and_a_resume_change_no_batch(folder, monkeypatch, data, workers):
+    """Workers read, a stream's only one, the run is killed and goes on: the run without workers, bit by bit."""
     alone = train(write_config(folder, "alone", data=data))
-    parts = write_config(folder, "parts", data=data, trainer={"dataloader_num_workers": 2})
+    parts = write_config(folder, "parts", data=data, trainer={"dataloader_num_workers": workers})
     with monkeypatch.context() as patch:
         kill_at(patch, 8)
         with pytest.raises(Killed):

@@ -284,6 +284,7 @@ def test_a_stream_holds_what_is_stored(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_of_a_loader_lose_no_file_of_a_stream(tokenizer, tmp_path, num_workers):
+    """One of two gets the whole stream, and must not leave half of its files to the other, which is stopped."""
     for number in range(4):
         numbered(tmp_path / f"{number}.jsonl", 8, length=16, first=1 + 100 * number)
     packed = build(tokenizer, str(tmp_path / "*.jsonl"), streaming=True)
