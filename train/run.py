@@ -34,7 +34,7 @@ from train.engine.engine import (
     start_engine,
     use_all_cores,
 )
-from train.engine.half_precision import advice_on_bfloat16, settled_bf16
+from train.engine.half_precision import advice_on_bfloat16, autocast_dtype, settled_bf16
 from train.engine.process_end import end_together
 from train.loop.building import (
     build_model,
@@ -155,9 +155,7 @@ def train(trainer: HeadsTrainer) -> None:
         trainer.args.eval_on_start = False  # the run that is resumed did that
     wanted = compile_choice(trainer.config, resumed_from)
     trainer.compiled = compile_where_it_wins(trainer, wanted, resumed=resumed_from is not None)
-    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    autocast = next((dtype for name, dtype in halves.items() if getattr(trainer.args, name)), None)
-    with document_attention(trainer.model, trainer.compiled, autocast) as chosen:
+    with document_attention(trainer.model, trainer.compiled, autocast_dtype(trainer.args)) as chosen:
         logger.info("attention: %s", chosen)
         train_and_store(trainer, resumed_from)
     if trainer.interruption.agreed:

@@ -132,7 +132,8 @@ class TrainConfig:
         lookahead: with `family: null`, share of positions whose first layer sees one token ahead (T1-L2-M(-1)R).
         head_decay: the loss of head k is weighted with head_decay ** (k - 1).
         loss: the heads' losses; by default the cross-entropy with the true tokens.
-        compile: torch.compile for decoder layers; auto turns it on if the run is long enough to repay it.
+        compile: torch.compile for decoder layers; auto turns it on if the run is long enough to repay it, except where
+            blocks of 512 tokens and more attend by document, which compiled layers cannot.
         cache_hidden_states: run a frozen backbone once over all blocks and read its hidden states from disk in every
             epoch; for runs of several epochs, or several runs on the same blocks.
         hidden_states_dtype: dtype of the stored hidden states; null is the backbone's.

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from torch import nn
+from torch import Tensor, nn
 
 from heads.backbone.compiling.graph import has_cpp_compiler
 from train.engine.engine import Engine
+from train.engine.half_precision import autocast_dtype
+from train.objective.document_attention import document_attention, is_by_documents
 from train.objective.model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,10 @@ logger = logging.getLogger(__name__)
 REPAYS_AFTER = 240.0
 """Seconds in uncompiled decoder layers from which compiling repays. On two CPU cores, compiling took 3 to 11 s and made
 a frozen backbone's forward 1.03 (wide layers) to 1.06 times as fast (narrow ones): `benchmarks.training compile`."""
+BY_DOCUMENT_FROM = 512
+"""Tokens of a block from which layers that attend by document gain more than compiled ones, which need dense masks. On
+two CPU cores a pass over 2,048 tokens takes 1.26 to 1.76 times as long with a dense mask (`benchmarks.training
+attention`); the excess grows with the block, so at 512 tokens it is about a quarter of that."""
 ENGINES = (Engine.ONE, Engine.DDP)
 
 
@@ -106,20 +112,40 @@ def what_stops_compiling(model: TrainedModel, device: torch.device, engine: Engi
 
 
 def is_worth_it(trainer: Any) -> tuple[bool, str]:
-    """Whether the run spends long enough in the backbone, estimated from one timed pass; process 0 decides for all."""
-    seconds = seconds_per_pass(trainer) * num_passes(trainer)
-    (seconds,) = broadcast_object_list([seconds])
+    """Whether compiling gains more than attention by document, and repays its time; process 0 decides for all.
+
+    The time in the backbone is estimated from one pass over the first micro-batch.
+    """
+    block_size, batch = trainer.config.data.block_size, first_batch(trainer)
+    by_document = block_size >= BY_DOCUMENT_FROM and attends_by_document(trainer, batch)
+    seconds = 0.0 if by_document else seconds_per_pass(trainer, batch) * num_passes(trainer)
+    by_document, seconds = broadcast_object_list([by_document, seconds])
+    if by_document:
+        return False, (
+            f"compiled layers need dense masks, and in blocks of {block_size:,} tokens attention by document gains more"
+        )
     return seconds > REPAYS_AFTER, (
         f"the run will spend about {seconds:,.0f} s in uncompiled layers; compiling repays from {REPAYS_AFTER:.0f} s on"
     )
 
 
-def seconds_per_pass(trainer: Any) -> float:
+def first_batch(trainer: Any) -> dict[str, Tensor]:
+    """A micro-batch of the first blocks, on the run's device, to which the model is moved too."""
+    trainer.model.to(trainer.args.device)
+    rows = list(islice(iter(trainer.train_dataset), trainer.args.per_device_train_batch_size))
+    return {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(rows).items()}
+
+
+def attends_by_document(trainer: Any, batch: dict[str, Tensor]) -> bool:
+    """Whether uncompiled layers would need no dense mask for this micro-batch."""
+    with document_attention(trainer.model, compiled=False, autocast=autocast_dtype(trainer.args)):
+        _, _, mask = trainer.model.attention(batch["document_ids"])
+    return is_by_documents(mask)
+
+
+def seconds_per_pass(trainer: Any, batch: dict[str, Tensor]) -> float:
     """The backbone's seconds for one micro-batch; backward through a trained one counts as two more forwards."""
     model = trainer.model
-    rows = list(islice(iter(trainer.train_dataset), trainer.args.per_device_train_batch_size))
-    batch = {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(rows).items()}
-    model.to(trainer.args.device)
     with torch.no_grad(), torch.random.fork_rng(), trainer.compute_loss_context_manager():
         for _ in range(2):  # the first one pays for allocations
             start = read_clock(trainer.args.device)

@@ -36,6 +36,12 @@ def settled_bf16(trainer_fields: Mapping[str, Any], device_type: str, *, trains_
     return {**trainer_fields, "bf16": not trains_in_float32 and pays_on(device_type)}
 
 
+def autocast_dtype(arguments: Any) -> torch.dtype | None:
+    """The dtype of a run's autocast, by its TrainingArguments; None in float32."""
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return next((dtype for name, dtype in halves.items() if getattr(arguments, name)), None)
+
+
 def pays_on(device_type: str) -> bool:
     """Whether this CPU has the instructions, or this GPU's generation has them; a GPU elsewhere is assumed to."""
     if device_type == "cpu":

@@ -234,5 +234,11 @@ def first_layers(backbone: Backbone, one_kernel: bool | None) -> Tensor:
     return found[0]
 
 
+def is_by_documents(mask: Any) -> bool:
+    """Whether this is a mask of `mask_by_documents`, or one for each layer type."""
+    masks = mask.values() if isinstance(mask, dict) else [mask]
+    return all(hasattr(one, "documents") for one in masks)
+
+
 def by_layer_type(backbone: Backbone, mask: Tensor) -> Any:
     return {FULL: mask, SLIDING: mask} if backbone.mask_style.by_layer_type else mask

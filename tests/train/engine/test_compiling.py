@@ -8,6 +8,7 @@ import pytest
 import torch
 from byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from tiny import tiny_model
+from torch.utils.data import default_collate
 
 from heads.backbone.model import Backbone
 from heads.families import create
@@ -131,10 +132,18 @@ def a_trainer(**config):
         max_steps=-1,
         num_train_epochs=3,
         gradient_accumulation_steps=5,
+        bf16=False,
+        fp16=False,
     )
-    settings = types.SimpleNamespace(**{"cache_hidden_states": False, "compile": "auto", **config})
+    data = types.SimpleNamespace(block_size=16)
+    settings = types.SimpleNamespace(**{"cache_hidden_states": False, "compile": "auto", "data": data, **config})
     return types.SimpleNamespace(
-        args=args, config=settings, train_dataset=[None] * 81, model=build("medusa"), engine=Engine.ONE
+        args=args,
+        config=settings,
+        train_dataset=[{"document_ids": torch.zeros(16, dtype=torch.long)}] * 81,
+        data_collator=default_collate,
+        model=build("medusa"),
+        engine=Engine.ONE,
     )
 
 
@@ -152,11 +161,54 @@ def test_passes_ahead_are_counted():
 @pytest.mark.parametrize(("seconds", "on"), [(1.0, False), (10.0, True)])
 def test_auto_compiles_runs_that_are_long_enough(seconds, on, monkeypatch, caplog):
     caplog.set_level("INFO", "train")
-    monkeypatch.setattr(compiling, "seconds_per_pass", lambda _: seconds)
+    monkeypatch.setattr(compiling, "seconds_per_pass", lambda *_: seconds)
     assert compile_where_it_wins(a_trainer(), "auto") is on
     assert (
         f"torch.compile: {'decoder layers are compiled' if on else 'off'}, as the run will spend about" in caplog.text
     )
+
+
+DENSE = "attention: with dense masks, as decoder layers are compiled"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("block_size", "compile", "choice", "attention"),
+    [
+        (
+            512,
+            "auto",
+            "off, as compiled layers need dense masks, and in blocks of 512 tokens",
+            "attention: each document",
+        ),
+        (256, "auto", "decoder layers are compiled, as the run will spend about", DENSE),
+        (512, "true", "decoder layers are compiled, as compile is true", DENSE),
+    ],
+)
+def test_auto_leaves_long_blocks_to_attention_by_document(
+    tmp_path, monkeypatch, caplog, block_size, compile, choice, attention
+):
+    """In a run that is long enough to repay compiling."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("train.run.use_all_cores", lambda: None)
+    monkeypatch.setattr(compiling, "REPAYS_AFTER", 0.0)
+    caplog.set_level("INFO", "train")
+    path = str(tmp_path / "text.jsonl")
+    data = {"train": [{"path": path}], "eval_fraction": 0.2, "block_size": block_size}
+    flags = write_config(tmp_path, data=data)
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"abc{i} " * 90}) + "\n" for i in range(20)))
+    run(read_config([*flags, "--compile", compile, "--trainer.max_steps", "1"]))
+    assert f"torch.compile: {choice}" in caplog.text
+    assert attention in caplog.text
+
+
+def test_auto_compiles_long_blocks_whose_documents_are_too_short_to_attend_by_themselves():
+    trainer = a_trainer()
+    for length, by_document in ((16, False), (64, True)):
+        ids_BT = (torch.arange(512) // length)[None]
+        assert compiling.attends_by_document(trainer, {"document_ids": ids_BT}) is by_document
+    assert not trainer.model.attends_by_document, "that is up to the run"
 
 
 def test_what_cannot_be_compiled_is_an_error_when_asked_for_and_a_line_when_not(monkeypatch, caplog):
