@@ -67,8 +67,8 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             name="engines",
             asked="-m benchmarks.training.engines --gpu --engines ddp fsdp2 --only-losses --cases 'grounded, frozen' "
             "'dynamo, three rates' 'dynamo, bf16' 'grounded, frozen in bfloat16' --minutes 1.3",
-            tiny="-m benchmarks.training.engines --cases 'grounded, frozen' --engines ddp fsdp2 --processes 1 "
-            "--only-losses",
+            tiny="-m benchmarks.training.engines --cases 'grounded, frozen' --engines ddp fsdp2 --processes 2 1 "
+            "--only-losses --minutes 5",
             minutes=1.5,
         ),
     ),
@@ -77,19 +77,21 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             name="pass_costs",
             asked="-m benchmarks.speed.pass_costs --shapes 1b 7b --nodes 2 4 8 16 32 64 128 --batches 1 4 16 "
             "--minutes 1.1",
-            tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --batches 1 2 --repeats 2",
+            tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --batches 1 2 --repeats 2 "
+            "--minutes 5",
             minutes=1.25,
         ),
         Program(
             name="compiled_pass_costs",  # two graphs for each context, whose compiling takes most of the time
             asked="-m benchmarks.speed.pass_costs --shapes 1b 7b --nodes 16 --batches 1 4 16 --compile --minutes 1.6",
-            tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --repeats 2 --minutes 0.01",
+            tiny="-m benchmarks.speed.pass_costs --shapes demo --contexts 64 --nodes 4 --repeats 2 --compile "
+            "--minutes 5",
             minutes=1.75,
         ),
         Program(
             name="training_steps",
             asked="-m benchmarks.gpu.training_steps --minutes 1.6",
-            tiny="-m benchmarks.gpu.training_steps --tiny",
+            tiny="-m benchmarks.gpu.training_steps --tiny --minutes 5",
             minutes=1.75,
         ),
     ),
@@ -98,7 +100,8 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             name="decoding",
             asked="-m benchmarks.speed.real_costs --shapes 1.2B 7B --dtypes bfloat16 --batches 1 4 16 --minutes 5 "
             "--out {out}/rows",
-            tiny="-m benchmarks.speed.real_costs --quick --no-tuned --groups 1 --new-tokens 4 --out {out}/rows",
+            tiny="-m benchmarks.speed.real_costs --quick --groups 1 --new-tokens 4 --compile --minutes 40 "
+            "--out {out}/rows",
             minutes=5.5,
         ),
     ),
@@ -106,7 +109,7 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
         Program(
             name="microscaling",
             asked="-m benchmarks.gpu.microscaling --minutes 1.3",
-            tiny="-m benchmarks.gpu.microscaling --tiny",
+            tiny="-m benchmarks.gpu.microscaling --tiny --minutes 5",
             minutes=1.5,
         ),
     ),
@@ -114,7 +117,7 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
         Program(
             name="learn",
             asked="-m benchmarks.gpu.learn --minutes 8.25",
-            tiny="-m benchmarks.gpu.learn --tiny",
+            tiny="-m benchmarks.gpu.learn --tiny --minutes 0.1",
             minutes=8.75,
         ),
     ),

@@ -36,6 +36,17 @@ def test_a_program_with_a_budget_ends_before_it_is_stopped():
             assert 0.8 * program.minutes < float(found[1]) < program.minutes
 
 
+def test_tiny_programs_take_the_ways_of_the_full_ones():
+    """Budgets, compiled graphs, several processes and tuned trees are what breaks on a machine never seen before."""
+    for program in itertools.chain(*COMMANDS.values()):
+        for flag in ("--minutes", "--compile", "--only-losses"):
+            assert (flag in program.asked) <= (flag in program.tiny), (program.name, flag)
+    tiny = {program.name: program.tiny for program in itertools.chain(*COMMANDS.values())}
+    assert "--processes 2 1" in tiny["engines"]
+    assert "--compile" in tiny["decoding"], "on a GPU it is the default"
+    assert "--no-tuned" not in tiny["decoding"]
+
+
 def test_what_a_program_prints_is_kept_however_it_ends(tmp_path, capsys):
     program = Program(name="x", asked="", tiny="", minutes=1)
     code = run(program, "-c \"import sys; print('measured'); sys.exit(3)\"", tmp_path / "x.txt", dict(os.environ))
