@@ -1,8 +1,7 @@
 """`heads.generate`: `model.generate` with a decoding method, a streamer and stop strings.
 
 `model.generate` hands a callable neither `streamer` nor `tokenizer`, and raises on `stop_strings`. A decoding method
-finds the streamer by itself (heads/decoding/request/entry.py), but a function around one does not. Here all of them
-reach the decoding method.
+finds the streamer by itself (heads/decoding/request/entry.py). Here all of them reach the decoding method.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ from heads.decoding.request.unsupported import check_inputs, check_positions, ch
 from heads.interface.token_heads import TokenHeads
 
 GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+MOST_FRAMES = 32
+"""The frames of functions around a decoding method among which the calling `generate` is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +112,18 @@ class Decoding(ABC):
 
 
 def held_by_generate(caller: FrameType | None) -> dict[str, Any]:
-    """The streamer and the assistant model of the calling `generate`, read from its frame.
+    """The streamer and the assistant model of the nearest `generate` among the callers, read from its frame.
 
     `generate` does not hand them to a callable: a TextIteratorStreamer would wait for ever, and an assistant would be
-    ignored. The result is empty where the caller is another function, such as `heads.generate`.
+    ignored. Functions around the decoding method may lie between. The result is empty without a `generate`.
     """
-    if caller is None or caller.f_code is not GENERATE:
-        return {}
-    return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model")}
+    for _ in range(MOST_FRAMES):
+        if caller is None:
+            break
+        if caller.f_code is GENERATE:
+            return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model")}
+        caller = caller.f_back
+    return {}
 
 
 def check_assistant(assistant_model: Any, decoding: Any) -> None:

@@ -233,9 +233,20 @@ def test_a_streamer_that_asks_is_told_what_was_drafted():
     assert all(flags == sorted(flags, reverse=True) for flags in streamer.flags), "drafted tokens come first"
 
 
-def test_model_generate_gives_its_streamer_too():
+def in_functions(method: Any, depth: int) -> Any:
+    """A decoding method as the innermost of some functions."""
+
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return in_functions(method, depth - 1)(*args, **kwargs)
+
+    return around if depth else method
+
+
+@pytest.mark.parametrize("functions", [0, 1, 3])
+def test_model_generate_gives_its_streamer_too(functions):
     """Without it a TextIteratorStreamer waits for ever: generate hands a callable no streamer."""
     model, decoding = decoding_of("grounded", "qwen3")
+    decoding = in_functions(decoding, functions)
     options = {"max_new_tokens": 24, "do_sample": False, "suppress_tokens": [0, 1, 2], **NO_EOS}
     streamer = TextIteratorStreamer(letters(), skip_prompt=True, timeout=60)
     found = []
@@ -257,6 +268,25 @@ def test_a_function_around_a_method_gets_the_streamer_by_name():
     out = model.generate(PROMPT, custom_generate=around, max_new_tokens=8, do_sample=False, **NO_EOS)
     assert flat(streamer.puts) == out[0, 5:].tolist()
     assert streamer.ended == 1
+
+
+def test_a_function_around_a_method_hides_no_assistant_model():
+    model, decoding = decoding_of("grounded", "qwen3")
+    with pytest.raises(ValueError, match="assistant_model was given beside TreeDecoding"):
+        model.generate(PROMPT, custom_generate=in_functions(decoding, 1), assistant_model=model, **NO_EOS)
+
+
+def test_the_streamer_is_that_of_the_nearest_generate():
+    model, decoding = decoding_of("grounded", "qwen3")
+    outer, inner = Puts(), Puts()
+
+    def within(*args, **kwargs):
+        return heads.generate(model, decoding, inputs=args[1], streamer=inner, **asked)
+
+    asked = {"max_new_tokens": 8, "do_sample": False, **NO_EOS}
+    out = model.generate(PROMPT, custom_generate=within, streamer=outer, **asked)
+    assert flat(inner.puts) == out[0].tolist()
+    assert flat(outer.puts) == PROMPT[0].tolist()
 
 
 def test_the_text_streamer_of_transformers(capsys):
