@@ -2,7 +2,7 @@
 
 Two rows are compared seed by seed, since a seed fixes the batches of both. The interval is Student's 95 % interval of
 the mean difference of their logarithms over seeds. If it excludes 0, the paper's ordering holds or does not hold;
-otherwise these seeds do not settle it.
+otherwise these seeds do not settle it. A row that has not learnt what the paper's did gives no verdict.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -45,7 +45,7 @@ def orderings(paper: Mapping[str, float], best: str) -> list[Ordering]:
     return [Ordering(lower=low, higher=high, ratio=paper[low] / paper[high]) for low, high in pairs]
 
 
-def compare(ordering: Ordering, logs: Mapping[str, Mapping[int, float]]) -> str:
+def compare(ordering: Ordering, logs: Mapping[str, Mapping[int, float]], unlearnt: Set[str] = frozenset()) -> str:
     """One sentence about an ordering.
 
     >>> order = Ordering(lower="a", higher="b", ratio=0.5)
@@ -55,9 +55,12 @@ def compare(ordering: Ordering, logs: Mapping[str, Mapping[int, float]]) -> str:
     'a < b: 0.497 of it with one seed, which has no interval (paper 0.500)'
     >>> compare(order, {"a": {}, "b": {0: 0.7}})
     'a < b: not run (paper 0.500)'
+    >>> compare(order, {"a": {0: 0.0, 1: 0.1, 2: 0.2}, "b": {0: 0.7, 1: 0.8, 2: 1.0}}, {"b"})
+    'a < b: not learnt in these steps, 0.480 [0.416, 0.554] of it over 3 seeds (paper 0.500)'
 
     Args:
         logs: the logarithm of the figure of each row, by seed; seeds that both have are compared.
+        unlearnt: rows that have not learnt what the paper's did.
     """
     statement, paper = f"{ordering.lower} < {ordering.higher}", f"(paper {ordering.ratio:.3f})"
     lower, higher = logs[ordering.lower], logs[ordering.higher]
@@ -70,5 +73,6 @@ def compare(ordering: Ordering, logs: Mapping[str, Mapping[int, float]]) -> str:
     student = STUDENT.get(len(differences) - 1, STUDENT[max(STUDENT)])
     half = student * statistics.stdev(differences) / math.sqrt(len(differences))
     verdict = "holds" if mean + half < 0 else "does not hold" if mean - half > 0 else "not settled by these seeds"
+    verdict = "not learnt in these steps" if {ordering.lower, ordering.higher} & unlearnt else verdict
     interval = f"{math.exp(mean):.3f} [{math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}] of it"
     return f"{statement}: {verdict}, {interval} over {len(differences)} seeds {paper}"

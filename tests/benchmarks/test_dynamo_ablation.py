@@ -112,6 +112,18 @@ def test_the_copied_layer_is_held_against_the_papers():
     assert "PPL₂ of 74M-T2 < 74M-T2-C: not run (paper 0.379)" in found
 
 
+@pytest.mark.parametrize(
+    ("first", "verdict"), [(69.0, "not learnt in these steps"), (60.0, "holds")], ids=["within 5 %", "below"]
+)
+def test_a_row_that_has_not_learnt_to_look_ahead_gives_no_verdict(first, verdict):
+    ahead = rows_of("T1-L2-M(-1)R", *[(first + s / 10, 70.0 + s / 10, None) for s in range(3)])
+    backbone = rows_of("backbone", (6.0, None, None), steps=0)
+    lora = rows_of("70M-T2-LoRA", *[(6.0, 130.0 + s, None) for s in range(3)])
+    found = statements(found_with(a=ahead, b=backbone, c=lora))
+    assert any(line.startswith(f"PPL₁ of backbone < T1-L2-M(-1)R: {verdict}, ") for line in found)
+    assert any(line.startswith(f"PPL₂ of T1-L2-M(-1)R < 70M-T2-LoRA: {verdict}, ") for line in found)
+
+
 def test_the_backbone_as_it_is_is_compared_with_every_seed():
     backbone = rows_of("backbone", (6.0, None, None), steps=0)
     alone = rows_of("74M-T2-H", (6.0, 160.0, None), (6.0, 161.0, None))
