@@ -55,7 +55,8 @@ def add_judging_flags(parser: argparse.ArgumentParser, *, seeds: int, step: floa
 def config_of(options: argparse.Namespace, **given: Any) -> Config:
     """The suite's options: its own thresholds, with the demo's n-grams as co-occurrence masks as in the paper.
 
-    The suite's order of thresholds, "otsu_first", made the best text of the five that were tried (docs/decisions.md).
+    The suite's order of thresholds, "otsu_first", is the only one of five that made text likelier beyond noise, and
+    that only under the model that wrote it (docs/decisions.md).
     """
     asked = options.judge == "endpoint"
     settings: dict[str, Any] = {

@@ -9,7 +9,8 @@ The adaptive one is Otsu's, with or without a Gaussian blur before it. The paper
 
 In the first three, Otsu's threshold is found on the blurred picture and zeroes what is below it in J itself. A blur
 averages, so J's largest entry stays in these three, and Otsu changes which tokens are emitted, not how many. The
-default, `otsu_first` without a blur, gave the likeliest text at equal tokens per pass (docs/decisions.md).
+default, `otsu_first` without a blur, is the only one that made text likelier than no Otsu beyond noise, and only under
+the model that wrote it (docs/decisions.md).
 
 Histogram: 256 levels of equal width from 0 to the picture's largest value, as in an 8-bit picture whose white is the
 peak. Threshold: the edge between two levels that separates the cells best (largest variance between the two classes),
