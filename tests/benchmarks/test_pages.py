@@ -1,13 +1,19 @@
-"""Pages point at what is there: links, files of code, and a file of results for nothing but a check."""
+"""Pages point at what is there: links, files, commands with their options, and results of nothing but a check."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from benchmarks import verify
 from benchmarks.stale import why_stale
 from benchmarks.verify import CHECKS, RESULTS, as_markdown, last_measured, stale
+from heads.cli.main import app
+from heads.evaluation.suites import suite_module
+from heads.export.formats import format_module
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "checkpoints/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,6 +40,59 @@ def test_configs_and_modules_in_commands_are_there(page):
         path = ROOT / module.replace(".", "/")
         missing += [] if path.with_suffix(".py").is_file() or (path / "__main__.py").is_file() else [module]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_headway_and_their_options_are_there(page):
+    assert [name for line in headway_lines(page.read_text(encoding="utf-8")) for name in unknown_names(line)] == []
+
+
+def test_commands_of_headway_that_are_not_there_are_found():
+    text = (
+        "`headway generate | chatt HEADS --pack`, `headway evaluate HEADS\n--suite speed --max-new-tokens 9 --fresh`\n"
+        "```\nheadway evaluate HEADS --suite speeds --speeds\nheadway export HEADS --to hub \\\n  --license M --licence"
+        "  # --remark\nX=1 headway info --fold\nheadway evaluate HEADS --max-new-tokens 9   # headway info\n```\n"
+        "| `headway chat \\| benchmark HEADS --no-prompt-lookup` | `headway …`, --prose |\n"
+    )
+    assert [unknown_names(line) for line in headway_lines(text)] == [
+        ["speeds", "evaluate --speeds"],
+        ["export --licence"],
+        ["info --fold"],
+        ["evaluate --max-new-tokens"],
+        ["chatt"],
+        [],
+        ["chat --no-prompt-lookup"],
+    ]
+
+
+def headway_lines(text: str) -> list[str]:
+    """What follows `headway` in a page's blocks of code and then in its spans of code, without remarks."""
+    block = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    lines = [line for code in block.findall(text) for line in code.replace("\\\n", " ").splitlines()]
+    lines += [" ".join(span.replace("\\|", "|").split()) for span in re.findall(r"`([^`]+)`", block.sub("", text))]
+    found = [re.search(r"\bheadway (\w.*)", line) for line in lines]
+    return [match[1].partition(" #")[0] for match in found if match]
+
+
+def unknown_names(line: str) -> list[str]:
+    """The commands, suites, formats and options of a line that do not exist; `generate | chat` are two commands."""
+    known: Any = typer.main.get_command(app)
+    names = re.match(r"[\w-]+(?: \| [\w-]+)*", line)[0].split(" | ")
+    wrong = [name for name in names if name not in known.commands]
+    own: set[str] = set()
+    for kind, module in re.findall(r"--(suite|to) ([a-z][\w-]*)", line):
+        try:
+            config = (suite_module if kind == "suite" else format_module)(module).Config
+        except ValueError:
+            wrong.append(module)
+        else:
+            words = [field.name.replace("_", "-") for field in fields(config)]
+            own |= {option for word in words for option in (f"--{word}", f"--no-{word}")}
+    for name in filter(known.commands.__contains__, names):
+        options = {option for each in known.commands[name].params for option in (*each.opts, *each.secondary_opts)}
+        asked = re.findall(r"(?<!\S)--[a-z][\w-]*", line)
+        wrong += [f"{name} {option}" for option in asked if option not in {"--help", *options, *own}]
+    return wrong
 
 
 def test_the_first_screen_is_short():
