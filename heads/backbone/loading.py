@@ -113,7 +113,7 @@ def read_vocab_size(config: BackboneConfig) -> int:
 
 
 def read_model_config(config: BackboneConfig) -> Any:
-    with explained(config.name_or_path):
+    with explained(config.name_or_path, needs="config.json"):
         return AutoConfig.from_pretrained(
             config.name_or_path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
@@ -149,8 +149,9 @@ def resolve_dtype(dtype: Dtype, device: torch.device | str | None) -> Any:
 class explained:  # noqa: N801 - reads as a phrase: `with explained(name): load(name)`
     """Turn what transformers raises for a wrong name into one sentence."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, needs: str = "config.json and weights") -> None:
         self.name = name
+        self.needs = needs
 
     def __enter__(self) -> None:
         return None
@@ -162,5 +163,5 @@ class explained:  # noqa: N801 - reads as a phrase: `with explained(name): load(
         kind = "folder" if Path(self.name).is_dir() else "folder or hub name"
         raise ValueError(
             f"The {kind} {self.name!r} could not be loaded as a causal LM with its tokenizer ({first_line}); give a "
-            f"folder that holds config.json and weights, or a name that the hub knows."
+            f"folder that holds {self.needs}, or a name that the hub knows."
         ) from error

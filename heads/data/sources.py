@@ -19,6 +19,7 @@ from heads.extras import needs_extra
 
 with needs_extra("train", "Rows of data were requested"):
     import datasets
+    import pyarrow.parquet as pq
     from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
@@ -75,11 +76,13 @@ def open_saved(path: str, split: str, *, streaming: bool) -> Rows:
 def open_tables(path: str, files: Sequence[Path], *, streaming: bool) -> Rows:
     builder = files[0].suffix.lower().lstrip(".")
     try:
-        literal = [glob.escape(str(file)) for file in files]  # the library takes every name as a pattern
-        return datasets.load_dataset(builder, data_files=literal, split="train", streaming=streaming)
+        if builder != "parquet" or pq.read_schema(files[0]).names:
+            literal = [glob.escape(str(file)) for file in files]  # the library takes every name as a pattern
+            return datasets.load_dataset(builder, data_files=literal, split="train", streaming=streaming)
     except (DatasetGenerationError, ValueError, OSError) as error:
         reason = first_line(error.__cause__ or error)
         raise ValueError(f"{path!r} could not be read as {builder}: {reason}; check the files.") from error
+    raise ValueError(f"{str(files[0])!r} has no columns; give tables with a column of texts, turns or token ids.")
 
 
 def open_hub(path: str, name: str | None, split: str, *, streaming: bool) -> Rows:

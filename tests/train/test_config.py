@@ -1,6 +1,7 @@
 """YAML and command line: overrides, unknown keys with the nearest real one, help, what cannot train."""
 
 import dataclasses
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -408,6 +409,25 @@ def test_roles_of_a_source_are_free_names(tmp_path):
     config = read_config(["--config", str(path)])
     assert config.data.train[0].roles == {"visitor": "user"}
     assert config.data.max_bad_fraction == 0.2
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            {"roles": {"moderator": "boss"}},
+            "data.train.roles='boss' was given; allowed are 'user', 'assistant'",
+        ),
+        ({"weight": "much"}, "data.train.weight='much' was given; allowed are numbers."),
+        ({"wieght": 1.0}, "data.train: Option 'wieght' is not accepted"),
+    ],
+    ids=["roles", "weight", "unknown"],
+)
+def test_what_a_source_cannot_have_is_named_with_its_list(source, said, capsys):
+    sources = json.dumps([{"path": "a"}, {"path": "b", **source}])
+    with pytest.raises(SystemExit):
+        read_config(["--config", "configs/demo/grounded.yaml", "--data.train", sources], prog="train.py")
+    assert capsys.readouterr().err.startswith(f"train.py: error: {said}")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ REFUSED_BY_ALL = re.compile(
     r'Parser key "([\w.]+)": Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)'
 )
 """jsonargparse's messages for a value that is not of a field's type, or of none of its types."""
+IN_A_LIST = re.compile(r"Parser key \"([\w.]+)\": Problem with given class_path '[\w.]+': (Parser key \")?")
+"""What stands before such a message if the field is one of a list's item."""
 WORDS = {"int": "integers", "float": "numbers", "str": "texts", "bool": "true and false", "NoneType": "or null"}
 WORDS |= {"dict": "names and values", "list": "lists"}
 
@@ -42,7 +44,10 @@ class Parser(ArgumentParser):
     """An argument parser whose errors are one sentence that names the nearest real key."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+        if not self.exit_on_error:  # of a list's item: jsonargparse raises this again with the list's name
+            super().error(message, ex)
         text = re.sub(r"\s+", " ", str(message)).strip()
+        text = IN_A_LIST.sub(lambda found: f'Parser key "{found[1]}.' if found[2] else f"{found[1]}: ", text)
         unknown = re.search(r"(?:[Uu]nrecognized arguments:|Key)\s*'?-*([\w.]+)", text)
         hint = nearest(unknown.group(1), known_keys(TrainConfig)) if unknown else ""
         if (refused := REFUSED_VALUE.search(text)) or (refused := REFUSED_BY_ALL.search(text)):

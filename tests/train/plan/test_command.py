@@ -97,7 +97,10 @@ def test_data_on_this_machine_is_counted(monkeypatch, tmp_path):
         (["--tokens-per-second", "9", "--mfu", "0.5"], "--tokens-per-second was given with --tflops or --mfu"),
         (["--tflops", "-1"], "tflops=-1.0 was given; allowed are numbers above 0, or null."),
         (["--tokens-per-second", ".inf"], "tokens_per_second=inf was given; allowed are numbers above 0, or null."),
-        (["--backbone.name_or_path", "/nowhere/at-all"], "could not be loaded as a causal LM"),
+        (
+            ["--backbone.name_or_path", "/nowhere/at-all"],
+            "a folder that holds config.json, or a name that",
+        ),
     ],
 )
 def test_errors_are_one_sentence(flags, words, capsys, monkeypatch):
