@@ -51,16 +51,22 @@ def main() -> None:
     if importlib.util.find_spec("parameterized") is None:
         sys.exit("The tests of transformers need the package parameterized: pip install parameterized.")
     print("| decoded by | passed | refused in a sentence | failed | skipped by the tests |\n|---|---|---|---|---|")
-    unequal, ran = [], 0
+    unequal, ran, unread = [], 0, set()
     for method in options.methods:
         found = outcomes(run(Path(options.files).resolve(), method, options.models))
         count = Counter(kind for kind, _, _ in found)
         print(f"|{method}|{count['passed']}|{count['refused']}|{count['failed']}|{count['skipped']}|", flush=True)
-        ran += len(found) - count["skipped"]
+        ran += len(found) - count["skipped"] - count["unread"]
+        unread |= {test.rpartition(".")[2] for kind, test, _ in found if kind == "unread"}
         unequal += [(method, *rest) for kind, *rest in found if kind in ("failed", "refused")]
-    print(f"{ran} tests ran")
+    names = ", ".join(sorted(unread)) or "none"
+    print(f"{ran} tests ran; {len(unread)} files of tests could not be imported here: {names}")
     for method, test, said in unequal:
         print(f"- {method}, {test}: {said}")
+    if not ran:
+        sys.exit(
+            "No test ran: the checkout does not fit the installed transformers, or packages of its tests are missing."
+        )
 
 
 def run(files: Path, method: str, models: list[str]) -> ElementTree.Element:
@@ -84,6 +90,8 @@ def run(files: Path, method: str, models: list[str]) -> ElementTree.Element:
 def outcomes(report: ElementTree.Element) -> list[tuple[str, str, str]]:
     """For each test how it ended, its name and its message; a ValueError counts as refused: so decoding refuses.
 
+    A file that could not be imported, for a package that is not installed, holds no test: it is "unread".
+
     >>> case = '<testcase classname="x.LlamaTest" name="test_0"><failure message="ValueError: No."/></testcase>'
     >>> outcomes(ElementTree.fromstring(f"<testsuite>{case}</testsuite>"))
     [('refused', 'LlamaTest.test_0', 'ValueError: No.')]
@@ -97,6 +105,8 @@ def outcomes(report: ElementTree.Element) -> list[tuple[str, str, str]]:
             kind = "passed"
         elif ending.tag == "skipped":
             kind = "skipped"
+        elif said == "collection failure":
+            kind = "unread"
         else:
             kind = "refused" if said.startswith("ValueError: ") else "failed"
         found.append((kind, name, said))

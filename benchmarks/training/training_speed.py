@@ -116,7 +116,7 @@ def reference_step(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[]
 
 
 def our_step(model: TrainedModel, batch: dict[str, Tensor]) -> Callable[[], None]:
-    """(b): what the Trainer does between two batches."""
+    """(b): what the Trainer does between two batches, with dense masks unless it runs within document_attention."""
     base_rate = RATE if model.trains_backbone else None
     groups = optimizer_groups(model, heads_rate=RATE, base_rate=base_rate, weight_decay=0.0)
     optimizer = torch.optim.AdamW(groups, fused=True)

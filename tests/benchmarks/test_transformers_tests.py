@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -24,3 +25,17 @@ def test_a_folder_without_the_tests_ends_in_a_sentence(monkeypatch, tmp_path):
         SystemExit, match=r"holds no tests/generation/test_utils.py; set HEADWAY_TRANSFORMERS or --files"
     ):
         transformers_tests.main()
+
+
+def test_where_no_file_of_tests_can_be_imported_the_check_fails(monkeypatch, tmp_path, capsys):
+    (tmp_path / "tests/generation").mkdir(parents=True)
+    (tmp_path / "tests/generation/test_utils.py").write_text("")
+    case = '<testcase classname="" name="tests.models.llama.test_modeling_llama">'
+    report = f"<testsuite>{case}<error message='collection failure'/></testcase></testsuite>"
+    monkeypatch.setattr(transformers_tests, "run", lambda *_: ElementTree.fromstring(report))
+    monkeypatch.setattr(transformers_tests.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(sys, "argv", ["transformers_tests", "--files", str(tmp_path), "--methods", "draft"])
+    with pytest.raises(SystemExit, match="No test ran: the checkout does not fit the installed transformers"):
+        transformers_tests.main()
+    assert "|draft|0|0|0|0|" in (said := capsys.readouterr().out)
+    assert "0 tests ran; 1 files of tests could not be imported here: test_modeling_llama" in said
