@@ -321,7 +321,7 @@ CHECKS = {
         command="python -m benchmarks.paper.dynamo_sizes --picture docs/pictures/dynamo_sizes.png",
         quick="--steps 3 --heads-steps 3 --seeds 1 --step 0.5 --tokens 8 --out checkpoints/runs/dynamo-sizes-quick",
         shows="DynaMo on three backbones of one recipe: scores and speed-up of the same quality by size; trains "
-        "for hours, and a repeated call goes on",
+        "for half an hour, and a repeated call goes on",
         measures=("configs/demo/base.yaml", "configs/demo/dynamo.yaml"),
     ),
     "ngrams": Check(
