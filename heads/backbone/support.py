@@ -58,6 +58,16 @@ def refuse_what_is_no_model(model: Any) -> None:
         )
 
 
+def refuse_other_embeddings(model: Any) -> None:
+    """Refuse models whose inputs are not tokens of one table; Kyutai's speech to text adds up one of each codebook."""
+    embeddings = model.get_input_embeddings()
+    if not isinstance(getattr(embeddings, "weight", None), torch.Tensor):
+        raise ValueError(
+            f"{type(model).__name__} embeds its inputs by a {type(embeddings).__name__}, which is not one table of "
+            f"tokens; give a causal LM of text."
+        )
+
+
 def unwrap(model: Any) -> Any:
     """The causal LM in a `PeftModel`, `PeftMixedModel` or `torch.compile`, whose `generate` theirs calls in the end.
 

@@ -33,6 +33,7 @@ from heads.backbone.support import (
     read_layer_type,
     read_output_path,
     refuse_offloaded_weights,
+    refuse_other_embeddings,
     refuse_other_widths,
     refuse_what_cannot_roll_back,
     refuse_what_is_no_model,
@@ -69,6 +70,7 @@ class WrappedModel:
         self.config = model.config.get_text_config()
         refuse_what_cannot_roll_back(model)
         refuse_offloaded_weights(model)
+        refuse_other_embeddings(model)
         self.mask_style = read_mask_style(self.config)
         self.decoder = model.get_decoder()
         self._embeddings = model.get_input_embeddings()  # kept: transformers searches for it at each call

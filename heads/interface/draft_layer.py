@@ -49,15 +49,26 @@ def shape_like(backbone: Backbone, **given: Any) -> LayerShape:
     found = {name: value for name, value in given.items() if value is not None}
     heads = found.get("num_attention_heads") or config.num_attention_heads
     defaults = {
-        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * width,
+        "intermediate_size": of_all_layers(config, "intermediate_size") or 4 * width,
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or width // heads,
-        "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
+        "num_key_value_heads": of_all_layers(config, "num_key_value_heads") or heads,
+        "head_dim": of_all_layers(config, "head_dim") or width // heads,
+        "rms_norm_eps": of_all_layers(config, "rms_norm_eps") or 1e-6,
     }
     if "num_attention_heads" in found:  # the backbone's key-value heads and head width fit its own number of heads only
         defaults |= {"num_key_value_heads": heads, "head_dim": width // heads}
     return LayerShape(hidden_size=width, **(defaults | found))
+
+
+def of_all_layers(config: Any, name: str) -> Any:
+    """A config's value; None where it has none, or one for each kind of layer, as Gemma 4 has head widths.
+
+    Reading the latter from the whole config is transformers' AmbiguousGlobalPerLayerAttributeError, a RuntimeError.
+    """
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
 
 
 def rope_parameters_of(backbone: Backbone, theta: float | None) -> dict[str, Any]:

@@ -225,3 +225,13 @@ def test_a_model_on_the_meta_device_is_wrapped_and_decodes_nothing(folder):
             ValueError, match=r"LlamaForCausalLM is on the meta device, where .*; load its weights first"
         ):
             fails()
+
+
+def test_inputs_that_are_no_tokens_of_one_table_are_refused():
+    class SumOfTables(torch.nn.Module):
+        pass
+
+    model = tiny_model("llama")
+    model.set_input_embeddings(SumOfTables())
+    with pytest.raises(ValueError, match=r"embeds its inputs by a SumOfTables, which is not one table of tokens; give"):
+        Backbone(model)

@@ -25,14 +25,14 @@ NAMES = ["falcon", "deepseek_v2", "biogpt", "xglm", "ctrl", "gemma4", "gemma3_wi
 
 @covering(
     name=NAMES,
-    family=["medusa", "grounded, prefix", "dynamo"],
+    family=["medusa", "grounded, prefix", "dynamo", "eagle"],
     always=lambda name, family: name == "ctrl" or name.startswith("gemma4"),  # which some families refuse
 )
 def test_every_family_decodes_generates_text_or_says_why_not(name, family):
     dtype = torch.float32 if name in FLOAT32_ONLY else torch.float64
     model = shared_model(name, "eager" if name in EAGER else "sdpa", dtype)
     said = None
-    if name.startswith("gemma4") and family != "medusa":
+    if name.startswith("gemma4") and family not in ("medusa", "eagle"):
         said = "A Gemma4TextDecoderLayer needs more than a hidden state, positions and a mask"
     elif (name, family) == ("ctrl", "grounded, prefix"):
         said = "does not become the identity"
