@@ -235,6 +235,14 @@ def draw(found: Sequence[Judged], path: str) -> None:
     plot_rates(rates, {one.size.name: one.rates for one in found}, "× plain; band: 95 % (figure 3)")
     bases = {one.size.name: base_score(one.results) for one in found}
     plot_scores(scores, {one.size.name: one.scores for one in found}, bases, "× plain; dashed: plain (figure 17)")
+    draw_same_quality(found, sizes, overheads)
+    tidy(sizes, "speed-up of the same quality (figure 20)", "million parameters")
+    tidy(overheads, "by parameter overhead", "heads over backbone, %")
+    save_figure(figure, path)
+
+
+def draw_same_quality(found: Sequence[Judged], sizes: Any, overheads: Any) -> None:
+    """A line for each way of counting speed; a sentence in place of empty axes where no size has such a speed-up."""
     ways = {"measured": [one.rates for one in found], "drafting free": [one.results["overall"] for one in found]}
     for color, (label, lines) in zip(PALETTE, ways.items(), strict=False):
         known = [(one, x["speed_up"]) for one, x in zip(found, lines, strict=True) if x["speed_up"] is not None]
@@ -243,10 +251,12 @@ def draw(found: Sequence[Judged], path: str) -> None:
             (overheads, [100 * one.overhead for one, _ in known]),
         ):
             axes.plot(xs, [x for _, x in known], color=color, marker="o", label=label)
-    sizes.legend(frameon=False, fontsize=8)
-    tidy(sizes, "speed-up of the same quality (figure 20)", "million parameters")
-    tidy(overheads, "by parameter overhead", "heads over backbone, %")
-    save_figure(figure, path)
+    if any(len(line.get_xdata()) for line in sizes.get_lines()):
+        sizes.legend(frameon=False, fontsize=8)
+        return
+    for axes in (sizes, overheads):
+        axes.text(0.5, 0.5, "none: the win rate falls with speed at no size", ha="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
 
 
 if __name__ == "__main__":

@@ -103,6 +103,18 @@ def test_the_picture_has_all_sizes(monkeypatch):
     assert list(overheads.get_lines()[0].get_xdata()) == pytest.approx([100 / 3, 25, 100 / 6])
 
 
+def test_the_picture_says_where_no_size_has_a_speed_up(monkeypatch):
+    figures = []
+    monkeypatch.setattr(dynamo_sizes, "save_figure", lambda figure, path: figures.append(figure))
+    found = [one_size(size, 1.0) for size in SIZES]
+    for one in found:
+        one.rates["speed_up"] = one.results["overall"]["speed_up"] = None
+    draw(found, "a.png")
+    for axes in figures[0].axes[2:]:
+        assert [text.get_text() for text in axes.texts] == ["none: the win rate falls with speed at no size"]
+        assert list(axes.get_xticks()) == []
+
+
 def test_a_run_is_finished_by_its_last_evaluation(tmp_path):
     assert finished_steps(tmp_path) == 0
     lines = [{"step": 5, "loss": 1.0}, {"step": 6, "eval_backbone_loss": 2.5}]
