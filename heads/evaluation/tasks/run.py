@@ -39,7 +39,7 @@ def make_manager(tasks: Sequence[str], folder: Path | None) -> Any:
     """The harness's index of tasks: of the user's folder alone if it holds all, since its own takes seconds to read.
 
     Raises:
-        ValueError: a task that is in neither; the sentence names the nearest.
+        ValueError: a task that is in neither, where the sentence names the nearest, or a tag.
     """
     with needs_extra("eval", "Tasks of lm-evaluation-harness were asked for"):
         from lm_eval.tasks import TaskManager
@@ -48,11 +48,23 @@ def make_manager(tasks: Sequence[str], folder: Path | None) -> Any:
     if folder is not None:
         manager = TaskManager(include_path=str(folder), include_defaults=False)
         if not unknown_tasks(tasks, manager.all_tasks):
+            refuse_tags(tasks, manager)
             return manager
     manager = TaskManager(include_path=None if folder is None else str(folder))
     if said := unknown_tasks(tasks, manager.all_tasks):
         raise ValueError(said)
+    refuse_tags(tasks, manager)
     return manager
+
+
+def refuse_tags(names: Sequence[str], manager: Any) -> None:
+    """Refuse tags such as ai2_arc, for which the harness returns the figures of their tasks and none of their own."""
+    for name in names:
+        if name in manager.all_tags:
+            tagged = sorted(task for task, entry in manager.task_index.items() if name in entry.tags)
+            raise ValueError(
+                f"{name} is a tag of the harness and no task; give the tasks that have it: {', '.join(tagged)}."
+            )
 
 
 def run_task(model: Any, preset: Preset, name: str, manager: Any, limit: int | None) -> list[TaskResult]:
@@ -81,12 +93,18 @@ def run_task(model: Any, preset: Preset, name: str, manager: Any, limit: int | N
 
 
 def read_result(task: str, found: Mapping[str, Any]) -> TaskResult:
-    """One task's or group's figures from the harness's results."""
+    """One task's or group's figures from the harness's results.
+
+    Raises:
+        ValueError: a group whose tasks the harness does not sum up.
+    """
     parts = leaves(task, found.get("group_subtasks", {}))
-    figures = {**found.get("groups", {}), **found["results"]}[task]
+    metrics = read_metrics({**found.get("groups", {}), **found["results"]}.get(task, {}))
+    if not metrics:
+        raise ValueError(f"The harness has no figure for {task} as a whole; give its tasks: {', '.join(parts)}.")
     return TaskResult(
         task=task,
-        metrics=read_metrics(figures),
+        metrics=metrics,
         samples=read_samples([found["samples"].get(part, []) for part in parts]),
         shots=max((int(found["n-shot"].get(part) or 0) for part in parts), default=0),
     )

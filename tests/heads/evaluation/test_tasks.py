@@ -26,7 +26,7 @@ from heads.evaluation.suites.lm_eval import as_table
 from heads.evaluation.tasks import harness
 from heads.evaluation.tasks.harness import HeadsLM
 from heads.evaluation.tasks.presets import PRESETS, Preset, TaskColumn, read_tasks
-from heads.evaluation.tasks.run import TaskResult, make_manager, run_task
+from heads.evaluation.tasks.run import TaskResult, make_manager, read_result, run_task
 from heads.evaluation.tasks.side_by_side import (
     Contender,
     TaskRun,
@@ -284,3 +284,14 @@ def test_options_of_a_suite_that_do_not_fit_end_in_a_sentence(arguments, said):
     result = CliRunner().invoke(app, ["evaluate", *arguments])
     assert result.exit_code == 1
     assert said in result.output
+
+
+def test_a_tag_and_a_group_without_a_figure_name_their_tasks(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.yaml").write_text(f"task: {name}\ntag: both\noutput_type: multiple_choice\n")
+    with pytest.raises(ValueError, match=r"both is a tag of the harness and no task; give .* have it: first, second"):
+        make_manager(["both"], tmp_path)
+    assert make_manager(["first"], tmp_path).all_tags == ["both"]
+    found = {"results": {"whole": {"alias": "whole"}}, "group_subtasks": {"whole": ["first", "second"]}}
+    with pytest.raises(ValueError, match="no figure for whole as a whole; give its tasks: first, second"):
+        read_result("whole", found)
