@@ -58,9 +58,8 @@ def refuse_what_is_no_model(model: Any) -> None:
         )
 
 
-def refuse_other_embeddings(model: Any) -> None:
+def refuse_other_embeddings(model: Any, embeddings: Any) -> None:
     """Refuse models whose inputs are not tokens of one table; Kyutai's speech to text adds up one of each codebook."""
-    embeddings = model.get_input_embeddings()
     if not isinstance(getattr(embeddings, "weight", None), torch.Tensor):
         raise ValueError(
             f"{type(model).__name__} embeds its inputs by a {type(embeddings).__name__}, which is not one table of "

@@ -70,10 +70,10 @@ class WrappedModel:
         self.config = model.config.get_text_config()
         refuse_what_cannot_roll_back(model)
         refuse_offloaded_weights(model)
-        refuse_other_embeddings(model)
         self.mask_style = read_mask_style(self.config)
         self.decoder = model.get_decoder()
         self._embeddings = model.get_input_embeddings()  # kept: transformers searches for it at each call
+        refuse_other_embeddings(model, self._embeddings)
         self._unembedding = model.get_output_embeddings()
         self.layers = find_layers(self.decoder, self.config.num_hidden_layers)
         refuse_other_widths(model, self.hidden_size)

@@ -18,7 +18,7 @@ from heads.backbone.compiling.graph import what_stops_compiling
 from heads.backbone.model import Backbone
 from heads.decoding.acceptance.rules import Rule
 from heads.decoding.proposers.heads import DraftIndices
-from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, check_lookup
+from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP, MAX_GROWTH, check_lookup
 from heads.decoding.trees.dynamic import DynamicTree, check_integer
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
 from heads.decoding.tuned_file import TUNED_TREE, TunedTree, UnreadableTree, read_tree_file
@@ -47,6 +47,11 @@ class TreeSettings:
     lookup: int
     compile: bool
     indices: DraftIndices
+
+    @property
+    def max_depth(self) -> int:
+        """Of the deepest draft that a pass may verify: the tree's depth, or a looked-up chain at its longest."""
+        return max(self.tree.depth or 0, MAX_GROWTH * self.lookup)
 
 
 class SettingsByBatch:

@@ -13,7 +13,6 @@ from heads.decoding.acceptance.rules import Rule, read_rule
 from heads.decoding.defaults import AnyTree, SettingsByBatch
 from heads.decoding.loop import VerifiedRun
 from heads.decoding.proposers.heads import HeadsDrafter, compiled_drafting
-from heads.decoding.proposers.prompt_lookup import MAX_GROWTH
 from heads.decoding.request.entry import (
     Call,
     Decoding,
@@ -110,8 +109,7 @@ class TreeDecoding(Decoding):
         )
         backbone = self.backbone if settings.compile else self.token_heads.backbone
         mode = torch.no_grad if settings.compile else fastest_mode(backbone.model, self.token_heads)
-        max_depth = max(settings.tree.depth or 0, MAX_GROWTH * settings.lookup)
-        return VerifiedRun(backbone, drafter, self.rule, call, max_depth, self.reusable, mode).decode()
+        return VerifiedRun(backbone, drafter, self.rule, call, settings.max_depth, self.reusable, mode).decode()
 
     def forget(self) -> None:
         """Free the caches that the last call left; the next call reads its whole prompt."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
-from heads.decoding.proposers.prompt_lookup import MAX_GROWTH, count_shared
+from heads.decoding.proposers.prompt_lookup import count_shared
 from heads.decoding.tree_decoding import TreeDecoding
 from heads.evaluation.methods import GreedySettings, TreeShape, new_tokens
 from heads.evaluation.speed.counting import CountingRule, Passes
@@ -99,8 +99,8 @@ class HeadsSpeaker:
         self.decoding = TreeDecoding(
             token_heads, shape, lookup=lookup, keep_caches=True, rule=self.rule, compile=compile
         )
-        self.depth = max(self.decoding.tree.depth or 0, MAX_GROWTH * self.decoding.lookup)
-        self.compiled = self.decoding.settings.at(1).compile
+        of_one_row = self.decoding.settings.at(1)
+        self.depth, self.compiled = of_one_row.max_depth, of_one_row.compile
 
     def begin(self) -> None:
         self.decoding.forget()

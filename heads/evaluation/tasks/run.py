@@ -45,12 +45,10 @@ def make_manager(tasks: Sequence[str], folder: Path | None) -> Any:
         from lm_eval.tasks import TaskManager
     if folder is not None and not folder.is_dir():
         raise ValueError(f"The folder of tasks {folder} does not exist; give a folder with YAML files of tasks.")
-    if folder is not None:
-        manager = TaskManager(include_path=str(folder), include_defaults=False)
-        if not unknown_tasks(tasks, manager.all_tasks):
-            refuse_tags(tasks, manager)
-            return manager
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+    place = None if folder is None else str(folder)
+    manager = TaskManager(include_path=place, include_defaults=folder is None)
+    if folder is not None and unknown_tasks(tasks, manager.all_tasks):
+        manager = TaskManager(include_path=place)
     if said := unknown_tasks(tasks, manager.all_tasks):
         raise ValueError(said)
     refuse_tags(tasks, manager)
