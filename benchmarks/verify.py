@@ -376,12 +376,6 @@ CHECKS = {
         "of which one is killed: weights bit for bit, and all lines of metrics.jsonl",
         measures=("train/checkpoint", "train/loop/trainer.py", "train/loop/batches.py"),
     ),
-    "wide_tests": Check(
-        command="python -m benchmarks.wide_tests",
-        shows="the combinations of tests that `make test` leaves out, counted by file",
-        quick="tests/heads/decoding/trees tests/heads/families/test_families.py",
-        measures=("heads", "train", "tests"),
-    ),
     "gpu_commands": Check(
         command="python -m benchmarks.gpu --tiny --out checkpoints/runs/gpu-tiny",
         shows="the commands of `make gpu` with tiny shapes on a CPU: they work; their figures mean nothing",

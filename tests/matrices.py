@@ -1,7 +1,6 @@
 """Matrices of tests: a balanced part in which every value occurs runs always, the other combinations are `wide`.
 
-`make test` leaves tests with the mark `wide` out; `pytest -m wide` and `python -m benchmarks.verify wide_tests` run
-them.
+`make test` leaves tests with the mark `wide` out; `pytest -m wide` and `python -m benchmarks.wide_tests` run them.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from heads.backbone.masks import FULL, SLIDING
 from heads.backbone.recurrent.cache import keeps_known_states
+from heads.backbone.rounding import above, relative_error
 from heads.extras import needs_extra
 
 
@@ -166,11 +167,16 @@ def find_final_norm(decoder: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def check_logits(model: Any, project: Callable[[Tensor], Sequence[Tensor]]) -> None:
+def check_logits(
+    model: Any,
+    project: Callable[[Tensor], Sequence[Tensor]],
+    by_tree: Callable[[Tensor], Tensor] | None = None,
+) -> None:
     """Compare logits of four tokens, as they are computed here, with the model's own.
 
     Args:
         project: from token ids (B, T) to logits (B, T, V), one tensor for each way of computing them.
+        by_tree: from token ids to logits by a pass over a tree that holds them as one of its paths.
 
     Raises:
         ValueError: logits of some way differ from the model's.
@@ -182,6 +188,7 @@ def check_logits(model: Any, project: Callable[[Tensor], Sequence[Tensor]]) -> N
     try:
         expected = model(input_ids=tokens_BT, use_cache=False).logits
         found = project(tokens_BT)
+        tree_error = None if by_tree is None else tree_pass_error(by_tree, tokens_BT, expected)
     finally:
         model.train(was_training)
     if not all(same_numbers(logits, expected) for logits in found):
@@ -189,6 +196,23 @@ def check_logits(model: Any, project: Callable[[Tensor], Sequence[Tensor]]) -> N
             f"{type(model).__name__} computes its logits in a way that norm, weight, bias, scale and soft cap do not "
             f"describe{added_to_output(model)}; heads on it would be trained against wrong logits, so it is refused."
         )
+    if tree_error:
+        raise ValueError(
+            f"{type(model).__name__} does not heed the mask and the positions of a token tree: on a path of one, "
+            f"{tree_error}, so decoding would not be exact; choose another backbone."
+        )
+
+
+def tree_pass_error(by_tree: Callable[[Tensor], Tensor], tokens_BT: Tensor, expected_BTV: Tensor) -> str:
+    """What is wrong with logits from a pass over a tree; empty: nothing but rounding."""
+    try:
+        found_BTV = by_tree(tokens_BT)
+    except torch.OutOfMemoryError:
+        raise
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        return f"it ends in the error '{error}'"
+    wrong = above(relative_error(found_BTV, expected_BTV), expected_BTV.dtype)
+    return f"logits differ by {wrong:.1e} of the largest from those of the same tokens alone" if wrong else ""
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:

@@ -51,8 +51,8 @@ class WrappedModel:
             there is nothing to compare.
 
     Raises:
-        ValueError: no causal LM, or one that cannot roll back, that takes no tree mask, whose weights are offloaded, or
-            whose logits differ from those of the projection record.
+        ValueError: no causal LM, or one that cannot roll back, that takes or heeds no tree mask, whose weights are
+            offloaded, or whose logits differ from those of the projection record.
     """
 
     def __init__(self, model: Any, *, check_projection: bool = True) -> None:
@@ -63,7 +63,7 @@ class WrappedModel:
         self._read_model()
         self._output_path = read_output_path(self.model)
         if check_projection and self.device.type != "meta":
-            check_logits(self.model, self._project)
+            check_logits(self.model, self._project, self._as_nodes if self.recurrence is None else None)
 
     def _read_model(self) -> None:
         model = self.model
@@ -122,6 +122,19 @@ class WrappedModel:
         """Logits computed by the output layer, and by the record with the final norm."""
         final_BTD, taps = self.forward(tokens_BT, taps=[0], use_cache=False)
         return self.logits(final_BTD), self.projection(taps[0])
+
+    def _as_nodes(self, tokens_14: Tensor) -> Tensor:
+        """Logits (1, 4, V) of four tokens that are a path of a tree, with a sibling between the first and the second.
+
+        A model that ignores the mask sees the sibling; one that reads another row of the mask misses ancestors.
+        """
+        path, depth_15 = [0, 2, 3, 4], torch.tensor([[0, 1, 1, 2, 3]], device=self.device)
+        sees_155 = torch.ones(1, 5, 5, dtype=torch.bool, device=self.device).tril()
+        sees_155[:, 2:, 1] = False
+        mask = self.mask_style.finish(sees_155, depth_15, depth_15, self.dtype)
+        given = {"attention_mask": mask, "position_ids": depth_15, "use_cache": False}
+        final_15D, _ = self.forward(tokens_14[:, [0, 3, 1, 2, 3]], **given)
+        return self.logits(final_15D[:, path])
 
     def refresh(self) -> None:
         """Find the parts of the model again if it, its decoder, embeddings or output layer were replaced or hooked.

@@ -35,14 +35,15 @@ SPEED_COLUMNS = (
     "range\nof the\nratio",
     "4-grams\nthat\nrepeat",
 )
-OTHER_MODEL = "other\nmodel's\nppl"
+OTHER_MODEL = "other\nmodel's ppl\nand its 95 %"
 PACKAGES = ("headway", "torch", "transformers", "tokenizers")
 
 
 def speed_table(results: Sequence[MethodResult], title: str) -> Table:
     """One line for each method: 95 % interval of the ratio over prompts, its range over single repeats.
 
-    If another model scored the texts, their perplexity under it stands beside the repeated 4-grams.
+    If another model scored the texts, their perplexity under it stands beside the repeated 4-grams, with its 95 %
+    interval over prompts.
     """
     scored = any(result.perplexity is not None for result in results)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
@@ -59,10 +60,15 @@ def speed_table(results: Sequence[MethodResult], title: str) -> Table:
             f"{result.interval[0]:.2f}–{result.interval[1]:.2f}",
             f"{result.ratio_low:.2f}–{result.ratio_high:.2f}",
             f"{result.repeated_4grams:.0%}",
-            *([f"{result.perplexity or math.nan:.1f}"] if scored else []),
+            *([describe_perplexity(result)] if scored else []),
             result.same_text,
         )
     return table
+
+
+def describe_perplexity(result: MethodResult) -> str:
+    low, high = result.perplexity_interval or (math.nan, math.nan)
+    return f"{result.perplexity or math.nan:.1f} ({low:.1f}–{high:.1f})"
 
 
 def describe_rulings(results: Sequence[MethodResult], tokenizer: Any) -> str:

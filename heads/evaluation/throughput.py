@@ -52,6 +52,7 @@ class MethodResult:
         same_text: compared with the first method: "yes", "yes (n ties)", with a float32 judge "yes (n excused)", or
             "no: prompt i, token j", both counted from 1; for methods that do not promise the same text, their promise.
         perplexity: perplexity of the new tokens under another model; None without one.
+        perplexity_interval: its 95 % interval, by a bootstrap over prompts.
         rulings: a float32 judge's ruling on each difference from the first method's text; empty without a judge.
         milliseconds: milliseconds of one pass by phase, with "other"; empty if the method does not measure phases.
 
@@ -70,6 +71,7 @@ class MethodResult:
     repeated_4grams: float
     same_text: str
     perplexity: float | None = None
+    perplexity_interval: tuple[float, float] | None = None
     rulings: tuple[Ruling, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
 
@@ -157,19 +159,21 @@ def summarise(
     texts, plain_texts = ([record.outcome.tokens for record in found] for found in (records, plain_records))
     same = method.promises == "same text"
     verdicts = [verdict(*texts_of) for texts_of in zip(prompts, plain_texts, texts, strict=True)] if same else []
-    tokens = sum(map(len, texts))
+    scores = [log_likelihood(*text_of) for text_of in zip(prompts, texts, strict=True)] if log_likelihood else None
+    lengths = list(map(len, texts))
     return MethodResult(
         name=method.name,
-        tokens=tokens,
-        tokens_per_second=float(np.median(tokens / ours[1].sum(axis=0))),
+        tokens=sum(lengths),
+        tokens_per_second=float(np.median(sum(lengths) / ours[1].sum(axis=0))),
         ratio=float(np.median(ratios_R)),
         ratio_low=float(ratios_R.min()),
         ratio_high=float(ratios_R.max()),
         interval=ratio_interval(*ours, *plain, np.random.default_rng(0)),
-        tokens_per_pass=tokens / sum(record.passes for record in records),
+        tokens_per_pass=sum(lengths) / sum(record.passes for record in records),
         repeated_4grams=statistics.mean(map(repeated_ngrams, texts)),
         same_text=describe_verdicts(verdicts) if same else method.promises,
-        perplexity=perplexity(prompts, texts, log_likelihood) if log_likelihood else None,
+        perplexity=math.exp(-sum(scores) / sum(lengths)) if scores else None,
+        perplexity_interval=perplexity_interval(scores, lengths, np.random.default_rng(0)) if scores else None,
         rulings=tuple(replace(ruling, prompt=n) for n, v in enumerate(verdicts, start=1) for ruling in v.rulings),
         milliseconds=milliseconds_per_pass(records),
     )
@@ -225,6 +229,24 @@ def perplexity(
     """Perplexity over all new tokens of all texts."""
     total = sum(log_likelihood(prompt_1T, text) for prompt_1T, text in zip(prompts, texts, strict=True))
     return math.exp(-total / sum(map(len, texts)))
+
+
+def perplexity_interval(
+    scores: Sequence[float], tokens: Sequence[int], generator: np.random.Generator
+) -> tuple[float, float]:
+    """95 % interval of the perplexity over all tokens: texts are sampled with replacement.
+
+    Args:
+        scores: the log-likelihood of each text, in nats.
+        tokens: the number of tokens of each text.
+
+    >>> low, high = perplexity_interval([-math.log(2), -2 * math.log(2)], [1, 2], np.random.default_rng(0))
+    >>> round(low, 9), round(high, 9)                                           # one bit a token, whatever the text
+    (2.0, 2.0)
+    """
+    times_SP = resample(len(scores), RESAMPLES, generator)
+    low, high = np.quantile(np.exp(-(times_SP @ np.array(scores)) / (times_SP @ np.array(tokens))), SHARES)
+    return float(low), float(high)
 
 
 def milliseconds_per_pass(records: Sequence[PromptTimes]) -> dict[str, float]:

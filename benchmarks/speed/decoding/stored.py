@@ -108,5 +108,6 @@ def say_commits(parts: Sequence[Part]) -> list[str]:
 
 
 def read_row(found: Mapping[str, Any]) -> MethodResult:
-    """A row as it was measured, from JSON."""
-    return MethodResult(**{**found, "interval": tuple(found["interval"]), "rulings": ()})
+    """A row as it was measured, from JSON, which has lists for tuples."""
+    intervals = {name: found[name] and tuple(found[name]) for name in ("interval", "perplexity_interval")}
+    return MethodResult(**{**found, **intervals, "rulings": ()})

@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from heads.backbone.rounding import above, relative_error
 from heads.backbone.state import CommitPlan
 
 READ = 4
 """Tokens of the prompt; four more follow it."""
-
-RELATIVE_ERROR = 1e-4
-"""As a share of the largest logit: correct passes in float32 differ by 7e-7, and by 5e-4 where a state is forgotten."""
 
 
 @torch.no_grad()
@@ -93,12 +91,3 @@ def continued(backbone: Any, tokens_1T: Tensor) -> Tensor:
     _, output = backbone.read(prompt_1T, valid_1T, chunk=READ // 2)
     logits_V: Tensor = backbone.logits(output.final_BND[0, -1]).float()
     return logits_V
-
-
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.to(wanted.device) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
-
-
-def above(error: float, dtype: torch.dtype) -> float:
-    """The error if it is more than rounding, or nan; else 0."""
-    return 0.0 if error <= max(RELATIVE_ERROR, 16 * torch.finfo(dtype).eps) else error

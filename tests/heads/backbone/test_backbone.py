@@ -6,6 +6,7 @@ position, a wrong cache slot or a wrong window each change logits by units, not 
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -18,6 +19,8 @@ from transformers import (
     BloomConfig,
     FalconConfig,
     GPTNeoConfig,
+    ImageGPTConfig,
+    ImageGPTForCausalImageModeling,
     MptConfig,
     T5Config,
     T5ForConditionalGeneration,
@@ -393,6 +396,21 @@ def test_alibi_and_local_attention_are_refused():
     )
     for config in (bloom, falcon, mpt, neo):
         refusal(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+@pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
+def test_a_model_that_ignores_what_a_tree_pass_gives_is_refused(ignored):
+    """Its text would be silently wrong: architectures that nobody has tried are wrapped too."""
+    model = tiny_model("llama")
+    plain = model.model.forward
+    model.model.forward = functools.wraps(plain)(lambda **given: plain(**{**given, ignored: None}))
+    assert "does not heed the mask and the positions of a token tree: on a path of one, logits differ" in refusal(model)
+
+
+def test_a_model_that_reads_a_tree_mask_as_another_mask_is_refused():
+    """ImageGPT flattens a 4-D mask, so that all nodes saw what the first one sees."""
+    config = ImageGPTConfig(vocab_size=VOCAB + 1, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    assert "it ends in the error 'The size of tensor a" in refusal(ImageGPTForCausalImageModeling(config))
 
 
 # --- commit plan and cache -------------------------------------------------------------------------------------------

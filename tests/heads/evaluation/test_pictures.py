@@ -115,9 +115,10 @@ def test_the_table_shows_every_number() -> None:
 
 
 def test_the_table_shows_another_models_perplexity_where_it_was_asked() -> None:
-    rows = [dataclasses.replace(row, perplexity=value) for row, value in zip(ROWS, (12.0, 34.0), strict=True)]
+    found = zip(ROWS, (12.0, 34.0), strict=True)
+    rows = [dataclasses.replace(row, perplexity=v, perplexity_interval=(v - 1.5, v + 2)) for row, v in found]
     table = speed_table(rows, "title")
-    assert [*table.columns[7].cells] == ["12.0", "34.0"]
+    assert [*table.columns[7].cells] == ["12.0 (10.5–14.0)", "34.0 (32.5–36.0)"]
     assert len(table.columns) == 1 + len(speed_table(ROWS, "title").columns)
 
 

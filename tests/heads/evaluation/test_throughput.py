@@ -136,11 +136,12 @@ def test_texts_are_scored_by_another_model_where_one_is_given() -> None:
 
     def log_likelihood(_: Tensor, tokens: list[int]) -> float:
         scored.append(tokens)
-        return len(tokens) * float(np.log(0.25))
+        return len(tokens) * float(np.log(0.25 if len(scored) == 1 else 0.5))
 
     arguments = {"repeats": 1, "verdict": compare_tokens, "clock": clock}
     row = compare(methods, prompts, log_likelihood=log_likelihood, **arguments)[0]
-    assert row.perplexity == pytest.approx(4.0)
+    assert row.perplexity == pytest.approx(8**0.5)
+    assert row.perplexity_interval == pytest.approx((2.0, 4.0))  # samples of one text alone are its own perplexity
     assert scored == [[1, 2, 3, 4]] * 2
 
 
