@@ -4,20 +4,26 @@ A mask is built once as booleans (True: may attend), then converted: booleans fo
 dict by layer type for models that mix full and windowed layers. Windows count positions and not cache slots, since the
 cache of a tree or of a ragged batch has masked slots.
 """
-# B batch, Q query, S cache slot, T position
+# B batch, Q query, S cache slot, T position, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from heads.backbone.rounding import above, relative_error
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 WITHOUT_MASK = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
 """Layer types that take no mask of their own: recurrent ones (in "hybrid" layers beside full attention), and layers
 that look at one position alone."""
+HEEDED = 0.25
+"""The share of the error without mask and positions from which on a pass does not heed them. Experts that are chosen
+anew, TF32 and activations quantised together move logits by more than rounding, and yet by far less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +126,22 @@ def read_mask_style(config: Any) -> MaskStyle:
     if layer_types and SLIDING not in layer_types:
         window = None
     return MaskStyle(additive=implementation == "eager", window=window, by_layer_type=SLIDING in layer_types)
+
+
+def tree_pass_error(by_tree: Callable[[Tensor, bool], Tensor], tokens_BT: Tensor, expected_BTV: Tensor) -> str:
+    """What is wrong with logits from a pass over a tree; empty: nothing that mask and positions would explain.
+
+    Args:
+        by_tree: from token ids to logits by a pass over a tree that holds them as one of its paths, with or without
+            its mask and positions.
+        expected_BTV: the model's own.
+    """
+    try:
+        error = relative_error(by_tree(tokens_BT, True), expected_BTV)
+    except torch.OutOfMemoryError:
+        raise
+    except (IndexError, RuntimeError, TypeError, ValueError) as raised:
+        return f"it ends in the error '{raised}'"
+    if not above(error, expected_BTV.dtype) or error < HEEDED * relative_error(by_tree(tokens_BT, False), expected_BTV):
+        return ""
+    return f"logits differ by {error:.1e} of the largest from those of the same tokens alone"

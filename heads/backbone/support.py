@@ -1,5 +1,5 @@
 """Find layers, final norm and adapters in a model that becomes a backbone, and refuse models that cannot be one."""
-# B batch, T position
+# B batch, T position, V vocabulary
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heads.backbone.masks import FULL, SLIDING
+from heads.backbone.masks import FULL, SLIDING, tree_pass_error
 from heads.backbone.recurrent.cache import keeps_known_states
-from heads.backbone.rounding import above, relative_error
+from heads.backbone.rounding import same_numbers
 from heads.extras import needs_extra
 
 
@@ -170,13 +170,14 @@ def find_final_norm(decoder: nn.Module) -> nn.Module:
 def check_logits(
     model: Any,
     project: Callable[[Tensor], Sequence[Tensor]],
-    by_tree: Callable[[Tensor], Tensor] | None = None,
+    by_tree: Callable[[Tensor, bool], Tensor] | None = None,
 ) -> None:
     """Compare logits of four tokens, as they are computed here, with the model's own.
 
     Args:
         project: from token ids (B, T) to logits (B, T, V), one tensor for each way of computing them.
-        by_tree: from token ids to logits by a pass over a tree that holds them as one of its paths.
+        by_tree: from token ids to logits by a pass over a tree that holds them as one of its paths, with or without
+            its mask and positions.
 
     Raises:
         ValueError: logits of some way differ from the model's.
@@ -201,26 +202,6 @@ def check_logits(
             f"{type(model).__name__} does not heed the mask and the positions of a token tree: on a path of one, "
             f"{tree_error}, so decoding would not be exact; choose another backbone."
         )
-
-
-def tree_pass_error(by_tree: Callable[[Tensor], Tensor], tokens_BT: Tensor, expected_BTV: Tensor) -> str:
-    """What is wrong with logits from a pass over a tree; empty: nothing but rounding."""
-    try:
-        found_BTV = by_tree(tokens_BT)
-    except torch.OutOfMemoryError:
-        raise
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        return f"it ends in the error '{error}'"
-    wrong = above(relative_error(found_BTV, expected_BTV), expected_BTV.dtype)
-    return f"logits differ by {wrong:.1e} of the largest from those of the same tokens alone" if wrong else ""
-
-
-def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal but for rounding: the same operations in the same dtype, by different kernels."""
-    if one.shape != other.shape:
-        return False
-    tolerance = 20 * torch.finfo(one.dtype).eps * other.float().abs().max().clamp(min=1.0)
-    return bool(((one.float() - other.float()).abs() <= tolerance).all())
 
 
 def added_to_output(model: Any) -> str:

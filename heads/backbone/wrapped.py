@@ -21,6 +21,7 @@ from heads.backbone.masks import FULL, read_mask_style
 from heads.backbone.projection import Projection, read_projection
 from heads.backbone.recurrent.recurrence import Recurrence, find_recurrence
 from heads.backbone.rope import find_rope_border
+from heads.backbone.rounding import same_numbers
 from heads.backbone.state import (
     HiddenTap,
     HiddenTaps,
@@ -37,7 +38,6 @@ from heads.backbone.support import (
     refuse_other_widths,
     refuse_what_cannot_roll_back,
     refuse_what_is_no_model,
-    same_numbers,
     unwrap,
 )
 
@@ -123,17 +123,22 @@ class WrappedModel:
         final_BTD, taps = self.forward(tokens_BT, taps=[0], use_cache=False)
         return self.logits(final_BTD), self.projection(taps[0])
 
-    def _as_nodes(self, tokens_14: Tensor) -> Tensor:
+    def _as_nodes(self, tokens_14: Tensor, as_tree: bool) -> Tensor:
         """Logits (1, 4, V) of four tokens that are a path of a tree, with a sibling between the first and the second.
 
         A model that ignores the mask sees the sibling; one that reads another row of the mask misses ancestors.
+
+        Args:
+            as_tree: give the tree's mask and positions; False: five tokens of a text.
         """
-        path, depth_15 = [0, 2, 3, 4], torch.tensor([[0, 1, 1, 2, 3]], device=self.device)
-        sees_155 = torch.ones(1, 5, 5, dtype=torch.bool, device=self.device).tril()
-        sees_155[:, 2:, 1] = False
-        mask = self.mask_style.finish(sees_155, depth_15, depth_15, self.dtype)
-        given = {"attention_mask": mask, "position_ids": depth_15, "use_cache": False}
-        final_15D, _ = self.forward(tokens_14[:, [0, 3, 1, 2, 3]], **given)
+        path, given = [0, 2, 3, 4], {}
+        if as_tree:
+            depth_15 = torch.tensor([[0, 1, 1, 2, 3]], device=self.device)
+            sees_155 = torch.ones(1, 5, 5, dtype=torch.bool, device=self.device).tril()
+            sees_155[:, 2:, 1] = False
+            mask = self.mask_style.finish(sees_155, depth_15, depth_15, self.dtype)
+            given = {"attention_mask": mask, "position_ids": depth_15}
+        final_15D, _ = self.forward(tokens_14[:, [0, 3, 1, 2, 3]], use_cache=False, **given)
         return self.logits(final_15D[:, path])
 
     def refresh(self) -> None:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from heads.backbone.masks import causal
 from heads.backbone.model import Backbone
 from heads.backbone.projection import Projection, is_packed, unpacked
-from heads.backbone.support import adapted_layers, same_numbers
+from heads.backbone.rounding import same_numbers
+from heads.backbone.support import adapted_layers
 from heads.interface.draft_vocabulary import StartedRows
 from heads.quantization.linear import MXLinear
 from heads.quantization.quantizer import put_plain_layers

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from heads.backbone.model import Backbone
-from heads.backbone.support import same_numbers
+from heads.backbone.rounding import same_numbers
 from heads.decoding.superposed.step import PAPER_WEIGHTS, NgramModel
 
 

@@ -407,6 +407,14 @@ def test_a_model_that_ignores_what_a_tree_pass_gives_is_refused(ignored):
     assert "does not heed the mask and the positions of a token tree: on a path of one, logits differ" in refusal(model)
 
 
+def test_a_model_whose_numbers_are_rough_is_taken():
+    """As where activations are quantised with one scale for all tokens of a pass."""
+    model = tiny_model("llama")
+    plain = model.model.norm.forward
+    model.model.norm.forward = lambda hidden: plain(hidden) * (1 + 1e-3 * (hidden.shape[1] == 5))
+    Backbone(model)
+
+
 def test_a_model_that_reads_a_tree_mask_as_another_mask_is_refused():
     """ImageGPT flattens a 4-D mask, so that all nodes saw what the first one sees."""
     config = ImageGPTConfig(vocab_size=VOCAB + 1, n_embd=16, n_layer=2, n_head=2, n_positions=32)
