@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -26,6 +28,8 @@ from heads.evaluation.tables import describe_machine
 from heads.ngrams.table import NgramTable
 from train.engine.half_precision import multiplies_bfloat16
 from train.run import explain_errors
+
+Answer = TypeVar("Answer")
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_BASE = ("medusa", "grounded", "gru", "eagle")
@@ -193,3 +197,13 @@ def interpolate(points: Sequence[tuple[float, float]], x: float) -> float | None
         if left <= x <= right and right > left:
             return low + (high - low) * (x - left) / (right - left)
     return None
+
+
+def in_own_process(target: Callable[..., Answer], *arguments: Any) -> Answer:
+    """What `target` returns in a new process, which ends with it: a process's peak of memory never falls.
+
+    Raises:
+        concurrent.futures.process.BrokenProcessPool: the process ended without an answer, as where memory ran out.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(target, *arguments).result()

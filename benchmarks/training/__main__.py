@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console, write_figures
+from benchmarks.shared import figures_table, in_own_process, parser_of, run_benchmark, wide_console, write_figures
 from benchmarks.training.training_options import (
     attention_table,
     compile_table,
@@ -38,7 +38,6 @@ from benchmarks.training.training_options import (
 from benchmarks.training.training_speed import (
     MIB,
     forget_peak,
-    in_own_process,
     resident,
     speed_table,
     take_turns,
@@ -58,7 +57,7 @@ LOSSES = {"plain": plain_cross_entropy, "chunked": chunked_cross_entropy}
 CHUNK_ROWS = (65, 130, 520)
 
 
-def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None:
+def peak_of_one_step(loss_name: str, vocab: int, rows: int) -> int:
     """Peak bytes that K heads' losses and their backward add, on one frozen unembedding."""
     torch.set_num_threads(1)
     weight = torch.randn(vocab, WIDTH)
@@ -66,7 +65,7 @@ def peak_of_one_step(loss_name: str, vocab: int, rows: int, answer: Any) -> None
     labels = torch.randint(vocab, (rows,))
     before = forget_peak()
     torch.stack([LOSSES[loss_name](Projection(weight=weight), h, labels) for h in hidden]).sum().backward()
-    answer.put(resident("VmHWM") - before)
+    return resident("VmHWM") - before
 
 
 def chunk_table(console: Console, rounds: int, width: int = 512) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import resource
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, PrinterCallback
 
-from benchmarks.shared import figures_table, parser_of, run_benchmark, wide_console
+from benchmarks.shared import figures_table, in_own_process, parser_of, run_benchmark, wide_console
 from heads.backbone.loading import BackboneConfig
 from heads.data.documents import DataConfig, SourceConfig
 from train import run as application
@@ -105,12 +104,12 @@ def planned(config: TrainConfig) -> int:
     return sum(memory_of(LAUNCHES[0], plan.sizes, 1).training.values())
 
 
-def train_once(config: TrainConfig, answer: Any) -> None:
-    """Put the peak of allocated tensors and the growth of resident memory, both in bytes, into the queue."""
+def train_once(config: TrainConfig) -> tuple[int, int]:
+    """The peak of allocated tensors and the growth of resident memory, both in bytes."""
     torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = peak_on_cuda(config) if torch.cuda.is_available() else peak_on_cpu(config)
-    answer.put((peak, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))
+    return peak, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def peak_on_cuda(config: TrainConfig) -> int:
@@ -160,22 +159,11 @@ def build_trainer(config: TrainConfig) -> Any:
     return trainer
 
 
-def measured(config: TrainConfig) -> tuple[int, int]:
-    """Peak bytes of tensors and growth of resident memory, in a new process, since a process's peak never falls."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    process = context.Process(target=train_once, args=(config, answer))
-    process.start()
-    found = answer.get()
-    process.join()
-    return found
-
-
 def compare(name: str) -> tuple[int, int, int]:
     """Bytes of one case: planned, measured, growth of resident memory."""
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(CASES[name], Path(folder))
-        return planned(config), *measured(config)
+        return planned(config), *in_own_process(train_once, config)
 
 
 def main() -> None:

@@ -29,12 +29,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 
-from benchmarks.shared import describe_cpu, figures_table, parser_of, run_benchmark, say, wide_console
+from benchmarks.shared import describe_cpu, figures_table, in_own_process, parser_of, run_benchmark, say, wide_console
 from benchmarks.training.training_speed import (
     MIB,
     RATE,
     Workload,
-    in_own_process,
     our_step,
     peak_of,
     seconds_of,

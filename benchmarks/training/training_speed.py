@@ -11,7 +11,6 @@ a new process for each, as a process's peak never falls.
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that everybody knows
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.shared import figures_table
+from benchmarks.shared import figures_table, in_own_process
 from heads.backbone.model import Backbone
 from heads.families import create
 from heads.interface.representation import PositionWiseHeads
@@ -205,14 +204,14 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
     return {**medians, **ratio, "matmul_flops": product_flops / medians["products"], "heads_flops": flops}
 
 
-def peak_of(make: Callable[..., Callable[[], Any]], workload: Workload, answer: Any) -> None:
+def peak_of(make: Callable[..., Callable[[], Any]], workload: Workload) -> int:
     """Bytes that model, optimizer and two steps add to a process."""
     torch.set_num_threads(1)
     before = forget_peak()
     step = make(workload.build(), workload.data())
     for _ in range(2):
         step()
-    answer.put(resident("VmHWM") - before)
+    return resident("VmHWM") - before
 
 
 def forget_peak() -> int:
@@ -224,16 +223,6 @@ def forget_peak() -> int:
 def resident(field: str) -> int:
     """Bytes of this process: VmRSS now, VmHWM at the peak (Linux)."""
     return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0]) * 1024
-
-
-def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
-    """Run `target` in a new process; returns what it puts into the queue, its last argument."""
-    answer = (context := multiprocessing.get_context("spawn")).Queue()
-    process = context.Process(target=target, args=(*arguments, answer))
-    process.start()
-    found = answer.get()
-    process.join()
-    return found
 
 
 def speed_table(console: Console, rounds: int) -> list[dict[str, Any]]:
