@@ -523,9 +523,10 @@ def as_markdown(name: str, command: str, measured: str, output: str) -> str:
     Args:
         command: the command that was measured, as typed.
         measured: day, minutes, machine, versions and commit, in this order.
-        output: the command's output, from which colours and progress bars are removed.
+        output: the command's output, from which colours, progress bars and the repository's own folder are removed.
     """
-    lines = [line.rstrip() for line in ANSI.sub("", output).splitlines() if not PROGRESS.search(line)]
+    output = ANSI.sub("", output).replace(f"{ROOT}/", "")  # where the repository lies is no result
+    lines = [line.rstrip() for line in output.splitlines() if not PROGRESS.search(line)]
     tables = "\n".join(lines).strip()
     return (
         f"# {name}\nWritten by `python -m benchmarks.verify {name}`, never by hand. It shows {CHECKS[name].shows}.\n\n"

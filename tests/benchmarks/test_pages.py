@@ -110,6 +110,11 @@ def test_every_file_of_results_has_the_present_command_or_says_what_has_changed(
     assert [name for name in CHECKS if stale(name).startswith("was measured as")] == []
 
 
+def test_results_do_not_say_where_the_repository_lies() -> None:
+    text = as_markdown("plan", "python -m x", "2026-01-02", f"saved in {verify.ROOT}/checkpoints/runs/x")
+    assert "saved in checkpoints/runs/x\n" in text
+
+
 def test_results_are_stale_once_what_they_measure_has_changed():
     text = as_markdown("plan", "python -m x", "2026-01-02, 1.0 minutes, a machine, commit abc1234", "a")
 
