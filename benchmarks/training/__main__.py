@@ -35,10 +35,7 @@ from benchmarks.training.training_options import (
     scaling_table,
     stored_table,
 )
-from benchmarks.training.training_speed import (
-    MIB,
-    speed_table,
-)
+from benchmarks.training.training_speed import MIB, speed_table
 from heads.evaluation.pictures import new_figure, save_figure
 from train.config import read_config
 

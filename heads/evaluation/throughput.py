@@ -161,18 +161,19 @@ def summarise(
     verdicts = [verdict(*texts_of) for texts_of in zip(prompts, plain_texts, texts, strict=True)] if same else []
     scores = [log_likelihood(*text_of) for text_of in zip(prompts, texts, strict=True)] if log_likelihood else None
     lengths = list(map(len, texts))
+    tokens = sum(lengths)
     return MethodResult(
         name=method.name,
-        tokens=sum(lengths),
-        tokens_per_second=float(np.median(sum(lengths) / ours[1].sum(axis=0))),
+        tokens=tokens,
+        tokens_per_second=float(np.median(tokens / ours[1].sum(axis=0))),
         ratio=float(np.median(ratios_R)),
         ratio_low=float(ratios_R.min()),
         ratio_high=float(ratios_R.max()),
         interval=ratio_interval(*ours, *plain, np.random.default_rng(0)),
-        tokens_per_pass=sum(lengths) / sum(record.passes for record in records),
+        tokens_per_pass=tokens / sum(record.passes for record in records),
         repeated_4grams=statistics.mean(map(repeated_ngrams, texts)),
         same_text=describe_verdicts(verdicts) if same else method.promises,
-        perplexity=math.exp(-sum(scores) / sum(lengths)) if scores else None,
+        perplexity=math.exp(-sum(scores) / tokens) if scores else None,
         perplexity_interval=perplexity_interval(scores, lengths, np.random.default_rng(0)) if scores else None,
         rulings=tuple(replace(ruling, prompt=n) for n, v in enumerate(verdicts, start=1) for ruling in v.rulings),
         milliseconds=milliseconds_per_pass(records),
