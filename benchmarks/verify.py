@@ -22,6 +22,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +35,8 @@ from heads.evaluation.tables import versions
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+PLACES = re.compile(rf"{re.escape(str(ROOT))}/|{re.escape(tempfile.gettempdir())}/tmp\w+/")
+"""Folders of the machine: the repository's, and temporary ones. A file is named from there on."""
 PROGRESS = re.compile(r"it/s\]|s/it\]|examples/s\]|━|╸|real_accelerator\.py")
 
 
@@ -523,10 +526,10 @@ def as_markdown(name: str, command: str, measured: str, output: str) -> str:
     Args:
         command: the command that was measured, as typed.
         measured: day, minutes, machine, versions and commit, in this order.
-        output: the command's output, from which colours, progress bars and the repository's own folder are removed.
+        output: the command's output, from which colours, progress bars and the machine's folders are removed.
     """
-    output = ANSI.sub("", output).replace(f"{ROOT}/", "")  # where the repository lies is no result
-    lines = [line.rstrip() for line in output.splitlines() if not PROGRESS.search(line)]
+    shown = PLACES.sub("", ANSI.sub("", output))
+    lines = [line.rstrip() for line in shown.splitlines() if not PROGRESS.search(line)]
     tables = "\n".join(lines).strip()
     return (
         f"# {name}\nWritten by `python -m benchmarks.verify {name}`, never by hand. It shows {CHECKS[name].shows}.\n\n"

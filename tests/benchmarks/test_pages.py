@@ -1,6 +1,7 @@
 """Pages point at what is there: links, files, commands with their options, and results of nothing but a check."""
 
 import re
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,13 @@ def test_every_file_of_results_has_the_present_command_or_says_what_has_changed(
     assert [name for name in CHECKS if stale(name).startswith("was measured as")] == []
 
 
-def test_results_do_not_say_where_the_repository_lies() -> None:
+def test_results_do_not_name_folders_of_the_machine() -> None:
     text = as_markdown("plan", "python -m x", "2026-01-02", f"saved in {verify.ROOT}/checkpoints/runs/x")
     assert "saved in checkpoints/runs/x\n" in text
+    with tempfile.TemporaryDirectory() as place:
+        assert "saved in heads/last\n" in as_markdown(
+            "plan", "python -m x", "2026-01-02", f"saved in {place}/heads/last"
+        )
 
 
 def test_results_are_stale_once_what_they_measure_has_changed():
