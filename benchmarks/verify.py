@@ -244,10 +244,10 @@ CHECKS = {
         measures=("checkpoints/demo/base",),
     ),
     "grounded_ablation": Check(
-        command="python -m benchmarks.paper.grounded_ablation --prompts 16 --rounds 3 --picture "
+        command="python -m benchmarks.paper.grounded_ablation --steps 100 --prompts 16 --rounds 3 --picture "
         "docs/pictures/grounded_ablation.png",
         shows="the rows of the grounded paper's figures 2 and 5 to 8 and later options, trained on the demo "
-        "backbone, and the target; rows that an earlier call finished are reused",
+        "backbone for 100 steps, and the target; rows that an earlier call finished are reused",
         measures=("checkpoints/demo/base",),
     ),
     "grounded_figure_2": Check(
@@ -255,13 +255,14 @@ CHECKS = {
         "--steps 600 --prompts 16 --rounds 0",
         quick="--steps 2 --eval-blocks 4 --prompts 2 --new-tokens 16 --out checkpoints/runs/grounded_quick",
         shows="figure 2 of the grounded paper after 600 steps, the families with soft labels too, each with its own "
-        "tree and on one tree; grounded_ablation reuses these rows at 600 steps",
+        "tree and on one tree",
         measures=("checkpoints/demo/base",),
     ),
     "grounded_ablation_seeds": Check(
-        command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru --prompts 16 --rounds 0 "
-        "--seeds 3",
-        shows="gru beside grounded and medusa over three trainings: means and deviations; finished rows are reused",
+        command="python -m benchmarks.paper.grounded_ablation --rows medusa grounded gru --steps 100 --prompts 16 "
+        "--rounds 0 --seeds 3",
+        shows="gru beside grounded and medusa over three trainings of 100 steps: means and deviations; finished rows "
+        "are reused",
         measures=("checkpoints/demo/base",),
     ),
     "dynamo_decoding": Check(
