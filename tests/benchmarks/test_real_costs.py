@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,7 +101,7 @@ def test_a_smaller_shape_and_an_unknown_field_are_refused_in_a_sentence() -> Non
 
 
 def test_a_shape_that_does_not_fit_says_how_much_memory_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 2**18, "SC_PAGE_SIZE": 2**12}[name])
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**30))
     assert what_stops(SHAPES["0.16B"], torch.bfloat16, torch.device("cpu")) == ""
     assert (
         what_stops(SHAPES["7B"], torch.bfloat16, torch.device("cpu"))
@@ -126,6 +128,24 @@ def test_rows_are_measured_once_and_reported_from_where_they_are_stored(
     assert capsys.readouterr().out.endswith(tables)
     command.main([*asked, "--report", "--groups", "3"])
     assert "grounded alone" not in capsys.readouterr().out, "a row of other settings is another row"
+
+
+def test_one_backbone_goes_before_the_next_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With both in memory at once, a shape that fits by its own size would not."""
+    before: list[weakref.ref[Any]] = []
+
+    def open_alone(families: Any, shape: WideShape, dtype: torch.dtype) -> Any:
+        assert [one() for one in before] == [None] * len(before)
+        found = open_widened(families, shape, dtype)
+        before.append(weakref.ref(found.model))
+        return found
+
+    monkeypatch.setitem(SHAPES, "0.16B", SMALL[1])
+    monkeypatch.setattr(command, "ON_BASE", ("grounded",))
+    monkeypatch.setattr(command, "open_widened", open_alone)
+    asked = ["--quick", "--groups", "1", "--new-tokens", "2", "--rounds", "1", "--no-tuned", "--out", str(tmp_path)]
+    command.main(asked)
+    assert len(before) == 3  # methods of two backbones, then passes of one
 
 
 def test_beside_heads_alone_stand_assistant_model_and_what_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,23 +223,29 @@ def measure_methods(
     """Measure all families; one with its own backbone is compared with that backbone's plain generate."""
     lines: list[MethodSpeed] = []
     for families in (ON_BASE, OWN_BACKBONE):
-        widened, options = opened(families), row.options
-        if reason := options.compile and families == ON_BASE and why_not_compiled(widened):
-            say(f"{row.stored.name}: compiled methods are left out: {reason}")
-        compile = options.compile and not reason
-        found = measure_speeds(
-            widened,
-            settings,
-            row.batch,
-            options.groups,
-            repeats=options.repeats,
-            tuned=not options.no_tuned,
-            compile=compile,
-        )
-        lines += found if families == ON_BASE else [replace(found[0], method=OWN_PLAIN.format(*families)), *found[1:]]
-        gc.collect()
+        lines += measure_families(families, opened(families), row, settings, say)
+        gc.collect()  # before the next backbone comes: two of 7 billion weights do not fit where one does
     decoding = SAMPLED if row.sampled else PENALISED
     return Speeds(shape=row.shape, dtype=row.dtype, batch=row.batch, decoding=decoding, lines=lines)
+
+
+def measure_families(
+    families: Sequence[str], widened: Widened, row: WantedRow, settings: Settings, say: Callable[[str], None]
+) -> list[MethodSpeed]:
+    """Measure the families of one backbone, which nothing holds when this returns."""
+    options = row.options
+    if reason := options.compile and families == ON_BASE and why_not_compiled(widened):
+        say(f"{row.stored.name}: compiled methods are left out: {reason}")
+    found = measure_speeds(
+        widened,
+        settings,
+        row.batch,
+        options.groups,
+        repeats=options.repeats,
+        tuned=not options.no_tuned,
+        compile=options.compile and not reason,
+    )
+    return found if families == ON_BASE else [replace(found[0], method=OWN_PLAIN.format(*families)), *found[1:]]
 
 
 if __name__ == "__main__":

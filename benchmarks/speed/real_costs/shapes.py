@@ -6,9 +6,9 @@ would be sampled. A real model of the same size has fewer and wider attention he
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 
@@ -64,6 +64,7 @@ def what_stops(shape: WideShape, dtype: torch.dtype, device: torch.device) -> st
 
 
 def free_bytes(device: torch.device) -> int:
+    """Memory that new weights can have; on a CPU, memory that only caches files counts as free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
