@@ -1,12 +1,11 @@
 """Weights packed for matrix products of few rows on a CPU: `heads.pack_weights(model)`.
 
 A pass over a tree multiplies a handful of rows with every weight. PyTorch's product lays each weight out anew at every
-call, which for few rows takes as long as the product. oneDNN keeps a weight in the layout of its kernels. With weights
-of 2,048 to 8,192 inputs and outputs, on two threads of a processor with AVX512-BF16, a packed product of 4 rows is 1.5
-to 2.2 times as fast in bfloat16 and 4 to 6 times in float32, and of one row 1.4 to 2.0 and 1.4 to 1.6 times; on one
-thread of an AVX2 processor 4 to 64 float32 rows take two thirds of the time with a weight of 43 MiB, 0.9 and more with
-one of 11 MiB (python -m benchmarks.speed.real_costs prints whole passes both ways: measure before you pack). A single
-row is packed too, so plain generation is compared on the same kernels.
+call, which for few rows takes as long as the product. oneDNN keeps a weight in the layout of its kernels. A packed
+product of four rows was 1.5 to 2.2 times as fast in bfloat16, on a processor with AVX512-BF16, and 4 to 6 times in
+float32. Weights that fit into the processor's caches can lose. `python -m benchmarks.speed.real_costs` prints whole
+passes both ways; measure before you pack. Products of one row are packed too, so plain generation runs on the same
+kernels.
 
 PyTorch packs weights so in compiled graphs (torch._inductor.fx_passes.mkldnn_fusion); here it is done to a model as it
 is. Sums are taken in another order, so logits differ by rounding (tests/heads/backbone/test_packed.py). A packed layer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from backbone_passes import reads
 from byte_tokenizer import EOS, NUM_TOKENS, byte_tokenizer
-from reading import reads
 from throwaway_families import make_heads
 from tiny import tiny_model
 

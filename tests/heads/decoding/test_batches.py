@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from backbone_passes import shapes
 from matrices import covering
 from plain_text import plain_generate
-from reading import shapes
 from throwaway_families import FAMILIES, fitted_heads
 from tiny import PAD, left_padded, random_tokens
 from torch import Tensor

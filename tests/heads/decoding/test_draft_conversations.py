@@ -6,8 +6,8 @@ import collections
 
 import pytest
 import torch
+from backbone_passes import reads
 from draft_runs import NO_EOS, TOY, K, both, chi_square, joint, limit, noisy, shared
-from reading import reads
 from tiny import left_padded, random_tokens, tiny_model
 from torch import Tensor
 from transformers import LogitsProcessor

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from backbone_passes import reads
 from matrices import covering
 from plain_text import plain_generate
-from reading import reads
 from throwaway_families import FAMILIES, fitted_heads, make_heads
 from tiny import PAD, left_padded, random_tokens, shared_model, tiny_model
 

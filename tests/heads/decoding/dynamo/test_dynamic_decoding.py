@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from backbone_passes import shapes
 from dynamic_runs import (
     INDEPENDENT,
     NAMES,
@@ -25,7 +26,6 @@ from dynamic_runs import (
     run,
     table,
 )
-from reading import shapes
 from throwaway_families import fitted_heads, make_heads
 from tiny import EOS, PAD, left_padded, random_tokens, tiny_model
 from torch import Tensor
