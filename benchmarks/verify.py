@@ -114,14 +114,14 @@ CHECKS = {
         measures=PRICED,
     ),
     "real_costs_float32": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32 --groups 8",
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B 0.83B --dtypes float32 --groups 4",
         quick="--quick",
-        shows="the same in float32, for processors that do not multiply bfloat16",
+        shows="the same in float32 for 0.16 and 0.83 billion weights, for processors that do not multiply bfloat16: "
+        "measure it on one of them",
         measures=PRICED,
     ),
     "real_costs_batches": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --batches 4 16 --groups 4 "
-        "--no-tuned",
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --batches 4 16 --groups 4",
         quick="--quick",
         shows="the same for 4 and 16 texts at once",
         measures=PRICED,
@@ -134,9 +134,9 @@ CHECKS = {
         measures=PRICED,
     ),
     "real_costs_large": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.83B 1.2B --dtypes bfloat16 --groups 4",
+        command="python -m benchmarks.speed.real_costs --shapes 0.83B 1.2B --dtypes bfloat16 --batches 1 4 --groups 4",
         quick="--quick",
-        shows="the same at the price of models of 0.83 and 1.2 billion weights",
+        shows="the same at the price of models of 0.83 and 1.2 billion weights, for single texts and 4 at once",
         measures=PRICED,
     ),
     "real_costs_7b": Check(

@@ -143,9 +143,10 @@ class WantedRow:
 def wanted(options: argparse.Namespace) -> Iterator[WantedRow]:
     """Rows in the order in which they are measured: one shape in one dtype after another.
 
-    Beside its settings a row depends on the machine and the version of torch.
+    Beside its settings a row depends on the machine, its processor's instructions and the version of torch.
     """
-    common = {"machine": describe_machine(torch.device(default_device())), "torch": versions()["torch"]}
+    machine = describe_machine(torch.device(default_device()))
+    common = {"machine": machine, "processor": describe_cpu(), "torch": versions()["torch"]}
     for shape in options.shapes:
         for dtype in options.dtypes:
             sampled = [(1, True)] if options.sampled else []
