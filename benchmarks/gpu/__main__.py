@@ -8,10 +8,11 @@
 
 `make gpu` runs all five. The machine needs no network: packages that its Python lacks are unpacked from a folder of
 wheels (`--wheels`), which `make gpu-wheels` fills on another machine. Each program prints into a file of its own in
-`--out`, the folder to copy from the machine afterwards. A program is stopped when its share of the 25 minutes (--help
-lists the shares) is over; what it has printed by then stays. Programs that measure begin only what should end in time,
-and name what they leave out. `--tiny` runs them on a CPU with tiny shapes, to show that they work; its figures mean
-nothing, and each program may take ten times its share, since the CPU may be busy.
+`--out`, the folder to copy from the machine afterwards, whose machine.txt names commit, GPUs and versions. A program is
+stopped when its share of the 25 minutes (--help lists the shares) is over; what it has printed by then stays. Programs
+that measure begin only what should end in time, and name what they leave out. `--tiny` runs them on a CPU with tiny
+shapes, to show that they work; its figures mean nothing, and each program may take ten times its share, since the CPU
+may be busy.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.gpu.machine import describe
+from benchmarks.gpu.machine import describe, describe_commit, describe_gpus
 from benchmarks.gpu.marked import marked_files
 from benchmarks.gpu.wheels import install
 
@@ -100,8 +101,8 @@ COMMANDS: dict[str, tuple[Program, ...]] = {
             name="decoding",
             asked="-m benchmarks.speed.real_costs --shapes 1.2B 7B --dtypes bfloat16 --batches 1 4 16 --minutes 5 "
             "--out {out}/rows",
-            tiny="-m benchmarks.speed.real_costs --quick --groups 1 --new-tokens 4 --compile --minutes 40 "
-            "--out {out}/rows",
+            tiny="-m benchmarks.speed.real_costs --quick --batches 1 2 --groups 1 --new-tokens 4 --compile "
+            "--minutes 40 --out {out}/rows",
             minutes=5.5,
         ),
     ),
@@ -134,11 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     try:
         unpacked = install(Path(options.wheels)) if options.wheels else None
-        print(describe(unpacked), flush=True)
+        if unpacked is not None:
+            environment["PYTHONPATH"] = os.pathsep.join([str(unpacked), str(ROOT)])
+        packages = describe(unpacked)
+        gpus = "no GPU is asked: --tiny" if options.tiny else describe_gpus(environment)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    if unpacked is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(unpacked), str(ROOT)])
+    first_lines = f"{describe_commit()}\n{gpus}\n{packages}\n"
+    (out / "machine.txt").write_text(first_lines, encoding="utf-8")
+    print(first_lines, end="", flush=True)
     failed = []
     for command in options.commands or COMMANDS:
         for program in COMMANDS[command]:
@@ -206,12 +211,17 @@ def run(program: Program, asked: str, file: Path, environment: dict[str, str]) -
         stopped = threading.Event()
         limit = threading.Timer(60 * program.minutes, stop, (process, stopped))
         limit.start()
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            written.write(line)
-            written.flush()
-        code = process.wait()
-        limit.cancel()
+        try:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                written.write(line)
+                written.flush()
+            code = process.wait()
+        except BaseException:  # Ctrl-C does not reach a session of its own
+            stop(process, stopped)
+            raise
+        finally:
+            limit.cancel()
         code = STOPPED if stopped.is_set() else code
         end = f"\n{describe_end(program, code)}, after {time.monotonic() - started:.0f} s\n"
         written.write(end)

@@ -1,14 +1,15 @@
-"""What the machine's Python holds of what the commands import: their first lines.
+"""What the figures were made with, and what the machine's Python holds of what the commands import: their first lines.
 
-Each package's version is printed, with those of the folder of wheels apart, then in a sentence what is older or newer
-than pyproject.toml asks for, since tests ran on those versions alone. What is missing ends the commands before the
-first of them begins.
+The commit, the GPUs and each package's version are printed, with those of the folder of wheels apart, then in a
+sentence what is older or newer than pyproject.toml asks for, since tests ran on those versions alone. What is missing
+ends the commands before the first of them begins.
 """
 
 from __future__ import annotations
 
 import importlib
 import platform
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,12 @@ from pathlib import Path
 from benchmarks.gpu.wheels import NEEDED, follow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+FIND_GPUS = """
+import torch
+for i in range(torch.cuda.device_count()):
+    gpu = torch.cuda.get_device_properties(i)
+    print(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+"""
 
 
 def describe(unpacked: Path | None = None) -> str:
@@ -82,3 +89,30 @@ def differences(found: Mapping[str, Distribution]) -> Iterator[str]:
                 f"{asked.name} {here.version} is here and Headway's tests ran with {asked.specifier}: a part that "
                 f"fails may need that{'' if asked.name == 'torch' else ', which `make gpu-wheels` brings'}."
             )
+
+
+def describe_gpus(environment: Mapping[str, str]) -> str:
+    """A line for each GPU that PyTorch finds in another process, so that this one leaves them free.
+
+    Raises:
+        ValueError: it finds none.
+    """
+    command = [sys.executable, "-c", FIND_GPUS]
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
+    if found := done.stdout.strip():
+        return found
+    reason = (done.stderr.strip().splitlines() or [""])[-1]
+    raise ValueError(
+        f"PyTorch {distribution('torch').version} finds no GPU here{f' ({reason})' if reason else ''}; give `make gpu` "
+        "a Python whose PyTorch finds one, as PYTHON=…, or try the programs on a CPU with --tiny."
+    )
+
+
+def describe_commit() -> str:
+    """
+    >>> describe_commit().startswith("commit ")
+    True
+    """
+    from train.loop.provenance import commit  # train imports what a machine may lack, which ends earlier
+
+    return f"commit {commit() or 'unknown: git finds no checkout'}"

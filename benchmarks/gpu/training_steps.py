@@ -33,8 +33,16 @@ from train.engine.compiling import compile_layers
 from train.objective.document_attention import document_attention
 from train.objective.model import TrainedModel
 
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOP/s, from the makers' data sheets."""
+PEAK_FLOPS = {
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+"""Dense bfloat16 FLOP/s, from the makers' data sheets; the first name that stands in the GPU's counts."""
 SHAPES = {
     "1b": Workload(family="grounded", unembedding="shared", vocab=128_256, width=2048, layers=16, batch=8, length=2048),
     "7b": Workload(family="grounded", unembedding="shared", vocab=32_000, width=4096, layers=32, batch=4, length=2048),
@@ -191,6 +199,8 @@ def show(console: Console, workload: Workload, rows: Sequence[Step]) -> None:
         f"{workload.name}, a {rows[0].shape} shape in bfloat16, {workload.batch} × {workload.length:,} tokens a step; "
         "peak memory: of the row's own model, optimizer and activations"
     )
+    if any(row.bytes is not None and row.mfu is None for row in rows):
+        title += f"; utilisation needs the GPU's peak, which is known of {', '.join(PEAK_FLOPS)}"
     names = ("ms a step", "tokens per second", "of the plain loop", "model TFLOP/s", "utilisation", "peak memory")
     table = figures_table(title, "step", *names)
     plain = next((row.seconds for row in rows if row.step == PLAIN), None)

@@ -6,6 +6,9 @@ import importlib.metadata
 import itertools
 import os
 import re
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -45,6 +48,7 @@ def test_tiny_programs_take_the_ways_of_the_full_ones():
     assert "--processes 2 1" in tiny["engines"]
     assert "--compile" in tiny["decoding"], "on a GPU it is the default"
     assert "--no-tuned" not in tiny["decoding"]
+    assert "--batches 1 2" in tiny["decoding"]
 
 
 def test_what_a_program_prints_is_kept_however_it_ends(tmp_path, capsys):
@@ -76,7 +80,48 @@ def test_a_failed_program_is_named_at_the_end_and_the_others_run(tmp_path, monke
     monkeypatch.setattr(gpu, "COMMANDS", {"tests": programs})
     with pytest.raises(SystemExit, match="bad ended with 2"):
         main(["--tiny", "--out", str(tmp_path)])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "good.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "good.txt", "machine.txt"]
+
+
+def test_figures_come_home_with_their_commit_gpus_and_versions(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "COMMANDS", {"tests": ()})
+    monkeypatch.setattr(gpu, "describe_gpus", lambda environment: "NVIDIA Made Up, 80 GiB, CUDA 13.0")
+    main(["--out", str(tmp_path)])
+    written = (tmp_path / "machine.txt").read_text()
+    assert re.match(r"commit ([0-9a-f]{40}(-dirty)?|unknown.*)\nNVIDIA Made Up, 80 GiB, CUDA 13.0\nPython 3", written)
+    assert capsys.readouterr().out == written
+
+
+def test_without_a_gpu_nothing_begins_and_a_sentence_says_why(tmp_path):
+    """A CPU build of PyTorch would skip each test, end with 0 and leave a CPU's figures among those of GPUs."""
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(ValueError, match=r"PyTorch \S+ finds no GPU here; give `make gpu` a Python whose PyTorch"):
+        machine.describe_gpus(hidden)
+    command = [sys.executable, "-m", "benchmarks.gpu", "tests", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: PyTorch")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_ctrl_c_ends_the_program_that_runs(tmp_path):
+    """It has a session of its own, which Ctrl-C does not reach: it would hold the GPU until its limit."""
+    number = tmp_path / "number"
+    waits = f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); print('begun'); time.sleep(60)"
+    here = (
+        "from benchmarks.gpu.__main__ import Program, run; import os, pathlib; "
+        f"run(Program(name='x', asked='', tiny='', minutes=1), {shlex.join(['-uc', waits])!r}, "
+        f"pathlib.Path({str(tmp_path / 'x.txt')!r}), dict(os.environ))"
+    )
+    process = subprocess.Popen([sys.executable, "-uc", here], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    next(line for line in process.stdout if line == "begun\n")
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    assert process.wait() != 0
+    assert time.monotonic() - started < 30, "the timer of its limit held the interpreter"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
 
 
 def test_an_unknown_command_is_named(capsys):

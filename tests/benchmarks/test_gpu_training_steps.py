@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import training_steps
-from benchmarks.gpu.training_steps import PLAIN, SHAPES, TINY, measure, model_flops, peak_memory
+from benchmarks.gpu.training_steps import PLAIN, SHAPES, TINY, Step, measure, model_flops, peak_memory
 from benchmarks.shared import wide_console
 from benchmarks.training.training_speed import heads_products
 from train.objective.model import TrainedModel
@@ -102,3 +102,25 @@ def test_peak_memory_is_of_the_step_s_own_model_optimizer_and_activations(monkey
 def test_a_shape_that_the_minutes_do_not_hold_is_named(capsys):
     training_steps.main(["--tiny", "--minutes", "0"])
     assert "tiny is left out: its share of the run, 0 minutes, is over" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA RTX 4090", None),
+    ],
+)
+def test_a_gpu_s_peak_is_its_own(name, peak, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    assert training_steps.peak_flops("cuda") == peak
+
+
+def test_an_unknown_peak_is_named(capsys):
+    row = Step(shape="1b", step=PLAIN, seconds=1, tokens=1, flops=1, mfu=None, bytes=2**30)
+    training_steps.show(wide_console(), TINY, [row])
+    assert "utilisation needs the GPU's peak, which is known of H200 NVL, H200" in " ".join(
+        capsys.readouterr().out.split()
+    )
