@@ -29,11 +29,11 @@ from train.objective.model import TrainedModel
 logger = logging.getLogger(__name__)
 
 REPAYS_AFTER = 240.0
-"""Seconds in uncompiled decoder layers from which compiling repays. On two CPU cores, compiling took 3 to 11 s and made
-a frozen backbone's forward 1.03 (wide layers) to 1.06 times as fast (narrow ones): `benchmarks.training compile`."""
+"""Seconds in uncompiled decoder layers from which compiling repays. On two CPU cores, compiling took 3 to 12 s and made
+a frozen backbone's forward 1.01 (wide layers) to 1.14 times as fast (narrow ones): `benchmarks.training compile`."""
 BY_DOCUMENT_FROM = 512
 """Tokens of a block from which layers that attend by document gain more than compiled ones, which need dense masks. On
-two CPU cores a pass over 2,048 tokens takes 1.26 to 1.76 times as long with a dense mask (`benchmarks.training
+two CPU cores a pass over 2,048 tokens takes 1.26 to 1.65 times as long with a dense mask (`benchmarks.training
 attention`); the excess grows with the block, so at 512 tokens it is about a quarter of that."""
 ENGINES = (Engine.ONE, Engine.DDP)
 

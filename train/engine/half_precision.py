@@ -1,7 +1,7 @@
 """Decide whether bfloat16 products are faster on a machine, as `trainer.bf16: auto` does.
 
 A CPU that has instructions for them (AVX512-BF16, AMX, or ARM's BF16) multiplies faster than in float32. One that has
-none converts every number to float32 first, so that `trainer.bf16: true` loses mantissa there and gains no speed.
+none converts every number to float32 first, so that `trainer.bf16: true` loses mantissa there and takes longer.
 """
 
 from __future__ import annotations
