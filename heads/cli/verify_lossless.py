@@ -120,7 +120,7 @@ def verify_lossless_command(
     rows = Rows(folder / ROWS, settings)
     if results.fresh:
         rows.forget()
-    with kept(rows):
+    with explain_resuming(rows):
         comparisons = sides.compare(Console(), rows)
     content = as_dict(comparisons, sides.device, max_new_tokens=prompts.max_new_tokens, temperature=0)
     for file in (folder / RESULTS, results.json_file):
@@ -187,7 +187,7 @@ class Sides:
 
 
 @contextmanager
-def kept(rows: Rows) -> Iterator[None]:
+def explain_resuming(rows: Rows) -> Iterator[None]:
     """Say which prompts an earlier call has finished, and what to do if this one is interrupted too."""
     if rows.resumed:
         print_aside(f"{rows.resumed} answers and verdicts of an interrupted call are kept; --fresh asks anew")
