@@ -20,7 +20,6 @@ from heads.ngrams.table import NgramTable
 NUCLEUS = 0.95
 ROWS = 320
 """The most rows of a batch, so that memory does not grow with the number of prefixes."""
-PLAIN: dict[str, Any] = {"use_cache": True, "repetition_penalty": 1.0}
 
 
 def greedy(model: Any, prefixes_BT: Tensor, length: int) -> Tensor:
