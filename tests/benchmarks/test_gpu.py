@@ -109,7 +109,8 @@ def test_ctrl_c_ends_the_program_that_runs(tmp_path):
     number = tmp_path / "number"
     waits = f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); print('begun'); time.sleep(60)"
     here = (
-        "from benchmarks.gpu.__main__ import Program, run; import os, pathlib; "
+        "from benchmarks.gpu.__main__ import Program, run; import os, pathlib, signal; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # what starts in the background ignores it
         f"run(Program(name='x', asked='', tiny='', minutes=1), {shlex.join(['-uc', waits])!r}, "
         f"pathlib.Path({str(tmp_path / 'x.txt')!r}), dict(os.environ))"
     )
