@@ -67,7 +67,7 @@ class Check:
 LOSS = tuple(f"train/objective/{name}.py" for name in ("chunks", "losses", "soft_targets", "targets", "unembedding"))
 STEP = (*LOSS, "train/objective/model.py", "train/loop/trainer.py", "train/loop/optimizer_groups.py")
 """What a training step runs: the loss, the model around it and the Trainer."""
-PRICED = ("checkpoints/demo", "heads/packed.py")
+PRICED = ("checkpoints/demo", "heads/products")
 """What the demo at a larger model's price is made of."""
 CHECKS = {
     "decoding": Check(
@@ -87,7 +87,7 @@ CHECKS = {
         quick="--rounds 3",
         shows="a pass of 8 rows at the price of 0.16 billion bfloat16 weights: plain, packed, compiled, and compiled "
         "with weights as constants of the graph; seconds of its first call, and whether edited weights are noticed",
-        measures=("heads/packed.py", "heads/backbone/compiling"),
+        measures=("heads/products", "heads/backbone/compiling"),
     ),
     "compiled_parts": Check(
         command="python -m benchmarks.speed.compiled_parts",
@@ -113,11 +113,11 @@ CHECKS = {
         "becomes speed; rows that an earlier call finished are kept",
         measures=PRICED,
     ),
-    "real_costs_float32": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.16B 0.83B --dtypes float32 --groups 4",
+    "real_costs_avx2": Check(
+        command="python -m benchmarks.speed.real_costs --shapes 0.16B 0.83B --dtypes float32 bfloat16 --groups 4",
         quick="--quick",
-        shows="the same in float32 for 0.16 and 0.83 billion weights, for processors that do not multiply bfloat16: "
-        "measure it on one of them",
+        shows="the same in both dtypes for 0.16 and 0.83 billion weights, for processors that do not multiply "
+        "bfloat16: measure it on one of them",
         measures=PRICED,
     ),
     "real_costs_batches": Check(

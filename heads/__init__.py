@@ -19,7 +19,7 @@ from heads.export.hub.push import push_to_hub
 from heads.families import create, families
 from heads.interface.draft_vocabulary import most_frequent_tokens
 from heads.ngrams.table import NgramTable
-from heads.packed import pack_weights
+from heads.products.packed import pack_weights
 from heads.quantization.packed_heads import pack_heads
 from heads.quantization.quantizer import MXConfig
 

@@ -24,7 +24,7 @@ from benchmarks.speed.real_costs.shapes import SHAPES
 from benchmarks.speed.real_costs.widened import open_widened
 from heads.backbone.compiling.compiled_backbone import CompiledBackbone
 from heads.backbone.model import Backbone
-from heads.packed import pack_weights
+from heads.products.packed import pack_weights
 from heads.tuning.timing import interleaved_medians
 
 SHAPE = "0.16B"

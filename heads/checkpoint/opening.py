@@ -17,7 +17,7 @@ from heads.checkpoint.save_load import load
 from heads.checkpoint.schema import DESCRIPTION, look_up, read_description
 from heads.inside import find_inside
 from heads.interface.token_heads import TokenHeads
-from heads.packed import pack_weights, what_stops_packing
+from heads.products.packed import pack_weights, what_stops_packing
 from heads.validation import build
 
 RECORDED = ("revision", "tokenizer", "attn_implementation", "quantization")
@@ -42,7 +42,7 @@ def open_heads(
     Args:
         backbone: folder or hub name, loaded as it is; None loads the one in the first folder's heads.json, with the
             revision, tokenizer, attention and quantization of the heads' training.
-        pack: pack the weights of backbone and heads (heads/packed.py).
+        pack: pack the weights of backbone and heads (heads/products/packed.py).
 
     Raises:
         ValueError: a folder holds no heads, the backbone is not found, heads belong to another one, or its weights

@@ -23,7 +23,7 @@ from heads.decoding.trees.dynamic import DynamicTree, check_integer
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
 from heads.decoding.tuned_file import TUNED_TREE, TunedTree, UnreadableTree, read_tree_file
 from heads.interface.token_heads import TokenHeads
-from heads.packed import is_packed
+from heads.products.packed import is_packed
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
 LEAST_NODES = 2  # the root and one drafted token

@@ -40,7 +40,7 @@ class TunedTree:
         dynamic: the best dynamic tree, if it is better than the static one.
         lookup: length of the looked-up chain; 0: no chain; None: the file has only paths.
         compile: whether passes were faster as compiled graphs.
-        packed: whether its passes were measured on packed weights (heads/packed.py), which compiled ones do not use.
+        packed: whether its passes were measured on packed weights (heads.pack_weights), which compiled ones do not use.
         prediction: predicted and measured speeds, for people to read.
         measured_on: machine, versions, batch and context; "device_type" and "dtype" decide whether the file is used.
         heads_sha256: checksum of the heads' tensors; None if the heads were never saved.

@@ -230,7 +230,7 @@ SIMD void decode_rows(const uint8_t* codes, const uint8_t* scales, float* out, i
 
 extern "C" {
 
-int mx_supported() {
+int supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 

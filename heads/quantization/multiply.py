@@ -21,6 +21,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from heads.products import kernels
 from heads.quantization import cpu, gpu, slower
 from heads.quantization.codec import Packed, unpack
 from heads.quantization.formats import BLOCK, Format, find_format
@@ -82,7 +83,7 @@ def why_plain(device: str) -> str:
     """
     if device == "cuda":
         return gpu.why_unavailable()
-    return cpu.why_unavailable() if device == "cpu" else f"there is no kernel for {device}"
+    return kernels.why_unavailable(cpu.SOURCE) if device == "cpu" else f"there is no kernel for {device}"
 
 
 def multiply_plainly(

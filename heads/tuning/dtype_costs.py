@@ -2,9 +2,10 @@
 
 A pass over N nodes reads every weight once, as a plain step does, and multiplies N rows with it. bfloat16 halves the
 time of both on a processor with instructions for it. On one without, each row of a bfloat16 product costs as much as
-the first, and a tree of eight nodes can take eight plain steps. Packed weights (heads/packed.py) save laying a weight
-out for each product of several rows. Neither depends on the heads, so timing matrix products is enough: the rows of 1
-to 16 nodes are multiplied with copies of the last layer's largest matrix, so many that no cache holds them.
+the first, and a tree of eight nodes can take eight plain steps. Packed weights (heads/products/packed.py) make further
+rows cheap: they save laying a weight out for each product of several rows, or reading it for each row. Neither depends
+on the heads, so timing matrix products is enough: the rows of 1 to 16 nodes are multiplied with copies of the last
+layer's largest matrix, so many that no cache holds them.
 """
 # R rows, O outputs, I inputs
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from heads.backbone.model import Backbone
 from heads.backbone.projection import unpacked
-from heads.packed import is_packed, pack_weights, what_stops_packing
+from heads.products.packed import is_packed, pack_weights, what_stops_packing
 from heads.tuning.search import Choice
 from heads.tuning.timing import Clock, interleaved_medians
 

@@ -14,7 +14,7 @@ from heads.decoding.tuned_file import Kind, TunedTree, name_dtype
 from heads.evaluation.methods import penalty_used
 from heads.evaluation.tables import describe_machine, versions
 from heads.interface.token_heads import TokenHeads
-from heads.packed import is_packed
+from heads.products.packed import is_packed
 from heads.tuning.acceptance_rates import RankCounts
 from heads.tuning.config import TuneConfig
 from heads.tuning.decoding_speed import Speed

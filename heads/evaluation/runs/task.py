@@ -27,7 +27,7 @@ class SuiteTask:
     Attributes:
         folder: the folder of heads.
         backbone: folder or hub name; None is the one in the heads' own record.
-        pack: pack the weights of backbones and heads (heads/packed.py).
+        pack: pack the weights of backbones and heads (heads/products/packed.py).
         rows: finished units of work by name.
         console: for progress bars and remarks, so on stderr.
     """

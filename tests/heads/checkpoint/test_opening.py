@@ -13,7 +13,7 @@ from tiny import tiny_model
 from heads.checkpoint import opening, save_load
 from heads.checkpoint.opening import open_backbone, open_heads, recorded_backbone, why_not_packed
 from heads.families import create
-from heads.packed import is_packed
+from heads.products.packed import is_packed
 
 
 def save_heads(folder: Path, backbone: Any) -> Path:

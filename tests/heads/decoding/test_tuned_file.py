@@ -20,7 +20,7 @@ from heads.backbone.model import Backbone
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
 from heads.decoding.tuned_file import TunedTree, read_tree_file
 from heads.interface.token_heads import TokenHeads
-from heads.packed import pack_weights
+from heads.products.packed import pack_weights
 
 HERE = {"device_type": "cpu", "dtype": "float64"}
 PATHS = ((0,), (0, 0), (1,))

@@ -11,7 +11,7 @@ from tiny import random_tokens, tiny_model
 from torch import nn
 
 from heads.evaluation.speed.flops import flops_of, why_not_counted
-from heads.packed import pack_weights
+from heads.products.packed import pack_weights
 from heads.quantization.formats import find_format
 from heads.quantization.linear import MXLinear
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from heads.products import kernels
 from heads.quantization import cpu
 from heads.quantization import multiply as multiplying
 from heads.quantization.codec import Packed, pack, unpack
@@ -15,7 +16,8 @@ from heads.quantization.formats import FORMATS, find_format
 from heads.quantization.multiply import multiply, multiply_plainly
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, cpu.FUSED_ROWS, cpu.FUSED_ROWS + 1)
-compiled = pytest.mark.skipif(bool(cpu.why_unavailable()), reason=cpu.why_unavailable() or "there is a kernel")
+why = kernels.why_unavailable(cpu.SOURCE)
+compiled = pytest.mark.skipif(bool(why), reason=why or "there is a kernel")
 
 
 def tolerance(x_NI: Tensor, packed: Packed, format) -> Tensor:
@@ -135,7 +137,7 @@ def test_shapes_that_do_not_belong_together_are_refused():
 def test_without_a_compiler_there_is_one_warning_and_the_plain_product(monkeypatch, tmp_path, compiler):
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    caches = (cpu.library, cpu.why_unavailable, cpu.entry, multiplying.warn_slow)
+    caches = (kernels.load, kernels.why_unavailable, cpu.entry, multiplying.warn_slow)
     for cache in caches:
         cache.cache_clear()
     format = find_format("mxfp4_e2m1")

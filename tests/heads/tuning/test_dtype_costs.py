@@ -9,7 +9,7 @@ from tuning_cases import counting_clock
 
 from heads.backbone.model import Backbone
 from heads.decoding.trees.static import Tree
-from heads.packed import pack_weights, what_stops_packing
+from heads.products.packed import pack_weights, what_stops_packing
 from heads.tuning import dtype_costs
 from heads.tuning.dtype_costs import DTYPES, NODES, Form, advise, form_of, measure_forms, most_tokens
 from heads.tuning.search import Choice

@@ -11,7 +11,7 @@ from tiny import random_tokens, tiny_model
 from torch import Tensor, nn
 
 import heads
-from heads.packed import PackedProduct, pack_weights, what_stops_packing
+from heads.products.packed import LaidOutProduct, pack_weights, what_stops_packing
 
 
 def packed_pair() -> tuple[Any, Any]:
@@ -22,7 +22,7 @@ def packed_pair() -> tuple[Any, Any]:
     return plain, packed
 
 
-def products_of(model: Any) -> list[PackedProduct]:
+def products_of(model: Any) -> list[LaidOutProduct]:
     return [layer.forward.func for layer in model.modules() if "forward" in vars(layer)]
 
 

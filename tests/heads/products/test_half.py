@@ -1,0 +1,185 @@
+"""The kernel for 16-bit weights equals the product in float64, rounded once; packed models write the plain text."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tiny import random_tokens, tiny_model
+from torch import Tensor, nn
+
+import heads
+from heads.products import half, kernels, packed
+from heads.products.packed import HalfProduct, copies_weights, pack_weights, what_stops_packing
+
+why = kernels.why_unavailable(half.SOURCE)
+compiled = pytest.mark.skipif(bool(why), reason=why or "there is a kernel")
+both_dtypes = pytest.mark.parametrize("dtype", half.DTYPES, ids=half.DTYPES.values())
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, half.FUSED_ROWS, half.FUSED_ROWS + 1)
+
+
+@pytest.fixture
+def no_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor whose oneDNN multiplies no 16-bit weights, whatever this one's does."""
+    monkeypatch.setattr(packed, "onednn_multiplies", lambda dtype: dtype == torch.float32)
+
+
+def tolerance(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Float32 sums of I products and a bias in any order, to first order, and one rounding to 16 bits."""
+    magnitudes_NO = x_NI.double().abs() @ weight_OI.double().abs().T + (0 if bias_O is None else bias_O.double().abs())
+    sums = (x_NI.shape[1] + 1) * 2**-24
+    return magnitudes_NO * (sums + torch.finfo(x_NI.dtype).eps / 2) + torch.finfo(x_NI.dtype).tiny
+
+
+@compiled
+@both_dtypes
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (16, 8), (50, 7), (1, 1), (15, 3), (300, 513)])
+def test_products_equal_float64_s(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    """Widths that the kernel's 16 weights and 3 or 8 outputs divide, and others."""
+    generator = torch.Generator().manual_seed(0)
+    weight_OI = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    bias_O = torch.randn(outputs, generator=generator).to(dtype)
+    for rows in ROWS:
+        x_NI = torch.randn(rows, inputs, generator=generator).to(dtype)
+        for bias in (None, bias_O):
+            exact_NO = nn.functional.linear(x_NI.double(), weight_OI.double(), None if bias is None else bias.double())
+            found_NO = half.multiply(x_NI, weight_OI, bias)
+            assert found_NO.dtype == dtype
+            assert ((found_NO.double() - exact_NO).abs() <= tolerance(x_NI, weight_OI, bias)).all()
+
+
+@compiled
+@both_dtypes
+def test_each_number_there_is_comes_through_the_identity(dtype: torch.dtype) -> None:
+    """All 65,536 patterns as weights and as numbers of x; a product with one is exact, NaN stays NaN."""
+    patterns = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    one = torch.ones(1, 1, dtype=dtype)
+    columns_O1 = patterns[:, None].contiguous()
+    for rows in (1, 4):
+        found_NO = half.few_rows(one.expand(rows, 1).contiguous(), columns_O1, None)
+        torch.testing.assert_close(found_NO, patterns.expand(rows, -1), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(half.few_rows(columns_O1, one, None), columns_O1, rtol=0, atol=0, equal_nan=True)
+
+
+@compiled
+def test_sums_are_rounded_to_the_nearest_and_to_even() -> None:
+    """1 + 2**-8 lies between two bfloat16 numbers, 1 + 3 * 2**-8 too; each goes to the even one."""
+    weight_12 = torch.ones(1, 2, dtype=torch.bfloat16)
+    x_32 = torch.tensor([[1, 2**-8], [1, 3 * 2**-8], [1, 2**-8 + 2**-14]], dtype=torch.bfloat16)
+    assert half.multiply(x_32, weight_12).flatten().tolist() == [1.0, 1 + 2**-6, 1 + 2**-7]
+
+
+@compiled
+@both_dtypes
+def test_leading_axes_and_strides_are_kept(dtype: torch.dtype) -> None:
+    weight_OI = torch.randn(12, 20).to(dtype)
+    x_BTI = torch.randn(2, 20, 3).to(dtype).transpose(1, 2)
+    found = half.multiply(x_BTI, weight_OI)
+    assert found.shape == (2, 3, 12)
+    assert torch.equal(found, half.multiply(x_BTI.contiguous(), weight_OI.T.contiguous().T))
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"),
+    [
+        (torch.ones(2, 4).bfloat16(), torch.ones(3, 5).bfloat16(), None),
+        (torch.ones(2, 5).half(), torch.ones(3, 5).bfloat16(), None),
+        (torch.ones(2, 5).bfloat16(), torch.ones(3, 5).bfloat16(), torch.ones(3)),
+        (torch.ones(2, 5).bfloat16(), torch.ones(3, 5).bfloat16(), torch.ones(2).bfloat16()),
+        (torch.ones(2, 5), torch.ones(3, 5), None),
+        (torch.ones(2, 5).bfloat16(), torch.ones(3, 5, device="meta").bfloat16(), None),
+        (torch.ones(0, 5).bfloat16(), torch.ones(3, 5).bfloat16(), None),
+    ],
+)
+def test_tensors_that_do_not_belong_together_never_reach_the_kernel(x: Tensor, weight: Tensor, bias: Any) -> None:
+    with pytest.raises(ValueError, match="were given; all are in bfloat16 or all in float16, on a CPU"):
+        half.multiply(x, weight, bias)
+
+
+@compiled
+@both_dtypes
+@torch.no_grad()
+def test_a_packed_model_has_the_plain_one_s_logits(no_instructions: None, dtype: torch.dtype) -> None:
+    plain = tiny_model("llama").to(dtype)
+    other = copy.deepcopy(plain)
+    assert not copies_weights(dtype)
+    assert pack_weights(other) == len([one for one in other.modules() if isinstance(one, nn.Linear)])
+    assert isinstance(other.get_output_embeddings().forward.func, HalfProduct)
+    for rows in (1, 8):
+        tokens_BT = random_tokens(1, rows)
+        expected, found = plain(tokens_BT).logits.float(), other(tokens_BT).logits.float()
+        # some dozens of rounded layers follow one another
+        assert (expected - found).abs().max() <= 16 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+@compiled
+@pytest.mark.parametrize("family", heads.families())
+def test_trees_over_packed_weights_write_the_text_of_plain_generation_on_them(
+    no_instructions: None, family: str
+) -> None:
+    """A row's sums do not depend on how many rows there are, so tokens are equal even in bfloat16."""
+    model = tiny_model("llama").to(torch.bfloat16).requires_grad_(False)
+    pack_weights(model)
+    torch.manual_seed(0)
+    token_heads = heads.create(family, model, num_heads=2)
+    pack_weights(token_heads)
+    prompt, settings = random_tokens(1, 6), {"max_new_tokens": 16, "do_sample": False}
+    expected = model.generate(prompt, **settings)
+    found = model.generate(prompt, custom_generate=heads.TreeDecoding(token_heads, 8), **settings)
+    assert torch.equal(found, expected)
+
+
+@compiled
+def test_a_row_s_sums_do_not_depend_on_its_company() -> None:
+    weight_OI, x_NI = torch.randn(37, 70).bfloat16(), torch.randn(9, 70).bfloat16()
+    together = half.multiply(x_NI, weight_OI)
+    assert torch.equal(together, torch.cat([half.multiply(row[None], weight_OI) for row in x_NI]))
+
+
+@compiled
+def test_gradients_are_those_of_the_plain_layer(no_instructions: None) -> None:
+    def gradient(layer: nn.Linear) -> Tensor:
+        (found,) = torch.autograd.grad(layer(torch.ones(4, 16).bfloat16()).square().sum(), [layer.weight])
+        return found
+
+    layer = nn.Linear(16, 8).bfloat16()
+    expected = gradient(layer)
+    pack_weights(layer)
+    assert torch.equal(gradient(layer), expected)
+
+
+@compiled
+@torch.no_grad()
+def test_an_edited_weight_counts_at_once(no_instructions: None) -> None:
+    layer, x_RI = nn.Linear(16, 8, bias=False).bfloat16(), torch.ones(4, 16).bfloat16()
+    pack_weights(layer)
+    before = layer(x_RI)
+    layer.weight.data.mul_(2)
+    assert torch.equal(layer(x_RI), 2 * before)
+
+
+def test_without_a_compiler_the_reason_is_in_the_sentence(
+    no_instructions: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "why_unavailable", lambda source: "no C++ compiler (c++, g++, clang++) was found")
+    assert what_stops_packing(torch.ones(2, 2).bfloat16()) == (
+        "weights in bfloat16, which oneDNN does not multiply on this processor (no C++ compiler (c++, g++, clang++) "
+        "was found); load them in float32 or leave them unpacked"
+    )
+
+
+@compiled
+def test_its_threads_are_pytorch_s() -> None:
+    """One OpenMP in the process: two would fight for the cores."""
+    script = (
+        "import torch; from heads.products import half; x = torch.ones(4, 512).bfloat16();"
+        "half.multiply(x, torch.ones(512, 512).bfloat16());"
+        "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line}))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "1"
