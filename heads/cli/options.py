@@ -75,7 +75,7 @@ class LoadingOptions:
         typer.Option(
             "--pack",
             help="Pack the weights of backbone and heads, not of draft models or --mx, for a CPU: faster passes over "
-            "trees, twice the memory.",
+            "trees, twice the memory (16-bit weights on a CPU without instructions for them: the same memory).",
         ),
     ] = False
 

@@ -80,22 +80,21 @@ def what_stops_packing(weight_OI: Tensor) -> str:
     """Why this weight cannot be packed here; empty where it can.
 
     >>> what_stops_packing(torch.ones(2, 2, dtype=torch.float64))
-    'weights in float64, which oneDNN does not multiply on this processor; load them in float32 or leave them unpacked'
+    'weights in float64, and only float32, bfloat16 and float16 can be packed; load them in float32 or leave them \
+unpacked'
     """
     if weight_OI.device.type != "cpu":
         return f"weights on {weight_OI.device.type}, and packing is for CPUs; leave them unpacked"
     if onednn_multiplies(weight_OI.dtype):
         return ""
-    why = ""
+    name, why = str(weight_OI.dtype).removeprefix("torch."), "and only float32, bfloat16 and float16 can be packed"
     if weight_OI.dtype in half.DTYPES:
         if not (reason := kernels.why_unavailable(half.SOURCE)):
             return ""
-        why = f" ({reason})"
-    name = str(weight_OI.dtype).removeprefix("torch.")
-    return (
-        f"weights in {name}, which oneDNN does not multiply on this processor{why}; load them in float32 or leave them "
-        f"unpacked"
-    )
+        why = f"which oneDNN does not multiply on this processor, nor does our own kernel ({reason})"
+    elif weight_OI.dtype == torch.float32:
+        return "weights that this PyTorch cannot pack, since it has no oneDNN; leave them unpacked"
+    return f"weights in {name}, {why}; load them in float32 or leave them unpacked"
 
 
 def copies_weights(dtype: torch.dtype) -> bool:
@@ -132,9 +131,9 @@ class PackedProduct:
 
     def may_multiply(self, layer: nn.Linear, x: Tensor) -> bool:
         """Not where gradients are recorded or a graph is captured, without rows, or if the layer was moved or cast."""
-        weight_OI = layer.weight
-        recorded = torch.is_grad_enabled() and (x.requires_grad or weight_OI.requires_grad)
-        if recorded or torch.compiler.is_compiling() or not x.numel():
+        weight_OI, bias_O = layer.weight, layer.bias
+        learns = x.requires_grad or weight_OI.requires_grad or (bias_O is not None and bias_O.requires_grad)
+        if (learns and torch.is_grad_enabled()) or torch.compiler.is_compiling() or not x.numel():
             return False
         return x.dtype == weight_OI.dtype == self.dtype and weight_OI.device.type == "cpu"
 

@@ -168,8 +168,8 @@ def test_without_a_compiler_the_reason_is_in_the_sentence(
 ) -> None:
     monkeypatch.setattr(kernels, "why_unavailable", lambda source: "no C++ compiler (c++, g++, clang++) was found")
     assert what_stops_packing(torch.ones(2, 2).bfloat16()) == (
-        "weights in bfloat16, which oneDNN does not multiply on this processor (no C++ compiler (c++, g++, clang++) "
-        "was found); load them in float32 or leave them unpacked"
+        "weights in bfloat16, which oneDNN does not multiply on this processor, nor does our own kernel (no C++ "
+        "compiler (c++, g++, clang++) was found); load them in float32 or leave them unpacked"
     )
 
 

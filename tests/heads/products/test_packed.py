@@ -11,6 +11,7 @@ from tiny import random_tokens, tiny_model
 from torch import Tensor, nn
 
 import heads
+from heads.products import packed
 from heads.products.packed import LaidOutProduct, pack_weights, what_stops_packing
 
 
@@ -98,12 +99,16 @@ def test_packing_again_takes_in_what_was_edited_through_data() -> None:
     torch.testing.assert_close(layer(x_RI), nn.functional.linear(x_RI, layer.weight, layer.bias))
 
 
-def test_gradients_are_those_of_the_plain_layer() -> None:
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_gradients_are_those_of_the_plain_layer(name: str) -> None:
+    """Also where only one of both learns."""
+
     def gradient(layer: nn.Linear) -> Tensor:
-        (found,) = torch.autograd.grad(layer(torch.ones(4, 16)).square().sum(), [layer.weight])
+        (found,) = torch.autograd.grad(layer(torch.ones(4, 16)).square().sum(), [getattr(layer, name)])
         return found
 
-    layer = nn.Linear(16, 8)
+    layer = nn.Linear(16, 8).requires_grad_(False)
+    getattr(layer, name).requires_grad_(True)
     expected = gradient(layer)
     pack_weights(layer)
     assert torch.equal(gradient(layer), expected)
@@ -124,8 +129,15 @@ def test_a_copy_packs_its_own_weight_and_a_cast_layer_is_plain() -> None:
 def test_what_cannot_be_packed_is_refused_and_nothing_is_packed() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
     with pytest.raises(
-        ValueError, match="pack_weights was given a Sequential with weights in float64, which oneDNN does not"
+        ValueError, match="pack_weights was given a Sequential with weights in float64, and only float32, "
     ):
         pack_weights(model)
     assert products_of(model) == []
     assert "packing is for CPUs" in what_stops_packing(torch.ones(2, 2, device="meta"))
+
+
+def test_a_pytorch_without_onednn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "onednn_multiplies", lambda dtype: False)
+    assert what_stops_packing(torch.ones(2, 2)) == (
+        "weights that this PyTorch cannot pack, since it has no oneDNN; leave them unpacked"
+    )
