@@ -67,8 +67,11 @@ class Check:
 LOSS = tuple(f"train/objective/{name}.py" for name in ("chunks", "losses", "soft_targets", "targets", "unembedding"))
 STEP = (*LOSS, "train/objective/model.py", "train/loop/trainer.py", "train/loop/optimizer_groups.py")
 """What a training step runs: the loss, the model around it and the Trainer."""
-PRICED = ("checkpoints/demo", "heads/products")
+PRICED = ("checkpoints/demo", "heads/products/packed.py")
 """What the demo at a larger model's price is made of."""
+HALF = ("heads/products/half.py", "heads/products/half_kernel.cpp", "heads/products/kernels.py")
+"""And on a processor that does not multiply bfloat16."""
+MX = ("heads/quantization", "heads/products/kernels.py")
 CHECKS = {
     "decoding": Check(
         command="python -m benchmarks.speed.decoding --picture docs/pictures/decoding_speed.png",
@@ -87,7 +90,7 @@ CHECKS = {
         quick="--rounds 3",
         shows="a pass of 8 rows at the price of 0.16 billion bfloat16 weights: plain, packed, compiled, and compiled "
         "with weights as constants of the graph; seconds of its first call, and whether edited weights are noticed",
-        measures=("heads/products", "heads/backbone/compiling"),
+        measures=("heads/products/packed.py", "heads/backbone/compiling"),
     ),
     "compiled_parts": Check(
         command="python -m benchmarks.speed.compiled_parts",
@@ -118,7 +121,7 @@ CHECKS = {
         quick="--quick",
         shows="the same in both dtypes for 0.16 and 0.83 billion weights, for processors that do not multiply "
         "bfloat16: measure it on one of them",
-        measures=PRICED,
+        measures=(*PRICED, *HALF),
     ),
     "real_costs_batches": Check(
         command="python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes bfloat16 --batches 4 16 --groups 4",
@@ -143,7 +146,7 @@ CHECKS = {
         command="python -m benchmarks.speed.real_costs --shapes 7B --dtypes bfloat16 --groups 1 --no-tuned --rounds 3",
         quick="--new-tokens 8 --rounds 1",
         shows="the same at the price of a 7B model, where 18 GiB of memory are free",
-        measures=PRICED,
+        measures=(*PRICED, *HALF),
     ),
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
@@ -338,14 +341,14 @@ CHECKS = {
         quick="--quick",
         shows="products with microscaling weights: bytes, bandwidth and the ratio to bfloat16 and float32 at 1 to 64 "
         "rows for layers of 1k to 8k, beside the bandwidth of the machine",
-        measures=("heads/quantization",),
+        measures=MX,
     ),
     "mx_speculation": Check(
         command="python -m benchmarks.speed.real_costs.microscaling --picture docs/pictures/mx_speculation.png",
         quick="--quick",
         shows="tokens a second of plain generation, a draft model with K = 7 and heads on 16-bit, float32, MXFP6 and "
         "MXFP4 weights of the demo at the price of a backbone 4,096 wide, batch 1",
-        measures=("heads/quantization",),
+        measures=MX,
     ),
     "ngram_stores": Check(
         command="python -m benchmarks.speed.ngram_stores --picture docs/pictures/ngram_stores.png",
@@ -359,7 +362,7 @@ CHECKS = {
         quick="--blocks 16 --num-prompts 4 --max-new-tokens 32",
         shows="error of the weights, perplexity, and tokens per pass of the grounded heads alone on the demo backbone, "
         "before and after, for every format of microscaling weights",
-        measures=("checkpoints/demo", "heads/quantization"),
+        measures=("checkpoints/demo", *MX),
     ),
     "superposed_speed": Check(
         command="python -m benchmarks.speed.superposed --picture docs/pictures/superposed_speed.png",

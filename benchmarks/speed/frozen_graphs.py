@@ -2,8 +2,9 @@
 
 torch.compile can freeze a graph: weights become its constants, in the layout of oneDNN's kernels or, with
 `max_autotune`, of Inductor's own C++ products, whichever is faster when both are tried. `heads.pack_weights` gives a
-model that is not compiled the same layout. Measured at the price of 0.16 billion weights (the widened demo backbone):
-milliseconds of a pass, seconds of its first call, which compiles or packs, and whether edited weights are noticed.
+model that is not compiled the same layout, or our own kernel where oneDNN does not multiply the dtype. Measured at the
+price of 0.16 billion weights (the widened demo backbone): milliseconds of a pass, seconds of its first call, which
+compiles or packs, and whether edited weights are noticed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from heads.backbone.draft_vocabulary import DraftVocabulary
+from heads.products import half
+from heads.products.packed import takes_half_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Projection:
         scale: what the model class multiplies its logits by.
         soft_cap: c of c·tanh(logits / c), or None.
         vocabulary: which tokens the rows of the weight are; None where row i is token i.
+        by_kernel: whether the model's output layer was packed for 16-bit products (heads.pack_weights); every weight
+            of the record is then multiplied so.
     """
 
     weight: Tensor
@@ -38,11 +42,13 @@ class Projection:
     scale: float = 1.0
     soft_cap: float | None = None
     vocabulary: DraftVocabulary | None = None
+    by_kernel: bool = False
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
         if self.norm is not None:
             hidden_ND = self.norm(hidden_ND).to(self.weight.device)  # a device_map may put them on two devices
-        return self.finish(nn.functional.linear(hidden_ND, self.weight, self.bias))
+        linear = half.linear if self.by_kernel else nn.functional.linear
+        return self.finish(linear(hidden_ND, self.weight, self.bias))
 
     def finish(self, logits_NV: Tensor) -> Tensor:
         """What follows the matrix product: scale, then cap."""
@@ -113,4 +119,5 @@ def read_projection(model: nn.Module, norm: nn.Module) -> Projection:
         bias=getattr(head, "bias", None),
         scale=scale,
         soft_cap=getattr(config, "final_logit_softcapping", None),
+        by_kernel=takes_half_products(head),
     )

@@ -16,6 +16,7 @@ from heads.backbone.masks import FULL, SLIDING, tree_pass_error
 from heads.backbone.recurrent.cache import keeps_known_states
 from heads.backbone.rounding import same_numbers
 from heads.extras import needs_extra
+from heads.products.packed import takes_half_products
 
 
 def refuse_what_cannot_roll_back(model: Any) -> None:
@@ -229,7 +230,10 @@ def fastest_mode(*models: nn.Module) -> type[torch.no_grad] | type[torch.inferen
     sharded or packed weights keep buffers between passes.
     """
     modules = [module for model in models for module in model.modules()]
-    hooked = any(forward or before or after for _, forward, before, after in read_hooks(modules))
+    hooked = any(
+        before or after or (forward and not takes_half_products(module))
+        for module, forward, before, after in read_hooks(modules)
+    )
     own = all(
         type(p) is nn.Parameter and not hasattr(p, "ds_id") for module in modules for p in module.parameters(False)
     )

@@ -40,6 +40,7 @@ from heads.backbone.support import (
     refuse_what_is_no_model,
     unwrap,
 )
+from heads.products.packed import takes_half_products
 
 
 class WrappedModel:
@@ -167,7 +168,8 @@ class WrappedModel:
         """
         output_layer = self.model.get_output_embeddings()
         hooks = output_layer._forward_hooks or output_layer._forward_pre_hooks
-        if type(output_layer) is nn.Linear and not hooks and "forward" not in vars(output_layer):
+        own_forward = "forward" not in vars(output_layer) or takes_half_products(output_layer)
+        if type(output_layer) is nn.Linear and not hooks and own_forward:
             return True
         weight_VD = self.projection.weight
         numbers_4D = torch.arange(4 * weight_VD.shape[1], device=weight_VD.device).view(4, -1)

@@ -10,7 +10,6 @@
 // The plain reference is torch.nn.functional.linear (half.py).
 // N rows of x, I inputs, O outputs
 #include <immintrin.h>
-#include <omp.h>
 
 #include <cstdint>
 #include <cstring>
@@ -135,7 +134,7 @@ SIMD void product(const uint16_t* x, const uint16_t* weight, const uint16_t* bia
                   int64_t inputs, int64_t outputs) {
   const int64_t padded = (inputs + WIDTH - 1) / WIDTH * WIDTH, step = rows == 1 ? OUTPUTS_OF_ONE_ROW : OUTPUTS;
   std::vector<Line> lines(static_cast<size_t>(rows * padded / WIDTH));
-  float* numbers = lines.data()->number;
+  float* numbers = reinterpret_cast<float*>(lines.data());
   ordered<F>(x, numbers, rows, inputs);
 #pragma omp parallel for schedule(static) if (inputs * outputs > 65536)
   for (int64_t first = 0; first < outputs; first += step) {

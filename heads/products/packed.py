@@ -35,8 +35,9 @@ from heads.products import half, kernels
 def pack_weights(module: nn.Module) -> int:
     """Pack the linear layers of a causal LM or of heads, in place; returns how many. Twice is as good as once.
 
-    For oneDNN the memory of these weights doubles, and unembeddings are left as they are; the kernel for 16-bit weights
-    copies nothing and takes unembeddings too. Training goes on with the plain weights, and so do compiled passes.
+    For oneDNN the memory of these weights doubles, and unembeddings are left as they are. The kernel for 16-bit weights
+    copies none and takes unembeddings too, also those of heads on the model (Projection.by_kernel). Training goes on
+    with the plain weights, and so do compiled passes.
 
     Args:
         module: on a CPU, in float32, bfloat16 or float16.
@@ -52,7 +53,8 @@ def pack_weights(module: nn.Module) -> int:
     find_output = getattr(module, "get_output_embeddings", None)
     unembedding = None if find_output is None else find_output()
     layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
-    layers = [one for one in layers if one is not unembedding or not copies_weights(one.weight.dtype)]
+    if unembedding in layers and (layers == [unembedding] or copies_weights(unembedding.weight.dtype)):
+        layers.remove(unembedding)
     for layer in layers:
         if reason := what_stops_packing(layer.weight):
             raise ValueError(f"pack_weights was given a {type(module).__name__} with {reason}.")
@@ -61,8 +63,17 @@ def pack_weights(module: nn.Module) -> int:
     return len(layers)
 
 
+def takes_half_products(layer: nn.Module | None) -> bool:
+    """Whether a layer was packed for the kernel that reads 16-bit weights as they are, and keeps nothing.
+
+    >>> takes_half_products(nn.Linear(4, 4))
+    False
+    """
+    return layer is not None and isinstance(getattr(vars(layer).get("forward"), "func", None), HalfProduct)
+
+
 def product_of(dtype: torch.dtype) -> PackedProduct:
-    return LaidOutProduct(dtype) if onednn_multiplies(dtype) else HalfProduct(dtype)
+    return LaidOutProduct(dtype) if onednn_multiplies(dtype) else HalfProduct()
 
 
 def is_packed(module: nn.Module) -> bool:
@@ -83,6 +94,10 @@ def what_stops_packing(weight_OI: Tensor) -> str:
     'weights in float64, and only float32, bfloat16 and float16 can be packed; load them in float32 or leave them \
 unpacked'
     """
+    if type(weight_OI) not in (Tensor, nn.Parameter):
+        return (
+            f"weights of type {type(weight_OI).__name__}, which are quantised or sharded; leave them as they are"
+        )
     if weight_OI.device.type != "cpu":
         return f"weights on {weight_OI.device.type}, and packing is for CPUs; leave them unpacked"
     if onednn_multiplies(weight_OI.dtype):
@@ -118,16 +133,37 @@ def onednn_multiplies(dtype: torch.dtype) -> bool:
 
 
 class PackedProduct:
-    """The forward of a packed `nn.Linear`: which products it may take, and plain ones for all others."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    """The forward of a packed `nn.Linear`, which takes plain products where packed ones do not serve."""
 
     def __call__(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """(…, I) to (…, O): `nn.functional.linear`'s numbers up to rounding."""
+        raise NotImplementedError
+
+
+class HalfProduct(PackedProduct):
+    """16-bit weights on a processor without instructions for them: half.py reads the layer's own weight."""
+
+    def __call__(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return half.linear(x, layer.weight, layer.bias)
+
+
+class LaidOutProduct(PackedProduct):
+    """oneDNN's: keeps the weight in the layout of its kernels, and which weight that was made of."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.packed: Tensor | None = None
+        self.made_of: tuple[weakref.ref[Tensor], int, int] | None = None
+
+    def __deepcopy__(self, memo: Any) -> LaidOutProduct:
+        return LaidOutProduct(self.dtype)  # packed tensors have no copy, and a copied layer has a weight of its own
+
+    def __call__(self, layer: nn.Linear, x: Tensor) -> Tensor:
         if not self.may_multiply(layer, x):
             return nn.functional.linear(x, layer.weight, layer.bias)
-        return self.multiply(layer, x)
+        self.follow(layer.weight)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, layer.bias, "none", [], "")
+        return product
 
     def may_multiply(self, layer: nn.Linear, x: Tensor) -> bool:
         """Not where gradients are recorded or a graph is captured, without rows, or if the layer was moved or cast."""
@@ -136,33 +172,6 @@ class PackedProduct:
         if (learns and torch.is_grad_enabled()) or torch.compiler.is_compiling() or not x.numel():
             return False
         return x.dtype == weight_OI.dtype == self.dtype and weight_OI.device.type == "cpu"
-
-    def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class HalfProduct(PackedProduct):
-    """16-bit weights on a processor without instructions for them: half.py reads the layer's own weight."""
-
-    def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        return half.multiply(x, layer.weight, layer.bias)
-
-
-class LaidOutProduct(PackedProduct):
-    """oneDNN's: keeps the weight in the layout of its kernels, and which weight that was made of."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
-        self.packed: Tensor | None = None
-        self.made_of: tuple[weakref.ref[Tensor], int, int] | None = None
-
-    def __deepcopy__(self, memo: Any) -> LaidOutProduct:
-        return LaidOutProduct(self.dtype)  # packed tensors have no copy, and a copied layer has a weight of its own
-
-    def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        self.follow(layer.weight)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, layer.bias, "none", [], "")
-        return product
 
     def follow(self, weight_OI: Tensor) -> None:
         """Pack the weight where it is not the one that is packed; each edit in place counts its version up.
