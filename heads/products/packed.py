@@ -95,9 +95,7 @@ def what_stops_packing(weight_OI: Tensor) -> str:
 unpacked'
     """
     if type(weight_OI) not in (Tensor, nn.Parameter):
-        return (
-            f"weights of type {type(weight_OI).__name__}, which are quantised or sharded; leave them as they are"
-        )
+        return f"weights of type {type(weight_OI).__name__}, which are quantised or sharded; leave them as they are"
     if weight_OI.device.type != "cpu":
         return f"weights on {weight_OI.device.type}, and packing is for CPUs; leave them unpacked"
     if onednn_multiplies(weight_OI.dtype):
