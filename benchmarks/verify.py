@@ -90,7 +90,7 @@ CHECKS = {
         quick="--rounds 3",
         shows="a pass of 8 rows at the price of 0.16 billion bfloat16 weights: plain, packed, compiled, and compiled "
         "with weights as constants of the graph; seconds of its first call, and whether edited weights are noticed",
-        measures=("heads/products/packed.py", "heads/backbone/compiling"),
+        measures=("heads/products/packed.py", *HALF, "heads/backbone/compiling"),
     ),
     "compiled_parts": Check(
         command="python -m benchmarks.speed.compiled_parts",

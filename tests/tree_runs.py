@@ -38,6 +38,16 @@ def both(model: Any, decoding: Any, tokens: Tensor = PROMPT, **options: Any) -> 
     return plain, ours
 
 
+def texts_with_packed_heads(family: str, plain: Any, packed: Any) -> tuple[Tensor, Tensor]:
+    """Plain generation of one model, and what new heads on a packed one decode, packed themselves."""
+    torch.manual_seed(0)
+    token_heads = heads.create(family, packed, num_heads=2)
+    heads.pack_weights(token_heads)
+    prompt, settings = random_tokens(1, 6), {"max_new_tokens": 16, "do_sample": False}
+    expected = plain.generate(prompt, **settings)
+    return expected, packed.generate(prompt, custom_generate=heads.TreeDecoding(token_heads, 8), **settings)
+
+
 def check_stats(stats: DecodingStats, sequences: Tensor, prompt_length: int, pad: int | None = None) -> None:
     """The counts agree with one another and with the text."""
     emitted = [len(row) for row in stats.drafted]

@@ -14,6 +14,7 @@ from tiny import random_tokens, tiny_model
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
+from tree_runs import texts_with_packed_heads
 
 import heads
 from heads.backbone.model import Backbone
@@ -202,12 +203,7 @@ def test_trees_over_packed_weights_write_the_text_of_plain_generation_on_them(
     """A row's sums do not depend on how many rows there are, so tokens are equal even in bfloat16."""
     model = tiny_model("llama").to(torch.bfloat16).requires_grad_(False)
     pack_weights(model)
-    torch.manual_seed(0)
-    token_heads = heads.create(family, model, num_heads=2)
-    pack_weights(token_heads)
-    prompt, settings = random_tokens(1, 6), {"max_new_tokens": 16, "do_sample": False}
-    expected = model.generate(prompt, **settings)
-    found = model.generate(prompt, custom_generate=heads.TreeDecoding(token_heads, 8), **settings)
+    expected, found = texts_with_packed_heads(family, model, model)
     assert torch.equal(found, expected)
 
 
@@ -225,6 +221,7 @@ def test_a_row_s_sums_depend_neither_on_other_rows_nor_on_threads(dtype: torch.d
         torch.set_num_threads(before)
 
 
+@compiled
 @torch.no_grad()
 def test_a_packed_model_is_read_as_the_plain_one_is(no_instructions: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In inference mode, and without a product that compares the output layer with its record."""
@@ -236,6 +233,7 @@ def test_a_packed_model_is_read_as_the_plain_one_is(no_instructions: None, monke
     assert backbone.output_layer_is_its_record()
 
 
+@compiled
 def test_copies_keep_the_kernel_and_tied_weights_stay_tied(no_instructions: None) -> None:
     model = tiny_model("llama", tie_word_embeddings=True).to(torch.bfloat16)
     pack_weights(model)

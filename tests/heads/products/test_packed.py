@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import random_tokens, tiny_model
 from torch import Tensor, nn
+from tree_runs import texts_with_packed_heads
 
 import heads
 from heads.products import packed
@@ -54,12 +55,7 @@ def test_a_product_without_rows_is_plain() -> None:
 @pytest.mark.parametrize("family", heads.families())
 def test_trees_over_packed_weights_write_the_plain_text(family: str) -> None:
     plain, packed = packed_pair()
-    torch.manual_seed(0)
-    token_heads = heads.create(family, packed, num_heads=2)
-    pack_weights(token_heads)
-    prompt, settings = random_tokens(1, 6), {"max_new_tokens": 16, "do_sample": False}
-    expected = plain.generate(prompt, **settings)
-    found = packed.generate(prompt, custom_generate=heads.TreeDecoding(token_heads, 8), **settings)
+    expected, found = texts_with_packed_heads(family, plain, packed)
     assert torch.equal(found, expected)
     assert any(one.packed is not None for one in products_of(packed))
 
