@@ -51,20 +51,3 @@ class DraftVocabulary:
         """(…, S) to (…, V), with `fill` at the tokens that are not scored."""
         whole = values.new_full((*values.shape[:-1], self.size), fill)
         return whole.index_copy(-1, self.tokens_S.to(values.device), values)
-
-    def narrow(self, values: Tensor) -> Tensor:
-        """(…, V) to (…, S). A softmax over narrowed logits is the distribution given that the token is scored."""
-        return values.index_select(-1, self.tokens_S.to(values.device))
-
-    def condition(self, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """From a distribution (…, V): that given a scored token (…, S), and the probability of a scored token (…).
-
-        The first is what heads can learn from a teacher; it is all zeros where the second is 0.
-
-        >>> few = DraftVocabulary(tokens_S=torch.tensor([0, 2]), size=3)
-        >>> few.condition(torch.tensor([0.25, 0.5, 0.25]))
-        (tensor([0.5000, 0.5000]), tensor(0.5000))
-        """
-        inside = self.narrow(probs)
-        mass = inside.sum(dim=-1)
-        return inside / mass.clamp(min=torch.finfo(probs.dtype).tiny)[..., None], mass

@@ -23,7 +23,7 @@ from heads.decoding.trees.dynamic import DynamicTree, check_integer
 from heads.decoding.trees.static import TYPICAL_ACCURACY, Tree, grow_tree
 from heads.decoding.tuned_file import TUNED_TREE, TunedTree, UnreadableTree, read_tree_file
 from heads.interface.token_heads import TokenHeads
-from heads.products.packed import is_packed
+from heads.products.packed import is_multiplied_row_by_row, is_packed
 
 DEFAULT_NODES, DEFAULT_NODES_ON_CPU = 16, 8
 LEAST_NODES = 2  # the root and one drafted token
@@ -100,20 +100,28 @@ class SettingsByBatch:
         return self.untuned(batch) if tuned is None else self.by_batch[tuned.batch]
 
     def of_call(self, batch: int) -> TreeSettings:
-        """The settings for a call, which warns once for each batch size.
-
-        Warnings are of a batch size that tree.json has no entry for, of weights in another form than it measured, and
-        of packed weights that its compiled passes do not use.
-        """
-        if self.tuned is not None and batch not in self._said:
+        """The settings for a call, which warns once for each batch size."""
+        settings = self.at(batch)
+        if batch not in self._said:
             self._said.add(batch)
-            warn_of_batch(self.tuned, batch, asked_for=self.asked_for)
-            used = self.tuned.for_batch(batch) or (self.tuned.nearest(batch) if self.asked_for else None)
-            if used is not None and used.batch in self.compiled:
-                warn_of_unused_packing(self.tuned.path, self.token_heads.backbone)
-            elif used is not None and not self.compile:
-                warn_of_form(used, self.tuned.path, self.token_heads.backbone)
-        return self.at(batch)
+            self.warn(batch, settings)
+        return settings
+
+    def warn(self, batch: int, settings: TreeSettings) -> None:
+        """Warn of a batch size that tree.json has no entry for, of weights in another form than it measured, of packed
+        weights that its compiled passes do not use, and without tree.json of weights whose products make trees slow.
+        """
+        backbone = self.token_heads.backbone
+        if self.tuned is None:
+            if not settings.compile:
+                warn_of_costly_rows(backbone)
+            return
+        warn_of_batch(self.tuned, batch, asked_for=self.asked_for)
+        used = self.tuned.for_batch(batch) or (self.tuned.nearest(batch) if self.asked_for else None)
+        if used is not None and used.batch in self.compiled:
+            warn_of_unused_packing(self.tuned.path, backbone)
+        elif used is not None and not self.compile:
+            warn_of_form(used, self.tuned.path, backbone)
 
     def build(self, tuned: TunedTree | None, batch: int) -> TreeSettings:
         tree, lookup = self.tree, self.lookup
@@ -202,6 +210,18 @@ def warn_of_unused_packing(path: Path | None, backbone: Backbone) -> None:
         warnings.warn(
             f"{path or TUNED_TREE} asks for compiled passes, which use plain weights: packing them has no effect; give "
             f"--no-compile (in Python compile=False), or leave them unpacked.",
+            stacklevel=3,
+        )
+
+
+def warn_of_costly_rows(backbone: Backbone) -> None:
+    """Warn of 16-bit weights on a processor without instructions for them, which PyTorch multiplies row by row."""
+    if is_multiplied_row_by_row(backbone.layers[-1]):
+        dtype = str(backbone.dtype).removeprefix("torch.")
+        warnings.warn(
+            f"This processor has no instructions for {dtype}, so a pass over eight tokens takes six to eight plain "
+            f"steps; give --pack (in Python call heads.pack_weights on the model and on the heads), which reads each "
+            f"weight once for all of them.",
             stacklevel=3,
         )
 

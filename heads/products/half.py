@@ -41,17 +41,27 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def multiplies_here(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
-    """Whether the kernel reads these tensors, and nothing records, traces or counts the product."""
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    """Whether the kernel reads these tensors, and nothing traces or counts operators."""
+    if is_in_torch_dispatch_mode() or torch.jit.is_tracing():  # type: ignore[no-untyped-call]
         return False
-    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+    return weight_OI.dtype in DTYPES and may_replace_product(x, weight_OI, bias_O)
+
+
+def may_replace_product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
+    """Whether these are dense tensors of one dtype on a CPU, with rows, and no gradient or graph is recorded.
+
+    >>> x_NI, weight_OI = torch.ones(2, 3), torch.ones(1, 3)
+    >>> may_replace_product(x_NI, weight_OI, None), may_replace_product(x_NI, weight_OI.requires_grad_(True), None)
+    (True, False)
+    """
+    if torch.compiler.is_compiling():
         return False
     given = [x, weight_OI] + ([] if bias_O is None else [bias_O])
     if not all(type(one) in (Tensor, nn.Parameter) and one.dtype == weight_OI.dtype for one in given):
         return False  # packed and sharded weights are tensors of other types, without memory of their own
     learns = torch.is_grad_enabled() and any(one.requires_grad for one in given)
-    plain = weight_OI.dtype in DTYPES and weight_OI.is_contiguous() and all(one.device.type == "cpu" for one in given)
-    return plain and not learns and bool(x.numel())
+    dense = weight_OI.is_contiguous() and all(one.device.type == "cpu" for one in given)
+    return dense and not learns and bool(x.numel())
 
 
 def multiply(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

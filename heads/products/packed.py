@@ -53,7 +53,7 @@ def pack_weights(module: nn.Module) -> int:
     find_output = getattr(module, "get_output_embeddings", None)
     unembedding = None if find_output is None else find_output()
     layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
-    if unembedding in layers and (layers == [unembedding] or copies_weights(unembedding.weight.dtype)):
+    if unembedding in layers and (layers == [unembedding] or onednn_multiplies(unembedding.weight.dtype)):
         layers.remove(unembedding)
     for layer in layers:
         if reason := what_stops_packing(layer.weight):
@@ -69,7 +69,7 @@ def takes_half_products(layer: nn.Module | None) -> bool:
     >>> takes_half_products(nn.Linear(4, 4))
     False
     """
-    return layer is not None and isinstance(getattr(vars(layer).get("forward"), "func", None), HalfProduct)
+    return layer is not None and isinstance(product_in(layer), HalfProduct)
 
 
 def product_of(dtype: torch.dtype) -> PackedProduct:
@@ -83,8 +83,29 @@ def is_packed(module: nn.Module) -> bool:
     >>> is_packed(layer), pack_weights(layer), is_packed(layer)
     (False, 1, True)
     """
-    forwards = (vars(layer).get("forward") for layer in module.modules())
-    return any(isinstance(getattr(forward, "func", None), PackedProduct) for forward in forwards)
+    return any(product_in(layer) for layer in module.modules())
+
+
+def product_in(layer: nn.Module) -> PackedProduct | None:
+    """What `pack_weights` put in place of this layer's forward, if it packed it."""
+    forward = vars(layer).get("forward")
+    product = forward.func if isinstance(forward, functools.partial) else None
+    return product if isinstance(product, PackedProduct) else None
+
+
+def is_multiplied_row_by_row(module: nn.Module) -> bool:
+    """Whether a product with any of its linear layers costs as much for each row as for one, and packing mends that.
+
+    >>> is_multiplied_row_by_row(nn.Linear(4, 4))                       # float32
+    False
+    """
+    plain = (layer for layer in module.modules() if type(layer) is nn.Linear and product_in(layer) is None)
+    return any(
+        layer.weight.dtype in half.DTYPES
+        and not onednn_multiplies(layer.weight.dtype)
+        and not what_stops_packing(layer.weight)
+        for layer in plain
+    )
 
 
 def what_stops_packing(weight_OI: Tensor) -> str:
@@ -110,17 +131,12 @@ unpacked'
     return f"weights in {name}, {why}; load them in float32 or leave them unpacked"
 
 
-def copies_weights(dtype: torch.dtype) -> bool:
-    """Whether packing weights of this dtype takes as much memory again.
-
-    >>> copies_weights(torch.float32)
-    True
-    """
-    return onednn_multiplies(dtype)
-
-
 def onednn_multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has kernels for packed weights of this dtype on this processor."""
+    """Whether oneDNN has kernels for packed weights of this dtype on this processor; it packs a copy of them.
+
+    >>> onednn_multiplies(torch.float64)
+    False
+    """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
@@ -157,19 +173,11 @@ class LaidOutProduct(PackedProduct):
         return LaidOutProduct(self.dtype)  # packed tensors have no copy, and a copied layer has a weight of its own
 
     def __call__(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        if not self.may_multiply(layer, x):
+        if x.dtype != self.dtype or not half.may_replace_product(x, layer.weight, layer.bias):
             return nn.functional.linear(x, layer.weight, layer.bias)
         self.follow(layer.weight)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, layer.bias, "none", [], "")
         return product
-
-    def may_multiply(self, layer: nn.Linear, x: Tensor) -> bool:
-        """Not where gradients are recorded or a graph is captured, without rows, or if the layer was moved or cast."""
-        weight_OI, bias_O = layer.weight, layer.bias
-        learns = x.requires_grad or weight_OI.requires_grad or (bias_O is not None and bias_O.requires_grad)
-        if (learns and torch.is_grad_enabled()) or torch.compiler.is_compiling() or not x.numel():
-            return False
-        return x.dtype == weight_OI.dtype == self.dtype and weight_OI.device.type == "cpu"
 
     def follow(self, weight_OI: Tensor) -> None:
         """Pack the weight where it is not the one that is packed; each edit in place counts its version up.

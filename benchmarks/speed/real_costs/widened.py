@@ -16,7 +16,7 @@ from benchmarks.speed.real_costs.wide_heads import widen_heads
 from heads.backbone.model import Backbone
 from heads.checkpoint.opening import Opened, open_heads
 from heads.interface.token_heads import TokenHeads
-from heads.products.packed import copies_weights, pack_weights, what_stops_packing
+from heads.products.packed import onednn_multiplies, pack_weights, what_stops_packing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def open_widened(families: Sequence[str], shape: WideShape, dtype: torch.dtype) 
 def packed_twin(widened: Widened) -> Widened | None:
     """The backbone with packed weights; None without kernels for the dtype, or memory for the copy."""
     weight_VD = widened.model.lm_head.weight
-    copied = sum(one.nbytes for one in widened.model.parameters()) if copies_weights(weight_VD.dtype) else 0
+    copied = sum(one.nbytes for one in widened.model.parameters()) if onednn_multiplies(weight_VD.dtype) else 0
     if what_stops_packing(weight_VD) or free_bytes(widened.model.device) < copied:
         return None
     model = copy.deepcopy(widened.model, {id(p): p for p in widened.model.parameters()})

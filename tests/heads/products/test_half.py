@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from heads.backbone.support import fastest_mode
 from heads.products import half, kernels, packed
 from heads.products.packed import (
     HalfProduct,
-    copies_weights,
     pack_weights,
     takes_half_products,
     what_stops_packing,
@@ -161,12 +161,29 @@ def test_autocast_narrows_nothing_that_was_widened(monkeypatch: pytest.MonkeyPat
 
 
 @compiled
+def test_trees_over_weights_that_are_multiplied_row_by_row_are_warned_of_once(no_instructions: None) -> None:
+    def warned(dtype: torch.dtype, *, pack: bool) -> list[str]:
+        model = tiny_model("llama").to(dtype)
+        decoding = heads.TreeDecoding(heads.create("medusa", Backbone(model)))
+        if pack:
+            pack_weights(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                decoding.settings.of_call(1)
+        return [str(one.message) for one in caught]
+
+    (said,) = warned(torch.bfloat16, pack=False)
+    assert said.startswith("This processor has no instructions for bfloat16, so a pass over eight tokens takes six to")
+    assert warned(torch.bfloat16, pack=True) == warned(torch.float32, pack=False) == []
+
+
+@compiled
 @both_dtypes
 @torch.no_grad()
 def test_a_packed_model_has_the_plain_one_s_logits(no_instructions: None, dtype: torch.dtype) -> None:
     plain = tiny_model("llama").to(dtype)
     other = copy.deepcopy(plain)
-    assert not copies_weights(dtype)
     assert pack_weights(other) == len([one for one in other.modules() if isinstance(one, nn.Linear)])
     assert isinstance(other.get_output_embeddings().forward.func, HalfProduct)
     for rows in (1, 8):
