@@ -1,14 +1,15 @@
 """The command `headway`: all of its subcommands, and their error messages.
 
 An error that a user can cause ends in one sentence on stderr and exit code 1, and Ctrl-C in one line and exit code 130;
-HEADWAY_TRACEBACK=1 shows the traceback. Results go to stdout and remarks to stderr, so that a pipe gets only the
-results.
+HEADWAY_TRACEBACK=1 shows the traceback. A warning is one sentence, too. Results go to stdout and remarks to stderr, so
+that a pipe gets only the results.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -103,4 +104,16 @@ for name, command in COMMANDS.items():
 
 
 def main() -> None:
+    warnings.formatwarning = format_warning
     app()
+
+
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning without the place in the code that gave it, which says nothing to someone who typed a command.
+
+    >>> format_warning(UserWarning("tree.json is not used."), UserWarning, "heads/decoding/defaults.py", 107)
+    'warning: tree.json is not used.\\n'
+    """
+    return f"warning: {' '.join(str(message).split())}\n"

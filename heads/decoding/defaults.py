@@ -219,7 +219,7 @@ def warn_of_costly_rows(backbone: Backbone) -> None:
     if is_multiplied_row_by_row(backbone.layers[-1]):
         dtype = str(backbone.dtype).removeprefix("torch.")
         warnings.warn(
-            f"This processor has no instructions for {dtype}, so a pass over eight tokens takes six to eight plain "
+            f"This processor has no instructions for {dtype}, so a pass over eight tokens takes about five plain "
             f"steps; give --pack (in Python call heads.pack_weights on the model and on the heads), which reads each "
             f"weight once for all of them.",
             stacklevel=3,

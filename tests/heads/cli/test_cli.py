@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from heads.checkpoint import save_load
 from heads.checkpoint.opening import open_backbone
+from heads.cli import main as cli_main
 from heads.cli.main import COMMANDS, app
 from heads.cli.options import SamplingOptions, TreeOptions, use_color
 from heads.cli.writing.text import DecodingOptions
@@ -527,3 +529,12 @@ def test_colours_follow_the_terminal_and_the_environment(monkeypatch: pytest.Mon
     assert use_color(Pipe(), "auto")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not use_color(Pipe(), "auto")
+
+
+def test_a_warning_is_one_sentence_without_its_place_in_the_code(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # restored afterwards
+    monkeypatch.setattr(cli_main, "app", lambda: None)
+    cli_main.main()
+    assert warnings.formatwarning("tree.json is\n not used.", UserWarning, "defaults.py", 107) == (
+        "warning: tree.json is not used.\n"
+    )
