@@ -71,12 +71,14 @@ INLINE_SIMD void multiply_add(const __m256 (&w)[O], const float* x, __m256 (&tot
   }
 }
 
-// The same with 16 weights of each output, the outputs' `apart` from each other
+// The same with 16 weights of each output, the outputs' `apart` from each other; fetches the next O outputs' meanwhile
 template <class F, int R, int O>
 INLINE_SIMD void widen_and_add(const uint16_t* weight, int64_t apart, const float* x, __m256 (&total)[O][R]) {
   __m256i w[O];
   __m256 wide[O];
   for (int o = 0; o < O; ++o) w[o] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + o * apart));
+  if (R > 1)  // a processor looks ahead no further than a page, and a row of 2,048 weights fills one
+    for (int o = 0; o < O; ++o) _mm_prefetch(reinterpret_cast<const char*>(weight + (o + O) * apart), _MM_HINT_T0);
   for (int o = 0; o < O; ++o) wide[o] = F::first(w[o]);  // all before the rows: 12 sums leave few registers
   multiply_add<R, O>(wide, x, total);
   for (int o = 0; o < O; ++o) wide[o] = F::second(w[o]);
