@@ -9,7 +9,9 @@ from heads.families import create
 from train.objective.model import TrainedModel
 
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 14, [0] * 3 + [1] * 3 + [2] * 18])
-ROUNDING = 3e-4  # float32, and chunks of recurrences that begin elsewhere; a leaking state changes more than ten times
+# Float32, and chunks of recurrences that begin elsewhere: 6e-4 is seen with AVX512, and as much for the same text with
+# four tokens after it. A leaking state changes 4.
+ROUNDING = 1e-3
 
 
 def blocks(seed=0):
