@@ -9,9 +9,9 @@ from heads.families import create
 from train.objective.model import TrainedModel
 
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 14, [0] * 3 + [1] * 3 + [2] * 18])
-# Float32, and chunks of recurrences that begin elsewhere: 6e-4 is seen with AVX512, and as much for the same text with
-# four tokens after it. A leaking state changes 4.
-ROUNDING = 1e-3
+ROUNDING = 3e-4  # float32, and chunks of recurrences that begin elsewhere; a leaking state changes more than ten times
+# Qwen3.5 with AVX512: 6e-4 is seen, and as much for the same text with four tokens after it. A leaking state changes 4.
+ROUNDING_OF = {"qwen3_5": 1e-3}
 
 
 def blocks(seed=0):
@@ -45,9 +45,9 @@ def test_packed_documents_are_read_as_if_each_stood_alone(name):
         for document in ids.unique():
             own = (ids == document).nonzero()[:, 0]
             alone, _ = model.backbone.forward(tokens_BT[row : row + 1, own], use_cache=False)
-            assert torch.allclose(packed[row, -1, own], alone[0], atol=ROUNDING)
+            assert torch.allclose(packed[row, -1, own], alone[0], atol=ROUNDING_OF.get(name, ROUNDING))
     model.attend_across_documents = True  # the other way is told apart
-    assert not torch.allclose(model.hidden_states(tokens_BT, DOCUMENTS), packed, atol=10 * ROUNDING)
+    assert not torch.allclose(model.hidden_states(tokens_BT, DOCUMENTS), packed, atol=10 * max(ROUNDING_OF.values()))
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
