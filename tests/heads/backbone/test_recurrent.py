@@ -22,14 +22,17 @@ from heads.decoding.trees.static import Tree
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 1]])
 SECOND, IN_PLACE, SHORT, LAST = [0, 6, 7], [0, 1, 2, 3], [0, 1, 5], [0, 6, 8]
 OTHERS = ("bamba", "jamba", "kimi_linear")
-# Of the largest logit, in float32; 3e-6 is seen. LFM2 in float64: 1e-15 is seen. KimiLinear with AVX512: 2.4e-5 is
-# seen, where another token in the prompt changes logits by 2.
-TOLERANCE = 2e-5
-TOLERANCES = {"lfm2": 1e-12, "kimi_linear": 1e-4}
+# Of the largest logit, with weights of float64. Some of these classes compute their recurrence in float32 whatever the
+# weights are: 3e-7 is seen of one row, 8e-7 where padding moves the chunks of a prompt.
+TOLERANCE = 5e-6
+TOLERANCES = {"lfm2": 1e-12}  # has a convolution alone; 4e-16 is seen
 
 
 def model_of(name: str):
-    return shared_model(name, "sdpa", torch.float64 if name == "lfm2" else torch.float32)
+    """In float64, since float32 alone would hide small errors: rounding each weight of KimiLinear changes the logits of
+    one of these nodes by 2e-5 of the largest.
+    """
+    return shared_model(name, "sdpa", torch.float64)
 
 
 def tolerance_of(name: str) -> float:
@@ -91,7 +94,7 @@ def test_rows_with_padding_that_commit_different_numbers(name):
     """A row that commits nothing keeps its state."""
     prompts = [random_tokens(n, seed=n).tolist() for n in (7, 3)]
     rounds = [[SECOND, IN_PLACE], [LAST, []], [[0], LAST]]
-    assert error_of_rounds(model_of(name), prompts, rounds) < 10 * tolerance_of(name)  # padding moves chunks
+    assert error_of_rounds(model_of(name), prompts, rounds) < tolerance_of(name)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2", "jamba"])
@@ -109,7 +112,7 @@ def test_a_prompt_read_in_pieces_is_the_same(name, monkeypatch):
     for b, prompt in enumerate(prompts):
         wanted_V = steps(backbone.model, prompt, first_BT[b].tolist())[-1]
         error = (backbone.logits(output.final_BND[b, -1]) - wanted_V).abs().max() / wanted_V.abs().max()
-        assert error < 10 * tolerance_of(name)
+        assert error < tolerance_of(name)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1"])
@@ -129,7 +132,7 @@ def test_rows_are_dropped_and_states_roll_back_within_the_last_pass(name):
     more = tokens_1N[0, IN_PLACE[:2]].tolist()
     output = backbone.verify(state, torch.tensor([[7]]), torch.zeros(1, dtype=torch.long), torch.ones(1, 1).bool())
     wanted_V = steps(backbone.model, prompts[1], [*more, 7])[-1]
-    assert (backbone.logits(output.final_BND[0, 0]) - wanted_V).abs().max() < 1e-4
+    assert (backbone.logits(output.final_BND[0, 0]) - wanted_V).abs().max() < 1e-5
 
 
 def test_projections_are_computed_once_for_all_nodes():

@@ -1,6 +1,6 @@
 """Hybrid backbones (attention and recurrent layers): greedy text is `generate`'s, sampled text draw for draw.
 
-In float32, since experts multiply no float64 in torch; LFM2 in float64. Gaps between the two best logits of these
+In float32, so that torch's grouped product of experts runs; LFM2 in float64. Gaps between the two best logits of these
 models are far above float32 rounding, so no difference is excused. benchmarks/speed/hybrids.py has the wide matrix.
 """
 

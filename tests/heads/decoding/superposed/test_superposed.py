@@ -46,12 +46,6 @@ def float64(name):
     return tiny_model(name, attn="eager" if name in ("codegen", "gemma2") else "sdpa", dtype=torch.float64)
 
 
-def with_experts_in_float64(model):
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # torch's grouped product takes no float64
-    return model
-
-
 def of_resets(reset_every, seed):
     """A generator, which only resets take."""
     return {} if reset_every is None else {"generator": torch.Generator().manual_seed(seed)}
@@ -202,7 +196,7 @@ def test_resets_of_a_batch_with_n_grams_padding_and_ends(table, documents):
 @covering(name=HYBRIDS, k=[1, 3], reset_every=[None, 1, 3])
 def test_recurrent_layers_go_back_at_resets(name, k, reset_every, table, documents):
     """A reset begins at the states behind the last certain token, and the reference reads the whole text anew."""
-    model = with_experts_in_float64(tiny_model(name))
+    model = tiny_model(name)
     prompt = torch.tensor([documents[1][3:9]])
     settings = {"k": k, "temperature": 0.7, "alpha": 0.3, "penalty": 1e-4, "reset_every": reset_every}
     decoding = heads.SuperposedDecoding(ngrams=table, **of_resets(reset_every, 4), **settings)
@@ -216,7 +210,7 @@ def test_recurrent_layers_go_back_at_resets(name, k, reset_every, table, documen
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2"])
 def test_a_batch_on_recurrent_layers_is_its_prompts(name, documents):
     """One draft with resets is greedy text, whichever prompts have left the batch."""
-    model = with_experts_in_float64(tiny_model(name))
+    model = tiny_model(name)
     with torch.no_grad():
         model.get_output_embeddings().weight[EOS] *= 2.0
     texts = [documents[0][10:11], documents[1][3:9], documents[2][7:11], documents[3][:5]]
@@ -232,7 +226,7 @@ def test_a_batch_on_recurrent_layers_is_its_prompts(name, documents):
 
 @pytest.mark.parametrize("reset_every", [None, 2])
 def test_kept_caches_of_recurrent_layers_are_those_of_the_prompt(reset_every):
-    model = with_experts_in_float64(tiny_model("qwen3_next"))
+    model = tiny_model("qwen3_next")
     text = random_tokens(1, 14, seed=12)
     given, read = {"temperature": 1.0, "reset_every": reset_every}, []
     kept = heads.SuperposedDecoding(keep_caches=True, **of_resets(reset_every, 1), **given)

@@ -73,7 +73,6 @@ def restated_logits(model, module, tokens_1T):
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
 def test_a_module_is_read_decodes_and_is_written_back(name, tmp_path):
     model = tiny_model(name, attn="sdpa")
-    model.set_experts_implementation("eager")  # the grouped product knows no float64
     module = write_folder(tmp_path / "model", model)
     assert recognise(tmp_path / "model") == "mtp"
     token_heads = import_heads(tmp_path / "model", model)
