@@ -5,7 +5,8 @@ own file is named. So a Python file has changed if its syntax tree without them 
 holds has; any other file, if its bytes have.
 
 A file of results has the lines `- command:` and `- measured:`, which ends in the commit. A line `- since then:` says by
-hand how the benchmark has changed, and makes the results stale too.
+hand how the benchmark has changed, and makes the results stale too. Rows that an earlier call finished name their own
+commits; they depend on what they measure and on the settings they are stored by, not on how the benchmark prints them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,25 @@ def git(*arguments: str) -> str | None:
     return None if done.returncode else done.stdout.strip()
 
 
+def head() -> str:
+    """The abbreviated commit of the checkout, and whether files differ from it; "unknown" outside of a repository.
+
+    Files that checks write may differ: results, pages and README.
+    """
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    written = [f":!{name}" for name in ("benchmarks/results", "docs", "README.md")]
+    return commit + UNCOMMITTED * bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", *written))
+
+
 def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
     """The files under these paths that have changed since a commit; None if the repository lacks the commit.
 
     A measured.json beside heads is left out: no result depends on it.
     """
-    found = git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths)
-    if found is None:
+    if git("cat-file", "-e", commit) is None:
         return None
+    # Without a path git would name every file.
+    found = (git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths) if paths else "") or ""
     names = [line.split("\t")[1:] for line in found.splitlines()]  # a renamed file has two: before and now
     return [
         now
@@ -79,7 +91,8 @@ def is_text(node: ast.AST) -> bool:
 def why_stale(
     text: str,
     commands: Sequence[str],
-    paths: Sequence[str],
+    own: Sequence[str],
+    measures: Sequence[str],
     changed: Callable[[str, Sequence[str]], list[str] | None] = changed_since,
 ) -> str:
     """Why results are stale, in one sentence; empty if they are not.
@@ -87,10 +100,11 @@ def why_stale(
     Args:
         text: the file of results.
         commands: the commands that write it today.
-        paths: files and folders that it measures.
+        own: the benchmark's own files.
+        measures: files and folders that it measures.
         changed: returns the files under some paths that have changed since a commit.
 
-    >>> why_stale("- command: `python -m x`", ["python -m y"], [])
+    >>> why_stale("- command: `python -m x`", ["python -m y"], [], [])
     'was measured as `python -m x`'
     """
     if since := found_in(text, r"^- since then: (.*)$"):
@@ -98,12 +112,15 @@ def why_stale(
     command = found_in(text, r"^- command: `(.*?)`")
     if command not in commands:
         return f"was measured as `{command}`"
-    if found_in(text, rf"^- measured: (.*), commit [0-9a-f]+{UNCOMMITTED}$"):
+    if re.search(rf"commit [0-9a-f]+{UNCOMMITTED}(, torch|$)", text, re.MULTILINE):
         return "was measured on files that no commit holds"
     commit = found_in(text, r"^- measured: .*, commit ([0-9a-f]+)$")
-    files = None if commit is None else changed(commit, paths)
-    if files is None:
+    if commit is None or (files := changed(commit, [*own, *measures])) is None:
         return "does not name a commit of this repository at which it was measured"
+    for of_rows in sorted(set(re.findall(r"commit ([0-9a-f]+), torch", text))):
+        if (since_rows := changed(of_rows, measures)) is None:
+            return f"has rows of commit {of_rows}, which is not in this repository"
+        files += [f"{file} (rows of commit {of_rows})" for file in since_rows if file not in files]
     return f"changed since: {', '.join(files)}" if files else ""
 
 

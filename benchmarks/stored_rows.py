@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.stale import head
 from heads.checkpoint.save_load import write_whole
-from train.loop.provenance import commit
 
 RowKind = TypeVar("RowKind")
 
@@ -60,7 +60,7 @@ class StoredRow:
         return str(content.get("made", "not recorded"))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        made = f"commit {(commit() or 'unknown')[:10]}, torch {torch.__version__}"
+        made = f"commit {head()}, torch {torch.__version__}"
         content = json.dumps({"settings": self.settings, "made": made, "row": row}, indent=2, default=str) + "\n"
         place = self.place
         place.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.shared import describe_cpu
-from benchmarks.stale import UNCOMMITTED, found_in, git, why_stale
+from benchmarks.stale import found_in, head, why_stale
 from heads.evaluation.tables import versions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,6 +154,7 @@ CHECKS = {
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts "
         "and as measured on other prompts, both halves in turn, within 10 %, and the prediction for a batch "
         "of 16",
+        measures=("checkpoints/demo", "heads/tuning"),
     ),
     "compare": Check(
         command="python -m benchmarks.speed.compare",
@@ -180,12 +181,14 @@ CHECKS = {
         quick="--seeds 1",
         shows="tokens per pass under the exact rule, modified rejection sampling and lossy typical acceptance, "
         "by tree and temperature, and the texts' quality (docs/decode.md)",
+        measures=("checkpoints/demo", "heads/decoding/acceptance"),
     ),
     "batches": Check(
         command="python -m benchmarks.speed.batches --picture docs/pictures/batches.png",
         quick="--batches 1 4 16 --new-tokens 48",
         shows="tokens per second at batch sizes 1 to 16, with ragged prompts: plain generate, "
         "heads alone with several node budgets, lookup without heads, and heads with lookup",
+        measures=("checkpoints/demo", "heads/decoding/defaults.py"),
     ),
     "training": Check(
         command="python -m benchmarks.training speed memory step",
@@ -316,7 +319,7 @@ CHECKS = {
     "sinkhorn": Check(
         command="python -m benchmarks.paper.sinkhorn",
         shows="marginals pulled back to the heads' own (ε₂ > 0 of equation 5) against a weaker mask",
-        measures=("checkpoints/demo/dynamo",),
+        measures=("checkpoints/demo/dynamo", "heads/decoding/dynamo"),
     ),
     "dynamo_sentences": Check(
         command="python -m benchmarks.paper.dynamo_sentences --picture docs/pictures/dynamo_sentences.png",
@@ -335,7 +338,7 @@ CHECKS = {
     "ngrams": Check(
         command="python -m benchmarks.speed.ngrams",
         shows="milliseconds of a mask over 10 M trigrams, its share of a pass, and seconds to count 10 M tokens",
-        measures=(),
+        measures=("heads/ngrams",),
     ),
     "mx": Check(
         command="python -m benchmarks.speed.mx --picture docs/pictures/mx_speed.png",
@@ -549,16 +552,6 @@ def machine() -> str:
     return f"{describe_cpu()}, Python {packages['python']}, {named}"
 
 
-def head() -> str:
-    """The abbreviated commit of the checkout, and whether files differ from it; "unknown" outside of a repository.
-
-    Files that checks write may differ: results, pages and README.
-    """
-    commit = git("rev-parse", "--short", "HEAD") or "unknown"
-    written = [f":!{name}" for name in (RESULTS.relative_to(ROOT), "docs", "README.md")]
-    return commit + UNCOMMITTED * bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", *written))
-
-
 def write(name: str, text: str) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
@@ -573,7 +566,7 @@ def stale(name: str) -> str:
     commands = [check.typed(quick=quick) for quick in (False, True)]
     module = re.search(r"-m ([\w.]+)", check.command)
     own = [f"{module[1].replace('.', '/')}*"] if module else []
-    return why_stale(path.read_text(encoding="utf-8"), commands, [*own, *check.measures])
+    return why_stale(path.read_text(encoding="utf-8"), commands, own, check.measures)
 
 
 def last_measured(name: str) -> str:

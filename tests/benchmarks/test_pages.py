@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks import stale as staleness
 from benchmarks import verify
-from benchmarks.stale import why_stale
+from benchmarks.stale import UNCOMMITTED, why_stale
 from benchmarks.verify import CHECKS, RESULTS, as_markdown, last_measured, stale
 from heads.cli.main import app
 from heads.evaluation.suites import suite_module
@@ -126,20 +127,37 @@ def test_results_are_stale_once_what_they_measure_has_changed():
     def changed(commit, paths):
         return {"abc1234": [path for path in paths if path == "heads/loop.py"]}.get(commit)
 
-    assert why_stale(text, ["python -m x"], ["benchmarks/x*"], changed) == ""
-    assert why_stale(text, ["python -m x"], ["heads/loop.py"], changed) == "changed since: heads/loop.py"
-    assert why_stale(text, ["python -m y"], [], changed) == "was measured as `python -m x`"
+    assert why_stale(text, ["python -m x"], ["benchmarks/x*"], [], changed) == ""
+    assert why_stale(text, ["python -m x"], [], ["heads/loop.py"], changed) == "changed since: heads/loop.py"
+    assert why_stale(text, ["python -m y"], [], [], changed) == "was measured as `python -m x`"
     since = text.replace("\n\n```", "\n- since then: rows were added\n\n```", 1)
-    assert why_stale(since, ["python -m x"], [], changed) == "rows were added"
-    assert "does not name a commit" in why_stale(text.replace("abc1234", "def5678"), ["python -m x"], [], changed)
+    assert why_stale(since, ["python -m x"], [], [], changed) == "rows were added"
+    assert "does not name a commit" in why_stale(text.replace("abc1234", "def5678"), ["python -m x"], [], [], changed)
+
+
+def test_rows_of_an_earlier_call_are_stale_by_themselves():
+    rows = "rows were made by commit abc1234, torch 2.13.0 and commit 0123abc, torch 2.13.0"
+    text = as_markdown("plan", "python -m x", "2026-01-02, 1.0 minutes, a machine, commit abc1234", rows)
+    since = {"abc1234": [], "0123abc": ["benchmarks/x.py", "heads/loop.py"]}
+
+    def changed(commit, paths):
+        return None if commit not in since else [path for path in since[commit] if path in paths]
+
+    assert why_stale(text, ["python -m x"], ["benchmarks/x.py"], [], changed) == ""
+    reason = why_stale(text, ["python -m x"], ["benchmarks/x.py"], ["heads/loop.py"], changed)
+    assert reason == "changed since: heads/loop.py (rows of commit 0123abc)"
+    unsaved = text.replace("0123abc", f"0123abc{UNCOMMITTED}")
+    assert why_stale(unsaved, ["python -m x"], [], [], changed) == "was measured on files that no commit holds"
+    del since["0123abc"]
+    assert "has rows of commit 0123abc, which is not" in why_stale(text, ["python -m x"], [], [], changed)
 
 
 def test_results_say_that_they_were_measured_on_uncommitted_files(monkeypatch):
     changed = " M heads/loop.py"
-    monkeypatch.setattr(verify, "git", lambda *asked: changed if asked[0] == "status" else "abc1234")
+    monkeypatch.setattr(staleness, "git", lambda *asked: changed if asked[0] == "status" else "abc1234")
     text = as_markdown("plan", "python -m x", f"2026-01-02, 1.0 minutes, a machine, commit {verify.head()}", "a")
     assert "a machine, commit abc1234, with changes that are not committed\n" in text
-    assert why_stale(text, ["python -m x"], [], lambda *_: []) == "was measured on files that no commit holds"
+    assert why_stale(text, ["python -m x"], [], [], lambda *_: []) == "was measured on files that no commit holds"
     changed = ""
     assert verify.head() == "abc1234"
 
