@@ -58,6 +58,30 @@ def test_a_class_name_stands_for_one_thing(packages):
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+ONE_ALIAS = {"Counts": "how often n-grams were counted: an array in the tables, a mapping in the plain reference"}
+"""Names of types that stand for one thing in two forms."""
+
+
+@pytest.mark.parametrize("package", ["heads", "train"])
+def test_a_name_of_a_type_stands_for_one_thing(package):
+    """Names that are assigned a type, as in `Ids = list[int]`, beside each other and beside classes."""
+    means = defaultdict(set)
+    for path, tree in trees(package):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                means[node.name].add(f"a class of {path}")
+            elif (name := assigned_type(node)) and name not in ONE_ALIAS:
+                means[name].add(ast.unparse(node))
+    assert {name: found for name, found in means.items() if len(found) > 1 and name not in ONE_IN_EACH} == {}
+
+
+def assigned_type(node):
+    """The name that a module's statement assigns, if it is written as classes are; else None."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    name = getattr(target, "id", "")
+    return name if name[:1].isupper() and not name.isupper() and "_" not in name else None
+
+
 def test_no_two_files_of_tests_have_the_same_name():
     """Tests are no packages, so pytest imports them by their names alone, and refuses the second file of one name."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,8 +17,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from heads.checkpoint.remote import HUB_NAME, NESTED, find_heads
+from heads.cli.option_groups import CommandFunction
 
-Command = Callable[..., None]
 REVISION = "revision"
 RevisionOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of heads that are named as on the hub.")
@@ -40,7 +39,7 @@ class ByName:
 BY_NAME, BY_NAME_ALONE = ByName(), ByName(with_backbone=False)
 
 
-def fetching_heads(command: Command) -> Command:
+def fetching_heads(command: CommandFunction) -> CommandFunction:
     """The same command for typer, with --revision, if a parameter of it is marked; else the command itself."""
     hints = get_type_hints(command, include_extras=True)
     extras = [(name, extra) for name, hint in hints.items() for extra in getattr(hint, "__metadata__", ())]

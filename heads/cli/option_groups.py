@@ -28,11 +28,11 @@ from docstring_parser import parse as parse_docstring
 from heads.validation import Range, build, members, ranges
 
 T = TypeVar("T")
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 NULLS = ("none", "null")
 
 
-def with_groups(command: Command) -> Command:
+def with_groups(command: CommandFunction) -> CommandFunction:
     """The same command for typer: each parameter that is a group of options is replaced by the group's fields."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type[Any]] = {}

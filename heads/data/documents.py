@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from heads.data.chat import choose_template
 from heads.data.conversations import BadRowError, EmptyRowError
-from heads.data.rows import DOCUMENT_FEATURES, Format, RowTokenizer, parse_row
-from heads.data.sources import Rows, first_line, open_rows
+from heads.data.rows import DOCUMENT_FEATURES, RowFormat, RowTokenizer, parse_row
+from heads.data.sources import OpenedRows, first_line, open_rows
 from heads.data.streams import ROWS_PER_BATCH, DocumentStream
 from heads.extras import needs_extra
 from heads.validation import validated, within
@@ -31,7 +31,7 @@ with needs_extra("train", "Rows of data are to be read"):
     from pyarrow import ArrowException
 
 CHAT_FORMATS = ("sharegpt", "messages", "alpaca")
-AUTO_COLUMNS: dict[str, Format] = {  # first match wins: spelled exactly so, then in any case
+AUTO_COLUMNS: dict[str, RowFormat] = {  # first match wins: spelled exactly so, then in any case
     "conversations": "sharegpt",
     "messages": "messages",
     "instruction": "alpaca",
@@ -66,7 +66,7 @@ class SourceConfig:
     path: str
     name: str | None = None
     split: str = "train"
-    format: Format = "auto"
+    format: RowFormat = "auto"
     column: str | None = None
     weight: float = within(above=0, default=1.0)
     fraction: float = within(high=1, above=0, default=1.0)
@@ -145,7 +145,7 @@ def load_documents(
     return Documents(name=source.path, is_chat=is_chat, weight=source.weight, rows=rows, stream=stream)
 
 
-def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[Rows, Format, str]:
+def open_source(source: SourceConfig, config: DataConfig, *, streaming: bool) -> tuple[OpenedRows, RowFormat, str]:
     """A source's rows, their format, and the column with their content.
 
     Raises:
@@ -219,7 +219,7 @@ def cache_file(kind: str, fingerprint: str) -> Path:
     return folder / f"{kind}-{fingerprint}.arrow"
 
 
-def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[Format, str]:
+def detect_format(samples: Sequence[dict[str, Any]], source: SourceConfig) -> tuple[RowFormat, str]:
     """The format of a source's rows and the column with their content, found from the first rows.
 
     [{"id": 1, "conversations": [...]}]  ->  ("sharegpt", "conversations")
@@ -255,7 +255,7 @@ def match_columns(usual: Iterable[str], columns: Sequence[str]) -> list[str]:
     return exact + [column for name in usual for column in columns if column != name and column.lower() == name]
 
 
-def format_of_value(value: Any) -> Format:
+def format_of_value(value: Any) -> RowFormat:
     if isinstance(value, str):
         return "text"
     turns = value if isinstance(value, list) else [value]

@@ -26,7 +26,7 @@ from heads.extras import needs_extra
 with needs_extra("train", "Rows of data were requested"):
     from datasets import Features, List, Value
 
-Format = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
+RowFormat = Literal["auto", "text", "tokens", "sharegpt", "messages", "alpaca"]
 Encoded = tuple[Sequence[int], Sequence[bool] | None]  # token ids and mask; None: all True
 Read = tuple[str, Encoded, str, str, Changes, str]  # text or ids, status, problem, changes, unknown role
 DOCUMENT_FEATURES = Features(
@@ -54,7 +54,7 @@ class RowTokenizer:
         self,
         tokenizer: PreTrainedTokenizerBase,
         name: str,
-        format: Format,
+        format: RowFormat,
         column: str,
         template: str | None,
         roles: Mapping[str, str] | None = None,
@@ -167,7 +167,7 @@ def parse_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def read_messages(
     fields: dict[str, Any],
-    format: Format,
+    format: RowFormat,
     column: str,
     roles: Mapping[str, str] | None = None,
     changes: Changes | None = None,

@@ -24,7 +24,7 @@ with needs_extra("train", "Rows of data were requested"):
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
-Rows: TypeAlias = "Dataset | IterableDataset"
+OpenedRows: TypeAlias = "Dataset | IterableDataset"
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ TEXT_FEATURES = Features({"_place": Value("string"), "text": Value("large_string
 LINE_FEATURES = Features({"_place": Value("string"), "_json_line": Value("large_binary")})
 
 
-def open_rows(path: str, name: str | None, split: str, heldout_list: str | None, *, streaming: bool) -> Rows:
+def open_rows(path: str, name: str | None, split: str, heldout_list: str | None, *, streaming: bool) -> OpenedRows:
     """The rows of a path: columns of a data set, {_place, text}, or {_place, _json_line}, an unparsed line."""
     path = os.path.expanduser(path)
     if path == STDLIB:
@@ -54,7 +54,7 @@ def open_rows(path: str, name: str | None, split: str, heldout_list: str | None,
     return open_generator(path, reader, {"files": [str(file) for file in files]}, features, files, streaming=streaming)
 
 
-def open_stdlib(split: str, heldout_list: str | None, *, streaming: bool) -> Rows:
+def open_stdlib(split: str, heldout_list: str | None, *, streaming: bool) -> OpenedRows:
     if heldout_list is None:
         raise ValueError(f"{STDLIB} needs heldout_list, the JSON file that names its held-out files; set it in data.")
     heldout_files = load_heldout_files(heldout_list)
@@ -63,7 +63,7 @@ def open_stdlib(split: str, heldout_list: str | None, *, streaming: bool) -> Row
     return open_generator(STDLIB, read_stdlib, options, TEXT_FEATURES, files, streaming=streaming)
 
 
-def open_saved(path: str, split: str, *, streaming: bool) -> Rows:
+def open_saved(path: str, split: str, *, streaming: bool) -> OpenedRows:
     """A folder written by `save_to_disk`."""
     rows = datasets.load_from_disk(path)
     if isinstance(rows, DatasetDict):
@@ -73,7 +73,7 @@ def open_saved(path: str, split: str, *, streaming: bool) -> Rows:
     return rows.to_iterable_dataset() if streaming else rows
 
 
-def open_tables(path: str, files: Sequence[Path], *, streaming: bool) -> Rows:
+def open_tables(path: str, files: Sequence[Path], *, streaming: bool) -> OpenedRows:
     builder = files[0].suffix.lower().lstrip(".")
     try:
         if builder != "parquet" or pq.read_schema(files[0]).names:
@@ -85,7 +85,7 @@ def open_tables(path: str, files: Sequence[Path], *, streaming: bool) -> Rows:
     raise ValueError(f"{str(files[0])!r} has no columns; give tables with a column of texts, turns or token ids.")
 
 
-def open_hub(path: str, name: str | None, split: str, *, streaming: bool) -> Rows:
+def open_hub(path: str, name: str | None, split: str, *, streaming: bool) -> OpenedRows:
     if path.startswith(("/", ".")) or path.count("/") > 1 or Path(path).suffix in SUFFIXES:
         raise FileNotFoundError(f"There is no file or directory {path!r}; check the path.")
     try:
@@ -105,7 +105,7 @@ def open_generator(
     files: Sequence[Path],
     *,
     streaming: bool,
-) -> Rows:
+) -> OpenedRows:
     """Rows of a reader, cached under a fingerprint of the files' names, sizes and times unless they are streamed."""
     if streaming:
         return IterableDataset.from_generator(reader, features=features, gen_kwargs=options)

@@ -22,7 +22,7 @@ from heads.data.chat import choose_template, encode_chat
 from heads.data.conversations import read_turn
 from heads.data.standard_library import load_heldout_files, stdlib_documents
 
-Prompt = str | list[dict[str, Any]]
+PromptContent = str | list[dict[str, Any]]
 """A text, or the messages of a chat."""
 
 FIELDS = ("prompt", "text", "messages", "conversations")
@@ -46,14 +46,14 @@ def read_prompts(
     return prompts
 
 
-def parse_prompts(path: str | Path, count: int | None = None) -> list[Prompt]:
+def parse_prompts(path: str | Path, count: int | None = None) -> list[PromptContent]:
     """The first `count` prompts of a file as texts or messages.
 
     Raises:
         ValueError: as `read_prompts`.
     """
     path = Path(path)
-    readers: dict[str, Callable[[Path], Sequence[Prompt]]] = {".txt": read_paragraphs, ".jsonl": read_json_lines}
+    readers: dict[str, Callable[[Path], Sequence[PromptContent]]] = {".txt": read_paragraphs, ".jsonl": read_json_lines}
     if path.suffix not in readers:
         raise ValueError(f"The prompts {path} end in {path.suffix!r}; allowed are {' and '.join(readers)}.")
     if not path.is_file():
@@ -70,12 +70,12 @@ def read_paragraphs(path: Path) -> list[str]:
     return [part for part in (paragraphs if len(paragraphs) > 1 else text.split("\n")) if part.strip()]
 
 
-def read_json_lines(path: Path) -> list[Prompt]:
+def read_json_lines(path: Path) -> list[PromptContent]:
     lines = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1)  # U+2028 may stand inside a text
     return [read_object(line, f"{path} line {number}") for number, line in lines if line.strip()]
 
 
-def read_object(line: str, place: str) -> Prompt:
+def read_object(line: str, place: str) -> PromptContent:
     """A text, or the messages of a chat up to its last user turn."""
     try:
         row = json.loads(line)
@@ -99,7 +99,7 @@ def read_object(line: str, place: str) -> Prompt:
     return messages
 
 
-def encode_numbered(prompt: Prompt, tokenizer: Any, which: str) -> Tensor:
+def encode_numbered(prompt: PromptContent, tokenizer: Any, which: str) -> Tensor:
     """`encode`, with errors that name the prompt."""
     try:
         return encode(prompt, tokenizer)
@@ -107,7 +107,7 @@ def encode_numbered(prompt: Prompt, tokenizer: Any, which: str) -> Tensor:
         raise ValueError(f"{which}: {error}") from None
 
 
-def encode(prompt: Prompt, tokenizer: Any) -> Tensor:
+def encode(prompt: PromptContent, tokenizer: Any) -> Tensor:
     """(1, T): the tokens of a text, or of a chat up to where the assistant's answer begins."""
     if isinstance(prompt, str):
         tokens = tokenizer(prompt)["input_ids"]

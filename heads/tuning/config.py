@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from heads.validation import validated, within
 
-@dataclass(frozen=True, kw_only=True)
+
+@validated
+@dataclass(kw_only=True)
 class TuneConfig:
     """The use that a tree is fitted to.
 
@@ -20,21 +23,21 @@ class TuneConfig:
         compile: also decode them with compiled passes; tree.json records whether that was faster.
 
     Raises:
-        ValueError: a number of tokens, rows, rounds or prompts is too small.
+        ValueError: a number of tokens, rows, rounds or prompts is too small, or a temperature or penalty that
+            `generate` refuses.
+
+    >>> TuneConfig(new_tokens=1)
+    Traceback (most recent call last):
+    heads.validation.InvalidFieldError: new_tokens=1 was given; allowed are integers of at least 2.
     """
 
-    new_tokens: int = 128
-    batch: int = 1
-    repetition_penalty: float | None = None
-    temperature: float = 0.0
-    repeats: int = 15
-    checked_prompts: int = 4
+    new_tokens: int = within(2, default=128)
+    batch: int = within(1, default=1)
+    repetition_penalty: float | None = within(above=0, default=None)
+    temperature: float = within(0, default=0.0)
+    repeats: int = within(1, default=15)
+    checked_prompts: int = within(1, default=4)
     compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in {"new_tokens": 2, "batch": 1, "repeats": 1, "checked_prompts": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} was given; allowed are {least} and more.")
 
     @property
     def request(self) -> dict[str, Any]:

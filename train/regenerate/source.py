@@ -14,7 +14,7 @@ from datasets import Dataset
 from heads.data.chat import choose_template
 from heads.data.conversations import BadRowError, EmptyRowError
 from heads.data.documents import CHAT_FORMATS, DataConfig, open_source, sample_rows
-from heads.data.rows import TEXT_OPTIONS, Format, document_frame, parse_row, read_ids, read_messages, read_text
+from heads.data.rows import TEXT_OPTIONS, RowFormat, document_frame, parse_row, read_ids, read_messages, read_text
 from train.regenerate.config import RegenerateConfig
 from train.regenerate.rewriting import Rewriting, Tally, continue_text, end_of_turn, rewrite_chat
 
@@ -25,7 +25,7 @@ class OpenedSource:
 
     name: str
     rows: Dataset
-    format: Format
+    format: RowFormat
     column: str
     roles: Mapping[str, str]
 
@@ -119,7 +119,7 @@ class SourceRows:
         start = place * len(tokens) // self.per_row
         return [*(before if place == 0 else []), *tokens[start : start + length]]
 
-    def tokens(self, value: Any, format: Format) -> tuple[list[int], list[int]]:
+    def tokens(self, value: Any, format: RowFormat) -> tuple[list[int], list[int]]:
         if format == "text":
             return self.tokenizer(read_text(value), **TEXT_OPTIONS)["input_ids"], self.frame[0]
         tokens = read_ids(value)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from heads.evaluation.methods import GreedySettings, end_tokens, new_tokens
-from heads.evaluation.prompts import Prompt, encode
+from heads.evaluation.prompts import PromptContent, encode
 
 END = -1
 """Stands for any end-of-text token of the model, since servers do not say which one ended a text."""
@@ -27,7 +27,7 @@ UNFINISHED = "�"  # a text that was cut within a character may end in this
 class Asked:
     """A prompt, as text or messages, and its tokens (1, T), or None without a tokenizer."""
 
-    prompt: Prompt
+    prompt: PromptContent
     prompt_1T: Tensor | None = None
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from heads.evaluation.lossless.answers import END, Answer, Asked, Source, mark_end, with_tokens
 from heads.evaluation.lossless.stored_answers import keep_answer, keep_finding
-from heads.evaluation.lossless.verdicts import Finding, Kind, Scorer, examine
+from heads.evaluation.lossless.verdicts import Finding, Scorer, VerdictKind, examine
 from heads.evaluation.methods import end_tokens
 from heads.evaluation.runs.rows import Rows
 from heads.evaluation.tables import describe_machine, versions
@@ -39,14 +39,14 @@ class Comparison:
     findings: Sequence[Finding]
 
     @property
-    def counts(self) -> dict[Kind, int]:
+    def counts(self) -> dict[VerdictKind, int]:
         """How many prompts have each verdict.
 
         >>> Comparison(name="a", reference="b", findings=[Finding(prompt=1, verdict="same")]).counts
         {'same': 1, 'rounding': 0, 'bug': 0, 'unknown': 0}
         """
         found = Counter(finding.verdict for finding in self.findings)
-        return {kind: found[kind] for kind in get_args(Kind)}
+        return {kind: found[kind] for kind in get_args(VerdictKind)}
 
     def table(self) -> Table:
         """One row for each prompt."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heads.evaluation.lossless.answers import Asked
-from heads.evaluation.prompts import Prompt, encode_numbered, parse_prompts
+from heads.evaluation.prompts import PromptContent, encode_numbered, parse_prompts
 
 DEFAULT_TEXTS: tuple[str, ...] = (
     'def read_lines(path, encoding=\'utf-8\'):\n    """Return the lines of a file without their ends."""\n',
@@ -25,7 +25,7 @@ DEFAULT_TEXTS: tuple[str, ...] = (
 )
 
 
-def asked_of(prompts: Sequence[Prompt], tokenizer: Any) -> list[Asked]:
+def asked_of(prompts: Sequence[PromptContent], tokenizer: Any) -> list[Asked]:
     """Each prompt with its tokens (1, T), or without them if there is no tokenizer.
 
     Raises:
@@ -39,6 +39,6 @@ def asked_of(prompts: Sequence[Prompt], tokenizer: Any) -> list[Asked]:
     ]
 
 
-def choose_prompts(path: Path | None, count: int) -> list[Prompt]:
+def choose_prompts(path: Path | None, count: int) -> list[PromptContent]:
     """The first `count` prompts of a file; without a file, of `DEFAULT_TEXTS`."""
     return list(DEFAULT_TEXTS[:count]) if path is None else parse_prompts(path, count)

@@ -26,7 +26,7 @@ from heads.evaluation.lossless.answers import END, Answer
 from heads.evaluation.methods import GreedySettings, end_tokens
 from heads.evaluation.same_text import LOW_PRECISION, Float32Judge, scores_after
 
-Kind = Literal["same", "rounding", "bug", "unknown"]
+VerdictKind = Literal["same", "rounding", "bug", "unknown"]
 Resume = Callable[[list[int]], Answer | None]
 """`Source.resume` of the reference: the answer that continues these new tokens, or None."""
 
@@ -50,7 +50,7 @@ class Margins:
     rounding: float
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> VerdictKind:
         """
         >>> Margins(gap=0.01, behind_best=0.0, rounding=0.02).kind
         'rounding'
@@ -81,7 +81,7 @@ class Finding:
     """
 
     prompt: int
-    verdict: Kind
+    verdict: VerdictKind
     position: int | None = None
     unit: Literal["token", "character"] = "token"
     reference: str = ""

@@ -25,8 +25,6 @@ from heads.interface.token_heads import TokenHeads
 from heads.quantization.codec import pack, unpack
 from heads.quantization.formats import BLOCK, Format
 
-Report = Callable[[], None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
@@ -57,7 +55,7 @@ def measure_quality(
     prompts: Sequence[Tensor] = (),
     *,
     settings: GreedySettings,
-    report: Report = lambda: None,
+    report: Callable[[], None] = lambda: None,
 ) -> Iterator[Quality]:
     """One row for each format, in their order; the model is as before after each.
 

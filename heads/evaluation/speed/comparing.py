@@ -10,22 +10,21 @@ runs' plain generations are apart.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.ratios import LEAST_UNITS, Ratio, ratio_of_ratios
 from heads.evaluation.speed.drawings import draw_bars, draw_lines
 from heads.evaluation.speed.figures import OVERALL
+from heads.evaluation.speed.measuring import SpeedFigures
 from heads.evaluation.speed.report_sections import FEW, INTERVAL, in_order, interval
 from heads.evaluation.speed.speakers import ALONE, PLAIN
 
-Row = dict[str, Any]
 Questions = dict[str, dict[str, float]]
 VERDICTS = {"more": "more", "less": "less", "": "no difference"}
 DRIFT = "within drift"
 
 
-def compare(runs: Mapping[str, Row]) -> list[Section]:
+def compare(runs: Mapping[str, SpeedFigures]) -> list[Section]:
     """Plain generation in all runs, a section for each method that all runs have, then pictures.
 
     Raises:
@@ -58,7 +57,7 @@ def compare(runs: Mapping[str, Row]) -> list[Section]:
     return [plain_section(runs), *sections, Section(title="Side by side", pictures=pictures)]
 
 
-def plain_section(runs: Mapping[str, Row]) -> Section:
+def plain_section(runs: Mapping[str, SpeedFigures]) -> Section:
     """Plain generation's speed in each run, with its range, and what that means for the ratios."""
     speeds = {name: run["categories"][OVERALL][PLAIN]["tokens_per_second"] for name, run in runs.items()}
     low, high = min(speeds.values()), max(speeds.values())
@@ -73,7 +72,7 @@ def plain_section(runs: Mapping[str, Row]) -> Section:
     return Section(title="Plain generation", text=text, tables=[Table(columns=["run", "plain, tokens/s"], rows=rows)])
 
 
-def refuse_other_settings(runs: Mapping[str, Row]) -> None:
+def refuse_other_settings(runs: Mapping[str, SpeedFigures]) -> None:
     """
     Raises:
         ValueError: runs with answers of other lengths, or that read their questions in another form.
@@ -87,7 +86,7 @@ def refuse_other_settings(runs: Mapping[str, Row]) -> None:
             )
 
 
-def refuse_other_questions(runs: Mapping[str, Row]) -> None:
+def refuse_other_questions(runs: Mapping[str, SpeedFigures]) -> None:
     """
     Raises:
         ValueError: a question_id that two runs share belongs to other words; runs of an earlier version do not know
@@ -104,12 +103,12 @@ def refuse_other_questions(runs: Mapping[str, Row]) -> None:
             )
 
 
-def digests_of(requests: Sequence[Row]) -> dict[str, str]:
+def digests_of(requests: Sequence[SpeedFigures]) -> dict[str, str]:
     """What was asked under each question_id, where the run says it."""
     return {one["question_id"]: one["question_digest"] for one in requests if "question_digest" in one}
 
 
-def method_section(runs: Mapping[str, Row], method: str) -> Section:
+def method_section(runs: Mapping[str, SpeedFigures], method: str) -> Section:
     (first_name, first), *_ = runs.items()
     rows = []
     for name, run in runs.items():
@@ -156,7 +155,7 @@ def say_verdict(estimate: Ratio, drift: float = 1.0) -> str:
     return VERDICTS[estimate.verdict]
 
 
-def against(run: Row, first: Row, method: str, category: str) -> tuple[Ratio, Ratio, float]:
+def against(run: SpeedFigures, first: SpeedFigures, method: str, category: str) -> tuple[Ratio, Ratio, float]:
     """Tokens per pass and speed-up over the first run's, on the questions that both have, and plain's drift there."""
     ours, theirs = (questions_of(one["requests"], method, category) for one in (run, first))
     shared = [name for name in ours if name in theirs]
@@ -186,7 +185,7 @@ def speed_ratio(ours: Questions, theirs: Questions, shared: Sequence[str]) -> Ra
     )
 
 
-def questions_of(requests: Sequence[Row], method: str, category: str) -> Questions:
+def questions_of(requests: Sequence[SpeedFigures], method: str, category: str) -> Questions:
     """Tokens, passes and seconds of each question over its turns, and plain's tokens and seconds."""
     found: Questions = {}
     for request in requests:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from heads.data.chat import choose_template, encode_chat
 from heads.evaluation.speed.questions import Question
 
-Form = Literal["chat", "text"]
+PromptForm = Literal["chat", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Prompter:
     """Writes the prompts of conversations in one form."""
 
     tokenizer: Any
-    form: Form
+    form: PromptForm
 
     def prompt(self, question: Question, answers: Sequence[Sequence[int]]) -> list[int]:
         """Token ids of the turn after these answers, and of everything before it."""
@@ -44,7 +44,7 @@ class Prompter:
         return list(encode_chat(self.tokenizer, choose_template(self.tokenizer, None), messages))
 
 
-def choose_form(tokenizer: Any, form: str) -> Form:
+def choose_form(tokenizer: Any, form: str) -> PromptForm:
     """The form that was asked for; by default chats where the tokenizer has a template for them.
 
     >>> choose_form(object(), "text")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heads.evaluation.pictures import DARK, GREY, PALETTE, STYLE, new_figure, tidy
 from heads.evaluation.report.sections import Picture
 from heads.evaluation.report.svg import as_picture
+from heads.evaluation.speed.measuring import SpeedFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = dict[str, Any]
 WIDTH = 4.4  # inches; text of 9 points has 10 px on a phone of 360 px
 PHASE_COLORS = {
     "prefill": PALETTE[4], "draft": PALETTE[1], "verify": PALETTE[0], "accept": PALETTE[3], "commit": PALETTE[2],
@@ -130,7 +130,7 @@ def draw_phases(phases: Mapping[str, Mapping[str, float]], shows: str) -> Pictur
     return as_picture(figure, shows)
 
 
-def draw_tree(tree: Row, shows: str) -> Picture:
+def draw_tree(tree: SpeedFigures, shows: str) -> Picture:
     """The tree from left to right; an edge is as wide as its node is often accepted, and says how often."""
     parents, shares = tree["parents"], [count / max(1, tree["verified"]) for count in tree["accepted"]]
     depths, heights = lay_out(parents)

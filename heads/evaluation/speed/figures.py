@@ -10,37 +10,38 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from heads.evaluation.runs.ratios import Ratio, ratio_of_ratios, ratio_of_sums
 from heads.evaluation.speed.counting import speculative_decoding
+from heads.evaluation.speed.measuring import SpeedFigures
 from heads.evaluation.speed.speakers import PLAIN
 
-Row = dict[str, Any]
 OVERALL = "overall"
 BUCKETS = 16
 """Points of the curve over positions."""
 
 
-def by_category(rows: Sequence[Row], methods: Sequence[str], flops: dict[str, Row]) -> dict[str, dict[str, Row]]:
+def by_category(
+    rows: Sequence[SpeedFigures], methods: Sequence[str], flops: dict[str, SpeedFigures]
+) -> dict[str, dict[str, SpeedFigures]]:
     """Figures of each category, and of all questions together under "overall".
 
     Args:
         flops: counts of one answer by category and method.
     """
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[SpeedFigures]] = defaultdict(list)
     for row in rows:
         if row["turns"]:
             groups[row["category"]].append(row)
     groups[OVERALL] = [row for row in rows if row["turns"]]
-    found: dict[str, dict[str, Row]] = {}
+    found: dict[str, dict[str, SpeedFigures]] = {}
     for name, group in groups.items():
         counted = [flops[name]] if name in flops else list(flops.values()) if name == OVERALL else []
         found[name] = {method: summarise(group, method, [one[method] for one in counted]) for method in methods}
     return found
 
 
-def summarise(rows: Sequence[Row], method: str, flops: Sequence[Row]) -> Row:
+def summarise(rows: Sequence[SpeedFigures], method: str, flops: Sequence[SpeedFigures]) -> SpeedFigures:
     """One method on questions."""
     ours, plain = (per_question(rows, name) for name in (method, PLAIN))
     requests = [turn["methods"][method] for row in rows for turn in row["turns"]]
@@ -61,7 +62,7 @@ def summarise(rows: Sequence[Row], method: str, flops: Sequence[Row]) -> Row:
     }
 
 
-def per_question(rows: Sequence[Row], method: str) -> dict[str, list[float]]:
+def per_question(rows: Sequence[SpeedFigures], method: str) -> dict[str, list[float]]:
     """Tokens, passes and seconds of each question, over its turns."""
     found: dict[str, list[float]] = {"tokens": [], "passes": [], "seconds": []}
     for row in rows:
@@ -72,11 +73,11 @@ def per_question(rows: Sequence[Row], method: str) -> dict[str, list[float]]:
     return found
 
 
-def as_dict(estimate: Ratio) -> Row:
+def as_dict(estimate: Ratio) -> SpeedFigures:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "questions": estimate.units}
 
 
-def by_depth(accepted: Sequence[int], depth: int) -> Row:
+def by_depth(accepted: Sequence[int], depth: int) -> SpeedFigures:
     """Joint acceptance (depth 1 to d all accepted, over all passes) and conditional (over passes that reached d - 1).
 
     >>> by_depth([2, 1, 0, 2], depth=2)
@@ -90,7 +91,7 @@ def by_depth(accepted: Sequence[int], depth: int) -> Row:
     }
 
 
-def by_position(texts: Iterable[Sequence[int]], buckets: int = BUCKETS) -> list[Row]:
+def by_position(texts: Iterable[Sequence[int]], buckets: int = BUCKETS) -> list[SpeedFigures]:
     """Tokens per pass against the position in the output where a pass begins; a pass emits one token more than it
     accepted.
 
@@ -119,7 +120,7 @@ def by_position(texts: Iterable[Sequence[int]], buckets: int = BUCKETS) -> list[
     return found
 
 
-def by_phase(rows: Sequence[Row], method: str) -> dict[str, float]:
+def by_phase(rows: Sequence[SpeedFigures], method: str) -> dict[str, float]:
     """Milliseconds of a pass by phase, the prompt's pass included; "other" is the rest of the wall time."""
     turns = [turn["methods"][method] for row in rows for turn in row["turns"]]
     passes = sum(turn["passes"] for turn in turns)
@@ -132,7 +133,7 @@ def by_phase(rows: Sequence[Row], method: str) -> dict[str, float]:
     return found | {"other": max(0.0, 1000 * (wall - sum(totals.values())) / passes)}
 
 
-def by_node(rows: Sequence[Row], method: str) -> Row | None:
+def by_node(rows: Sequence[SpeedFigures], method: str) -> SpeedFigures | None:
     """The tree that was verified most often, and how often each of its nodes was accepted; None if nothing was."""
     verified: dict[tuple[int, ...], int] = defaultdict(int)
     accepted: dict[tuple[int, ...], list[int]] = {}
@@ -150,12 +151,12 @@ def by_node(rows: Sequence[Row], method: str) -> Row | None:
     return {"parents": list(shape), "verified": verified[shape], "accepted": accepted[shape]}
 
 
-def accepted_of(rows: Sequence[Row], method: str) -> list[int]:
+def accepted_of(rows: Sequence[SpeedFigures], method: str) -> list[int]:
     """Accepted tokens of all passes."""
     return [n for row in rows for turn in row["turns"] for n in turn["methods"][method].get("accepted", [])]
 
 
-def requests_of(rows: Sequence[Row], methods: Sequence[str], depths: Mapping[str, int]) -> list[Row]:
+def requests_of(rows: Sequence[SpeedFigures], methods: Sequence[str], depths: Mapping[str, int]) -> list[SpeedFigures]:
     """One object a request, with vLLM's names for what was drafted and accepted.
 
     Args:
@@ -164,7 +165,7 @@ def requests_of(rows: Sequence[Row], methods: Sequence[str], depths: Mapping[str
     found = []
     for row in rows:
         for number, turn in enumerate(row["turns"], start=1):
-            one: Row = {
+            one: SpeedFigures = {
                 "question_id": row["question_id"],
                 "question_digest": row["digest"],
                 "category": row["category"],
@@ -175,7 +176,7 @@ def requests_of(rows: Sequence[Row], methods: Sequence[str], depths: Mapping[str
             for method in methods:
                 counts = turn["methods"][method]
                 seconds = statistics.median(counts["seconds"])
-                shown: Row = {"tokens": counts["tokens"], "passes": counts["passes"], "seconds": seconds}
+                shown: SpeedFigures = {"tokens": counts["tokens"], "passes": counts["passes"], "seconds": seconds}
                 if "accepted" in counts:
                     shown["speculative_decoding"] = speculative_decoding(
                         counts["drafted"], counts["accepted"], depths[method]

@@ -21,7 +21,8 @@ from heads.evaluation.speed.conversation import Prompter
 from heads.evaluation.speed.questions import Question
 from heads.evaluation.speed.speakers import PLAIN, Speaker, TimedAnswer, as_prompt
 
-Row = dict[str, Any]
+SpeedFigures = dict[str, Any]
+"""Measured figures by name, as JSON stores them: of a question, a method or a whole run."""
 SHAPES_KEPT = 4  # a dynamic tree has another shape in every pass
 
 
@@ -49,7 +50,7 @@ class Measurer:
             speaker.begin()
             speaker.answer(prompt_1T, self.settings, self.clock)
 
-    def measure(self, question: Question) -> Row:
+    def measure(self, question: Question) -> SpeedFigures:
         """The row of a question: its turns with each speaker's figures."""
         spoken: dict[str, list[list[TimedAnswer]]] = {speaker.name: [] for speaker in self.speakers}
         answers: list[list[int]] = []
@@ -89,7 +90,7 @@ class Measurer:
         longest = max_positions(self.model)
         return longest is None or len(tokens) + self.settings.new_tokens <= longest
 
-    def turn(self, prompt_1T: Tensor, answers: dict[str, list[TimedAnswer]]) -> Row:
+    def turn(self, prompt_1T: Tensor, answers: dict[str, list[TimedAnswer]]) -> SpeedFigures:
         plain = answers[PLAIN][0].tokens
         methods = {name: figures(runs) for name, runs in answers.items()}
         for name, runs in answers.items():
@@ -99,10 +100,10 @@ class Measurer:
         return {"prompt_tokens": prompt_1T.shape[1], "methods": methods}
 
 
-def figures(runs: Sequence[TimedAnswer]) -> Row:
+def figures(runs: Sequence[TimedAnswer]) -> SpeedFigures:
     """One speaker's figures of one turn: counts of the first repeat, seconds of all, medians of the phases."""
     first = runs[0]
-    found: Row = {
+    found: SpeedFigures = {
         "tokens": len(first.tokens),
         "passes": first.passes,
         "seconds": [run.seconds for run in runs],

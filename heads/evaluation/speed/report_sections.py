@@ -10,9 +10,9 @@ from heads.evaluation.report.sections import Section, Table
 from heads.evaluation.runs.ratios import LEAST_UNITS
 from heads.evaluation.speed.drawings import draw_bars, draw_lines, draw_phases, draw_tree, lay_out
 from heads.evaluation.speed.figures import OVERALL
+from heads.evaluation.speed.measuring import SpeedFigures
 from heads.evaluation.speed.speakers import PLAIN
 
-Row = dict[str, Any]
 FEW_PASSES = 0.25
 """A point of the curve over positions with a smaller share of the median point's passes is not drawn."""
 FEW_REACHED = 10
@@ -24,7 +24,7 @@ INTERVAL = (
 )
 
 
-def speed_sections(results: Row) -> list[Section]:
+def speed_sections(results: SpeedFigures) -> list[Section]:
     """Everything that was measured, the answer to most readers' question first."""
     sections = [categories_section(results), pictures_section(results), depth_section(results)]
     if results["position"]["curve"]:
@@ -52,7 +52,7 @@ def verdict(found: Mapping[str, Any]) -> str:
     return "faster" if found["low"] > 1 else "slower" if found["high"] < 1 else "no difference"
 
 
-def categories_section(results: Row) -> Section:
+def categories_section(results: SpeedFigures) -> Section:
     rows = []
     for category, methods in in_order(results["categories"]).items():
         for method, found in methods.items():
@@ -99,7 +99,7 @@ def in_order(categories: Mapping[str, Any]) -> dict[str, Any]:
     return {OVERALL: categories[OVERALL]} | {name: found for name, found in categories.items() if name != OVERALL}
 
 
-def pictures_section(results: Row) -> Section:
+def pictures_section(results: SpeedFigures) -> Section:
     categories = in_order(results["categories"])
     ours = [method for method in results["methods"] if method != PLAIN]
 
@@ -125,7 +125,7 @@ def pictures_section(results: Row) -> Section:
     )
 
 
-def depth_section(results: Row) -> Section:
+def depth_section(results: SpeedFigures) -> Section:
     methods = results["depth"]
     lines: dict[str, list[tuple[float, float]]] = {}
     for method, found in methods.items():
@@ -168,7 +168,7 @@ def enough_passes(found: Mapping[str, Any]) -> list[int]:
     return [d for d in range(1, len(reached)) if reached[d - 1] >= min(FEW_REACHED, found["passes"]) > 0]
 
 
-def position_section(results: Row) -> Section:
+def position_section(results: SpeedFigures) -> Section:
     found = results["position"]
     curve = found["curve"]
     enough = FEW_PASSES * statistics.median(one["passes"] for one in curve)
@@ -190,7 +190,7 @@ def position_section(results: Row) -> Section:
     return Section(title="Acceptance by position", text=text, tables=[table], pictures=[picture])
 
 
-def phases_section(results: Row) -> Section:
+def phases_section(results: SpeedFigures) -> Section:
     phases = results["phases"]
     names = list(dict.fromkeys(name for found in phases.values() for name in found))
     rows = [
@@ -204,7 +204,7 @@ def phases_section(results: Row) -> Section:
     )
 
 
-def tree_section(results: Row) -> Section:
+def tree_section(results: SpeedFigures) -> Section:
     tree = results["tree"]
     text = (
         f"{len(tree['parents']) - 1} drafted tokens, verified {tree['verified']:,} times by heads alone. The figure at "
@@ -224,7 +224,7 @@ def tree_section(results: Row) -> Section:
     )
 
 
-def texts_section(results: Row) -> Section:
+def texts_section(results: SpeedFigures) -> Section:
     """Whether the texts are plain's, and what was left out."""
     overall = results["categories"][OVERALL]
     sentences = [
