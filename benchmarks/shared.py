@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -108,8 +109,12 @@ def describe_cpu() -> str:
     A processor's name alone does not say whether it multiplies bfloat16 itself, on which figures in bfloat16 depend.
     """
     machine = describe_machine(torch.device("cpu"))
-    bfloat16 = " with bfloat16" if multiplies_bfloat16() else ""
-    return f"{machine['cpu']}, {torch.backends.cpu.get_cpu_capability()}{bfloat16}, {machine['threads']} threads"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    if os.environ.get("ATEN_CPU_CAPABILITY", "").lower() == instructions.lower():
+        instructions += " at most, by ATEN_CPU_CAPABILITY"
+    elif multiplies_bfloat16():
+        instructions += " with bfloat16"
+    return f"{machine['cpu']}, {instructions}, {machine['threads']} threads"
 
 
 def describe_state() -> str:

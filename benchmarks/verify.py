@@ -17,6 +17,7 @@ benchmarks/results/. A new benchmark adds its command to `CHECKS`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shlex
@@ -45,6 +46,7 @@ class Check:
     """One command and what its tables show.
 
     Attributes:
+        command: as typed; variables of the environment may stand before the program, as in a shell.
         quick: arguments of a shorter form, added to the command.
         measures: files and folders beside the benchmark's own module; a result is stale once one of them has changed.
         needs: an environment variable that names files outside the repository; without it the check is skipped.
@@ -71,6 +73,7 @@ PRICED = ("checkpoints/demo", "heads/products/packed.py")
 """What the demo at a larger model's price is made of."""
 HALF = ("heads/products/half.py", "heads/products/half_kernel.cpp", "heads/products/kernels.py")
 """And on a processor that does not multiply bfloat16."""
+AVX2 = "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 MX = ("heads/quantization", "heads/products/kernels.py")
 CHECKS = {
     "decoding": Check(
@@ -117,10 +120,10 @@ CHECKS = {
         measures=PRICED,
     ),
     "real_costs_avx2": Check(
-        command="python -m benchmarks.speed.real_costs --shapes 0.16B 0.83B --dtypes float32 bfloat16 --groups 4",
+        command=f"{AVX2} python -m benchmarks.speed.real_costs --shapes 0.16B --dtypes float32 bfloat16 --groups 4",
         quick="--quick",
-        shows="the same in both dtypes for 0.16 and 0.83 billion weights, for processors that do not multiply "
-        "bfloat16: measure it on one of them",
+        shows="the same in both dtypes for 0.16 billion weights, for processors that do not multiply bfloat16: PyTorch "
+        "and its libraries use no instructions beyond AVX2, whatever the processor has",
         measures=(*PRICED, *HALF),
     ),
     "real_costs_batches": Check(
@@ -281,7 +284,8 @@ CHECKS = {
     "dynamo_perplexity": Check(
         command="headway evaluate checkpoints/demo/dynamo --metrics perplexity,accuracy --blocks 32 "
         "--cooccurrence checkpoints/runs/demo-ngrams --thresholds 0,0.25,0.5,0.75,1 --picture "
-        "docs/pictures/dynamo_perplexity.png",
+        "docs/pictures/dynamo_perplexity.png --heatmaps docs/pictures/dynamo_joint.png "
+        "--prompt '    def __init__(self, name'",
         shows="PPL_n, PPL_1:n and PPL_d against tokens per pass; dynamo_speed counts its table of n-grams",
         measures=("checkpoints/demo/dynamo",),
     ),
@@ -519,9 +523,12 @@ def output_of(name: str, typed: str) -> str:
     Raises:
         SystemExit: it failed.
     """
-    program, *arguments = shlex.split(typed)
+    words = shlex.split(typed)
+    variables = list(itertools.takewhile(lambda word: re.match(r"[A-Z_0-9]+=", word), words))
+    program, *arguments = words[len(variables) :]
     command = [str(Path(sys.executable).parent / program), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = os.environ | dict(variable.split("=", 1) for variable in variables)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout)
         sys.exit(f"{name}: `{typed}` failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")

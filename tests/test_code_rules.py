@@ -58,8 +58,11 @@ def test_a_class_name_stands_for_one_thing(packages):
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-ONE_ALIAS = {"Counts": "how often n-grams were counted: an array in the tables, a mapping in the plain reference"}
-"""Names of types that stand for one thing in two forms."""
+ONE_ALIAS = {
+    "Counts": "how often n-grams were counted: an array in the tables, a mapping in the plain reference",
+    "Shape": "torch.Size as torch's own formulas of FLOPs call it, beside the shape of a tree",
+}
+"""Names of types that stand for one thing in two forms, or have two owners."""
 
 
 @pytest.mark.parametrize("package", ["heads", "train"])

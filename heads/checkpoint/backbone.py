@@ -180,7 +180,7 @@ def read_model(model: Any, folder: Path) -> None:
 
 
 def by_the_model_s_names(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the model's own names: a file has one tensor an expert, a mixture-of-experts model stacks them.
+    """Tensors under the model's own names. Files hold one tensor for each expert; the model stacks them.
 
     transformers converts them when it loads a model. Here they are loaded into a model on the meta device, since the
     model in training has to keep its own tensors.

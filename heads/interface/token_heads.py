@@ -269,14 +269,14 @@ class TokenHeads(nn.Module):
 
     @abstractmethod
     def keep_slots(self, state: Any, num_slots: int) -> Any:
-        """The state as it was when the first `num_slots` slots were committed; a commit comes before drafting."""
+        """The state as it was when the first `num_slots` slots were committed; the next call is `commit`."""
 
     @abstractmethod
     def first_level(self, state: Any) -> Any:
         """The level above the root: one entry a row, from the last committed position.
 
-        Levels are tensors, or tuples, lists and dicts of them, whose first axis counts rows, later nodes; what all
-        nodes of a row read, such as committed keys, may go on with one entry a row.
+        Levels are tensors, or tuples, lists and dicts of them. Their first axis counts rows here and nodes after a
+        step; a tensor that all nodes of a row share, such as committed keys, may keep one entry a row.
         """
 
     @abstractmethod

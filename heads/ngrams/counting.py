@@ -30,7 +30,7 @@ from heads.ngrams.runs import Packing, count_equal, cut_orders, merge
 from heads.ngrams.table import NgramTable
 
 SHARD_TOKENS = 1 << 20  # an interruption loses at most one shard of each worker; larger ones take more memory and time
-PART_NGRAMS = 1 << 20  # in a part, roughly, since a part holds all n-grams of each of its first tokens
+PART_NGRAMS = 1 << 20  # about so many in a part, which holds all n-grams of each of its first tokens
 QUEUED_JOBS = 2  # for each worker, so that shards do not pile up in memory
 
 Report = Callable[[str, int, int | None], Any]
@@ -161,7 +161,7 @@ def count_shards(
     def jobs() -> Iterator[tuple[Any, ...]]:
         for number, shard in enumerate(split_shards(documents)):
             stream_L = packing.join([check_ids(ids, packing.vocab_size) for ids in shard])
-            # The checksum in its name tells a run of other tokens.
+            # A run of other tokens has another name, by the checksum.
             runs.append(work / f"run-{number:06d}-{zlib.crc32(stream_L.data):08x}.npy")
             totals["documents"] += len(shard)
             tokens = sum(map(len, shard))

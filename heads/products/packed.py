@@ -33,7 +33,7 @@ from heads.products import half, kernels
 
 
 def pack_weights(module: nn.Module) -> int:
-    """Pack the linear layers of a causal LM or of heads, in place; returns how many. Twice is as good as once.
+    """Pack the linear layers of a causal LM or of heads, in place; returns how many. A second call changes nothing.
 
     For oneDNN the memory of these weights doubles, and unembeddings are left as they are. The kernel for 16-bit weights
     copies none and takes unembeddings too, also those of heads on the model (Projection.by_kernel). Training goes on

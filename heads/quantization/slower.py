@@ -3,8 +3,8 @@
 Which is faster at one row depends on a processor's bandwidth, on its vector units and on whether it multiplies bfloat16
 itself, so no table of processors would stay true. The first product of one row with a layer too large for the nearest
 caches is therefore timed beside bfloat16's, once for each format, dtype and kind of device (a quarter of a second).
-Before each the caches are filled with other numbers, as the other layers of a model fill them; the fastest of a few
-counts, and three tries have to agree, so that a busy machine does not make a warning.
+Before each product the caches are filled with other numbers, as the other layers of a model fill them. The fastest of
+five rounds is taken, and three tries have to agree, so that a busy machine does not make a warning.
 """
 # N rows of x (1 here), I inputs, O outputs
 
@@ -24,7 +24,7 @@ from heads.quantization.formats import Format
 SMALLEST = 1 << 22  # weights of a layer from which reading them is the cost: 8 MiB of bfloat16
 MOST = 1 << 22  # weights that are measured
 ROUNDS = 5
-CLEARLY = 1.1  # times as long; less is within what timing tells
+CLEARLY = 1.1  # times as long; smaller ratios are noise
 TRIES = 3  # that have to agree
 CACHES = 1 << 26  # bytes that are read between two products
 

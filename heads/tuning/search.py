@@ -154,7 +154,7 @@ def best_by_size(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def pays_from(choices: Sequence[Choice], head: int) -> int | None:
-    """The smallest budget from which on the fastest trees use this head; None if there is none.
+    """The smallest number of nodes from which every fastest tree uses this head; None if there is none.
 
     >>> trees = [Tree([[0]]), Tree([[0], [0, 0]]), Tree([[0], [1], [2]]), Tree([[0], [0, 0], [0, 0, 0], [1]])]
     >>> choices = [Choice(tree=tree, nodes=tree.num_nodes, depth=tree.depth, tokens_per_pass=1.5, seconds_per_pass=1.0,

@@ -67,7 +67,10 @@ class Tuning:
 
     @property
     def heads_pay_from(self) -> dict[int, int | None]:
-        """For each head the budget from which on the fastest static trees use it, without lookup; None: no budget."""
+        """For each head the smallest number of nodes from which every fastest static tree uses it; None: never.
+
+        Trees are those of heads alone, without lookup.
+        """
         return {head: pays_from(self.static, head) for head in range(1, 1 + self.num_heads)}
 
     @property

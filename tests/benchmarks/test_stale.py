@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 from benchmarks import stale, verify
@@ -57,3 +58,11 @@ def test_what_checks_measure_exists_and_checks_of_training_name_code_of_it():
         assert all((verify.ROOT / path).exists() for path in check.measures), name
         if "benchmarks.training" in check.command:
             assert any(path.startswith("train/") for path in check.measures), name
+
+
+def test_variables_before_a_command_are_its_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "ROOT", tmp_path)
+    typed = "SHOWN=1 python -c \"import os; print(os.environ['SHOWN'], 'A=2')\""
+    assert verify.output_of("plan", typed) == "1 A=2\n"
+    monkeypatch.delenv("SHOWN", raising=False)
+    assert "SHOWN" not in os.environ

@@ -46,7 +46,7 @@ class Student:
     """Rows that one unembedding scores: one head's, or those of several heads that share it.
 
     Attributes:
-        rows: hidden states after the norm; `factors_R` and `gates_R` stand for their `factor` and `gates`.
+        rows: hidden states after the norm; `factors_R` and `gates_R` replace their `factor` and `gates`.
         factors_R: the factor on each row's loss.
         gates_R: the factor on each row's gradient at weight and bias; None where all are 1 or there is no gradient.
         trains_unembedding: weight and bias may have a gradient.

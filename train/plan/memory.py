@@ -42,8 +42,8 @@ class Sizes:
 
     Attributes:
         all: all parameters of a run.
-        unit: the size of the largest unit that is sharded (a decoder layer, or a head). Its trained part is the most
-            that any unit has.
+        unit: an upper bound for a unit that is sharded (a decoder layer, or a head): as many parameters as the largest
+            unit has, of which as many are trained as in any unit.
         root: parameters outside all units: embeddings, norms, unembeddings.
         step: the traced step.
         half: training is in mixed precision, so weights are gathered in 2 bytes.

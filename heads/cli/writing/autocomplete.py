@@ -1,7 +1,7 @@
 """`headway autocomplete`: an editor that shows k drafts under what is typed, by superposed decoding.
 
-Drafts are made beside the keyboard, in a thread that always works on the newest text; what it finds for an older one is
-dropped. From a pipe the drafts of the text are printed and nothing is edited.
+A second thread makes the drafts and always works on the newest text; what it finds for an older one is dropped.
+From a pipe the drafts of the text are printed and nothing is edited.
 """
 # T token of the text, L length with a draft
 
@@ -120,7 +120,7 @@ def build_suggest(model: Any, tokenizer: Any, decoding: SuperposedDecoding, toke
 
 
 def first_read(length: int) -> int:
-    """The first token that is read of a text of so many.
+    """The index of the first token that is read of a text of this length.
 
     >>> first_read(256), first_read(257), first_read(384), first_read(385)
     (0, 128, 128, 256)

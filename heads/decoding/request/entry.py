@@ -32,7 +32,7 @@ from heads.interface.token_heads import TokenHeads
 
 GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 MOST_FRAMES = 32
-"""The frames of functions around a decoding method among which the calling `generate` is looked for."""
+"""How many frames up the call stack the calling `generate` is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

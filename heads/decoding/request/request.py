@@ -81,9 +81,9 @@ class Request:
     def processors_of(self, row: int) -> LogitsProcessorList:
         """The processors for one row.
 
-        A processor that differs from row to row has a method `of_row(row)`, which returns the one for a row. One of
-        transformers with a state is copied, since rows are at different lengths. A repetition penalty that holds the
-        padding of all rows is given this row's.
+        A processor that differs from row to row has a method `of_row(row)`, which returns the one for a row. A
+        processor of transformers that has a state is copied, since rows are at different lengths. A repetition penalty
+        that ignores the prompt is given the length of this row's padding in place of all rows'.
         """
         own = LogitsProcessorList()
         for processor in (of_row(processor, row) for processor in self.processors):

@@ -5,7 +5,7 @@ probabilities. The k likeliest next tokens extend every draft, counted n-grams s
 the k best of the k² candidates stay. heads/decoding/superposed/step.py has the equations, reference.py the same in
 plain Python.
 
-Drafts are approximations: only the first token of each is scored by the backbone on its own text.
+It is lossy: drafts are approximations, of which only the first token is scored by the backbone on its own text.
 """
 # B prompt, K draft, L length
 
@@ -51,7 +51,7 @@ from heads.ngrams.table import NgramTable
 
 
 class SuperposedDecoding(Decoding):
-    """k drafts of each prompt: `model.generate(**inputs, custom_generate=heads.SuperposedDecoding(k=3))`.
+    """Lossy k drafts of each prompt: `model.generate(**inputs, custom_generate=heads.SuperposedDecoding(k=3))`.
 
     The output has k rows for each prompt, likeliest first: `sequences` (B · k, L), and with
     `return_dict_in_generate=True` also `sequences_scores` (B · k), log p_i since the prompt or the last reset, and

@@ -1,4 +1,4 @@
-"""One `generate` call of superposed decoding: superpose, read, score, keep the k best, and begin again at resets."""
+"""One `generate` call of superposed decoding (lossy): superpose, read, score, keep the k best, begin anew at resets."""
 # B prompt, R prompt that still runs, K draft, M candidate token, T token of a draft, C context, N draft of a prompt,
 # D model width, V vocabulary, L length, E end of text
 

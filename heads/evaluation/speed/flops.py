@@ -21,6 +21,7 @@ from heads.evaluation.speed.speakers import Speaker
 from heads.quantization.packed_heads import packed_layers
 
 Result = TypeVar("Result")
+Shape = torch.Size
 
 
 def flops_of(run: Callable[[], Result]) -> tuple[int, Result]:
@@ -43,12 +44,12 @@ def more_formulas() -> dict[Any, Callable[..., int]]:
     return found
 
 
-def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+def attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
     """Scores and weighted values; shapes are (batch, heads, positions, width), with fewer heads of keys and values."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-def product_flops(x: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+def product_flops(x: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
     """
     >>> product_flops(torch.Size([2, 5, 8]), out_shape=torch.Size([2, 5, 3]))     # 10 rows, 8 inputs, 3 outputs
     480
