@@ -27,7 +27,7 @@ from heads.cli.ngrams import count_ngrams_command
 from heads.evaluation.prompts import default_prompts
 from heads.evaluation.tables import describe_machine
 from heads.ngrams.table import NgramTable
-from train.engine.half_precision import multiplies_bfloat16
+from heads.products.packed import onednn_multiplies
 from train.run import explain_errors
 
 Answer = TypeVar("Answer")
@@ -110,9 +110,9 @@ def describe_cpu() -> str:
     """
     machine = describe_machine(torch.device("cpu"))
     instructions = torch.backends.cpu.get_cpu_capability()
-    if os.environ.get("ATEN_CPU_CAPABILITY", "").lower() == instructions.lower():
+    if os.environ.get("ATEN_CPU_CAPABILITY"):
         instructions += " at most, by ATEN_CPU_CAPABILITY"
-    elif multiplies_bfloat16():
+    if onednn_multiplies(torch.bfloat16):
         instructions += " with bfloat16"
     return f"{machine['cpu']}, {instructions}, {machine['threads']} threads"
 

@@ -6,7 +6,8 @@ holds has; any other file, if its bytes have.
 
 A file of results has the lines `- command:` and `- measured:`, which ends in the commit. A line `- since then:` says by
 hand how the benchmark has changed, and makes the results stale too. Rows that an earlier call finished name their own
-commits; they depend on what they measure and on the settings they are stored by, not on how the benchmark prints them.
+commits where their page prints them; they depend on what they measure and on the settings they are stored by, not on
+how the benchmark prints them.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ def changed_since(commit: str, paths: Sequence[str]) -> list[str] | None:
 
     A measured.json beside heads is left out: no result depends on it.
     """
-    if git("cat-file", "-e", commit) is None:
+    if git("merge-base", "--is-ancestor", commit, "HEAD") is None:
         return None
     # Without a path git would name every file.
-    found = (git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths) if paths else "") or ""
+    found = git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths) if paths else ""
+    if found is None:
+        return None
     names = [line.split("\t")[1:] for line in found.splitlines()]  # a renamed file has two: before and now
     return [
         now
@@ -117,7 +120,9 @@ def why_stale(
     commit = found_in(text, r"^- measured: .*, commit ([0-9a-f]+)$")
     if commit is None or (files := changed(commit, [*own, *measures])) is None:
         return "does not name a commit of this repository at which it was measured"
-    for of_rows in sorted(set(re.findall(r"commit ([0-9a-f]+), torch", text))):
+    if re.search(r"not recorded|commit unknown", text):
+        return "has rows of a commit that was not recorded"
+    for of_rows in sorted(set(re.findall(r"commit ([0-9a-f]{7,})(?:, torch|$)", text, re.MULTILINE)) - {commit}):
         if (since_rows := changed(of_rows, measures)) is None:
             return f"has rows of commit {of_rows}, which is not in this repository"
         files += [f"{file} (rows of commit {of_rows})" for file in since_rows if file not in files]

@@ -22,6 +22,8 @@ from benchmarks.stale import head
 from heads.checkpoint.save_load import write_whole
 
 RowKind = TypeVar("RowKind")
+STARTED_AT = head()
+"""The commit whose code this process runs; another one may be made before a row is finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class StoredRow:
         return str(content.get("made", "not recorded"))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        made = f"commit {head()}, torch {torch.__version__}"
+        made = f"commit {STARTED_AT}, torch {torch.__version__}"
         content = json.dumps({"settings": self.settings, "made": made, "row": row}, indent=2, default=str) + "\n"
         place = self.place
         place.mkdir(parents=True, exist_ok=True)

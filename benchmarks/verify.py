@@ -509,12 +509,29 @@ def run(name: str, *, quick: bool = False) -> str:
         print(f"{name} reads {check.folder}, which is missing; `{check.made_by}` trains it first", flush=True)
         output_of(name, check.made_by)
     print(f"== {name}: {typed}", flush=True)
+    commit = head()  # a commit that is made meanwhile was not measured
     started = time.perf_counter()
     output = output_of(name, typed)
     print(output)
     minutes = (time.perf_counter() - started) / 60
     day = datetime.now(tz=UTC).date().isoformat()
-    return as_markdown(name, typed, f"{day}, {minutes:.1f} minutes, {machine()}, commit {head()}", output)
+    return as_markdown(name, typed, f"{day}, {minutes:.1f} minutes, {machine_of(name, typed)}, commit {commit}", output)
+
+
+def machine_of(name: str, typed: str) -> str:
+    """`machine` as a command sees it, whose variables may hold libraries to older instructions."""
+    variables = variables_of(typed)
+    asked = "python -c 'from benchmarks.verify import machine; print(machine())'"
+    return output_of(name, " ".join([*variables, asked])).strip() if variables else machine()
+
+
+def variables_of(typed: str) -> list[str]:
+    """The variables that stand before a command's program.
+
+    >>> variables_of("A=1 B_2=x python -m y C=3")
+    ['A=1', 'B_2=x']
+    """
+    return list(itertools.takewhile(lambda word: re.match(r"[A-Z_0-9]+=", word), shlex.split(typed)))
 
 
 def output_of(name: str, typed: str) -> str:
@@ -523,9 +540,8 @@ def output_of(name: str, typed: str) -> str:
     Raises:
         SystemExit: it failed.
     """
-    words = shlex.split(typed)
-    variables = list(itertools.takewhile(lambda word: re.match(r"[A-Z_0-9]+=", word), words))
-    program, *arguments = words[len(variables) :]
+    variables = variables_of(typed)
+    program, *arguments = shlex.split(typed)[len(variables) :]
     command = [str(Path(sys.executable).parent / program), *arguments]
     environment = os.environ | dict(variable.split("=", 1) for variable in variables)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -60,7 +60,7 @@ def test_a_class_name_stands_for_one_thing(packages):
 
 ONE_ALIAS = {
     "Counts": "how often n-grams were counted: an array in the tables, a mapping in the plain reference",
-    "Shape": "torch.Size as torch's own formulas of FLOPs call it, beside the shape of a tree",
+    "Shape": "a tree's measures, and torch.Size in the formulas of FLOPs, whose pages would have to be measured again",
 }
 """Names of types that stand for one thing in two forms, or have two owners."""
 

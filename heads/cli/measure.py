@@ -72,6 +72,9 @@ class TuningPrompts(PromptOptions):
     """Prompts."""
 
     num_prompts: Annotated[int, typer.Option(metavar="N", min=2, help="Prompts to use at most.")] = 32
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Most tokens to generate for each prompt.")
+    ] = 128
 
 
 @with_groups

@@ -169,7 +169,7 @@ def compare_command(
         Path | None, typer.Option(metavar="FILE", help="Write the comparison as one self-contained HTML file.")
     ] = None,
 ) -> None:
-    """Compare runs of one suite with the first, with paired 95 % intervals; what they leave open counts as none."""
+    """Compare runs of one suite with the first, with paired 95 % intervals; what one leaves open is no difference."""
     if out is not None:
         new_figure(1, 1)  # without matplotlib there are no pictures
     found = read_runs(runs)

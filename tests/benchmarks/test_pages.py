@@ -148,6 +148,9 @@ def test_rows_of_an_earlier_call_are_stale_by_themselves():
     assert reason == "changed since: heads/loop.py (rows of commit 0123abc)"
     unsaved = text.replace("0123abc", f"0123abc{UNCOMMITTED}")
     assert why_stale(unsaved, ["python -m x"], [], [], changed) == "was measured on files that no commit holds"
+    assert "not recorded" in why_stale(text.replace("commit 0123abc", "not recorded"), ["python -m x"], [], [], changed)
+    ends = text.replace("commit 0123abc, torch 2.13.0", "of commit 0123abc")
+    assert why_stale(ends, ["python -m x"], [], ["heads/loop.py"], changed) == reason
     del since["0123abc"]
     assert "has rows of commit 0123abc, which is not" in why_stale(text, ["python -m x"], [], [], changed)
 

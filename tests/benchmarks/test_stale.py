@@ -62,7 +62,11 @@ def test_what_checks_measure_exists_and_checks_of_training_name_code_of_it():
 
 def test_variables_before_a_command_are_its_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "ROOT", tmp_path)
-    typed = "SHOWN=1 python -c \"import os; print(os.environ['SHOWN'], 'A=2')\""
-    assert verify.output_of("plan", typed) == "1 A=2\n"
     monkeypatch.delenv("SHOWN", raising=False)
+    typed = "SHOWN=1 OTHER=x python -c \"import os; print(os.environ['SHOWN'], os.environ['OTHER'], 'A=2')\""
+    assert verify.output_of("plan", typed) == "1 x A=2\n"
     assert "SHOWN" not in os.environ
+
+
+def test_a_command_held_to_older_instructions_says_so_in_its_page():
+    assert "AVX2 at most, by ATEN_CPU_CAPABILITY, " in verify.machine_of("plan", f"{verify.AVX2} python -m x")

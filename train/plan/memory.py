@@ -42,8 +42,8 @@ class Sizes:
 
     Attributes:
         all: all parameters of a run.
-        unit: an upper bound for a unit that is sharded (a decoder layer, or a head): as many parameters as the largest
-            unit has, of which as many are trained as in any unit.
+        unit: an upper bound for a unit that is sharded (a decoder layer, or a head): the parameters of the largest
+            unit, and the most trained parameters that any unit has.
         root: parameters outside all units: embeddings, norms, unembeddings.
         step: the traced step.
         half: training is in mixed precision, so weights are gathered in 2 bytes.

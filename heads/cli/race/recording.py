@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heads.cli.options import SamplingOptions
-from heads.cli.writing.streaming import AnyDecoding, TextStream
+from heads.cli.writing.streaming import ExactDecoding, TextStream
 from heads.decoding.generate import generate
 from heads.evaluation.generated_text import first_difference
 from heads.evaluation.throughput import clock_of, rotated
@@ -118,7 +118,7 @@ class Track:
     sampling: SamplingOptions
     new_tokens: int
 
-    def run(self, name: str, decoding: AnyDecoding | None) -> Column:
+    def run(self, name: str, decoding: ExactDecoding | None) -> Column:
         """Decode the prompt once."""
         recorder = Recorder(self.tokenizer, clock_of(self.model.device))
         torch.manual_seed(self.sampling.seed)
@@ -142,7 +142,7 @@ class Entry:
 
     name: str
     track: Track
-    decoding: AnyDecoding | None = None
+    decoding: ExactDecoding | None = None
 
     def run(self) -> Column:
         return self.track.run(self.name, self.decoding)

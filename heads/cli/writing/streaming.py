@@ -23,7 +23,7 @@ from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.generate import generate
 from heads.decoding.tree_decoding import TreeDecoding
 
-AnyDecoding = TreeDecoding | DraftModelDecoding
+ExactDecoding = TreeDecoding | DraftModelDecoding
 Write = Callable[[str, bool], Any]
 """Takes a piece of text, and whether all of its tokens were drafted."""
 
@@ -128,7 +128,7 @@ class TextGenerator:
 
     model: Any
     tokenizer: Any
-    decoding: AnyDecoding | None
+    decoding: ExactDecoding | None
     sampling: SamplingOptions
     new_tokens: int
     highlight: bool = False

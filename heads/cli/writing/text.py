@@ -22,7 +22,7 @@ from heads.cli.options import (
     use_color,
 )
 from heads.cli.writing.conversation import Conversation, converse
-from heads.cli.writing.streaming import AnyDecoding, TextGenerator
+from heads.cli.writing.streaming import ExactDecoding, TextGenerator
 from heads.decoding.draft_model_decoding import DraftModelDecoding
 from heads.decoding.proposers.draft_length import DEFAULT_K
 from heads.decoding.proposers.prompt_lookup import DEFAULT_LOOKUP
@@ -46,7 +46,7 @@ class DecodingOptions(TreeOptions):
     def without_heads(self) -> bool:
         return self.plain or self.draft_model is not None
 
-    def build(self, opened: Opened, dtype: Dtype, *, greedy: bool, keep_caches: bool = False) -> AnyDecoding | None:
+    def build(self, opened: Opened, dtype: Dtype, *, greedy: bool, keep_caches: bool = False) -> ExactDecoding | None:
         """The decoding method; None is plain generation."""
         if self.plain:
             return None
@@ -144,7 +144,7 @@ def read_prompt(prompt: str | None) -> str:
 
 
 def build_generator(
-    opened: Opened, method: AnyDecoding | None, sampling: SamplingOptions, new_tokens: int, colors: ColorOptions
+    opened: Opened, method: ExactDecoding | None, sampling: SamplingOptions, new_tokens: int, colors: ColorOptions
 ) -> TextGenerator:
     return TextGenerator(
         model=opened.model,

@@ -83,7 +83,7 @@ class Request:
 
         A processor that differs from row to row has a method `of_row(row)`, which returns the one for a row. A
         processor of transformers that has a state is copied, since rows are at different lengths. A repetition penalty
-        that ignores the prompt is given the length of this row's padding in place of all rows'.
+        that ignores each row's padding is given this row's alone.
         """
         own = LogitsProcessorList()
         for processor in (of_row(processor, row) for processor in self.processors):

@@ -51,7 +51,7 @@ from heads.ngrams.table import NgramTable
 
 
 class SuperposedDecoding(Decoding):
-    """Lossy k drafts of each prompt: `model.generate(**inputs, custom_generate=heads.SuperposedDecoding(k=3))`.
+    """k lossy drafts of each prompt: `model.generate(**inputs, custom_generate=heads.SuperposedDecoding(k=3))`.
 
     The output has k rows for each prompt, likeliest first: `sequences` (B · k, L), and with
     `return_dict_in_generate=True` also `sequences_scores` (B · k), log p_i since the prompt or the last reset, and

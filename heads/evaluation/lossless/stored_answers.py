@@ -16,7 +16,7 @@ from typing import Any
 
 from heads.evaluation.lossless.answers import Answer, Asked
 from heads.evaluation.lossless.verdicts import Finding, Margins
-from heads.evaluation.runs.rows import Rows, StoredRow
+from heads.evaluation.runs.rows import FinishedRow, Rows
 from heads.evaluation.runs.task import fingerprint
 
 
@@ -42,7 +42,7 @@ def keep_finding(rows: Rows, source: str, number: int, examine: Callable[[], Fin
     return finding
 
 
-def read_finding(row: StoredRow) -> Finding:
+def read_finding(row: FinishedRow) -> Finding:
     """The inverse of `dataclasses.asdict`.
 
     >>> finding = Finding(prompt=1, verdict="bug", margins=Margins(gap=3.0, behind_best=0.0, rounding=0.1))

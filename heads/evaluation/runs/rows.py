@@ -14,7 +14,7 @@ from typing import Any
 
 from heads.checkpoint.save_load import write_whole
 
-StoredRow = Mapping[str, Any]
+FinishedRow = Mapping[str, Any]
 
 
 class Rows:
@@ -37,19 +37,19 @@ class Rows:
         self.path = path
         self.key = key_of(settings or {})
         self.resumed = 0
-        self._rows: dict[str, StoredRow] = {}
+        self._rows: dict[str, FinishedRow] = {}
         if path is not None and path.is_file():
             self._read(path)
             self.resumed = len(self._rows)
 
-    def get(self, name: str) -> StoredRow | None:
+    def get(self, name: str) -> FinishedRow | None:
         """The row of this name and of these settings; None where it is not finished."""
         return self._rows.get(name)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def put(self, name: str, row: StoredRow) -> None:
+    def put(self, name: str, row: FinishedRow) -> None:
         """Add a finished row; it is on disk when this returns."""
         self._rows[name] = row
         if self.path is None:

@@ -32,7 +32,7 @@ def decoding_of(name: str, family: str = "grounded", **options: Any) -> tuple[An
     return token_heads.backbone.model, heads.TreeDecoding(token_heads, TREE, **options)
 
 
-@pytest.mark.parametrize("name", [*HYBRIDS, "kimi_linear"])
+@pytest.mark.parametrize("name", [*HYBRIDS, "kimi_linear", "bamba", "jamba"])
 def test_text_is_generates(name):
     model, decoding = decoding_of(name)
     plain, ours = both(model, decoding, random_tokens(1, 5, seed=50), eos_token_id=None, pad_token_id=PAD)
