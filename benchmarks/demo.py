@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drafts = time_drafts(opened, held_out(opened, options.prompts), options.repeats)
     training = f"training {trained - began:.0f} s" if trains else "heads of an earlier run"
     seconds = f"{training}, decoding {time.perf_counter() - trained:.0f} s"
-    draw_report(run / "metrics.jsonl", next(iter(blocks.values())), run / "report.png")
+    draw_report(run / "metrics.jsonl", blocks, run / "report.png")
     measured = (
         f"{options.prompts} held-out prompts, {options.new_tokens} new tokens, medians of {options.repeats} "
         f"interleaved repeats, in brackets the ratio's 95 % interval over prompts"

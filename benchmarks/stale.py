@@ -27,8 +27,11 @@ UNCOMMITTED = ", with changes that are not committed"
 
 
 def git(*arguments: str) -> str | None:
-    """The output of a git command; None if it fails."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    """The output of a git command; None if it fails, or where there is no git."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return None if done.returncode else done.stdout.strip()
 
 
@@ -122,7 +125,7 @@ def why_stale(
         return "does not name a commit of this repository at which it was measured"
     if re.search(r"not recorded|commit unknown", text):
         return "has rows of a commit that was not recorded"
-    for of_rows in sorted(set(re.findall(r"commit ([0-9a-f]{7,})(?:, torch|$)", text, re.MULTILINE)) - {commit}):
+    for of_rows in sorted(set(re.findall(r"\bcommit ([0-9a-f]{7,})\b", text)) - {commit}):
         if (since_rows := changed(of_rows, measures)) is None:
             return f"has rows of commit {of_rows}, which is not in this repository"
         files += [f"{file} (rows of commit {of_rows})" for file in since_rows if file not in files]

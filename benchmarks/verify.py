@@ -155,8 +155,8 @@ CHECKS = {
     "trees": Check(
         command="python -m benchmarks.speed.trees --prompts 20",
         shows="trees fitted to heads and machine: speed over plain generation as `headway tune-tree` predicts "
-        "and as measured on other prompts, both halves in turn, within 10 %, and the prediction for a batch "
-        "of 16",
+        "and as measured on other prompts, both halves in turn, beside the aim of 10 %, and the prediction for a "
+        "batch of 16",
         measures=("checkpoints/demo", "heads/tuning"),
     ),
     "compare": Check(

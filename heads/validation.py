@@ -129,7 +129,9 @@ def validated(cls: type[T]) -> type[T]:
         try:
             strict_set(self, name, value)
         except StrictDataclassFieldValidationError:
-            raise InvalidFieldError(name, value, allowed[name]) from None
+            finite = not isinstance(value, float) or math.isfinite(value)
+            words = allowed[name] if finite else allowed[name].replace("numbers", "finite numbers")
+            raise InvalidFieldError(name, value, words) from None
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     cls.__setattr__ = set_field  # type: ignore[method-assign, assignment]

@@ -16,7 +16,7 @@ from heads.extras import needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 GREY, DARK = "#8C8C8C", "#333333"
@@ -28,36 +28,50 @@ Series = list[tuple[int, float]]
 """(step, value) pairs."""
 
 
-def draw_report(metrics: str | Path, results: Sequence[MethodResult], path: str | Path) -> None:
-    """A run's picture: top-1 and top-5 by head through training, tokens per pass, tokens per second.
+def draw_report(metrics: str | Path, blocks: Mapping[str, Sequence[MethodResult]], path: str | Path) -> None:
+    """A run's picture: top-1 and top-5 by head and tokens per pass through training, below them speeds by block.
 
     Args:
         metrics: the run's metrics.jsonl.
-        results: measured speeds; the first is plain `generate`.
+        blocks: measured speeds of the same methods by how tokens were chosen; the first of each is plain `generate`.
 
     Raises:
         ValueError: the file holds no evaluation of heads.
     """
     lines = read_metrics(metrics)
-    figure = new_figure(11, 7.2)
-    halves: Any = figure.subfigures(2, 1)  # each half has its own layout: long names below cost no width above
+    tall = height_of(blocks)
+    figure = new_figure(13.5, 3.6 + tall)
+    # Each half has its own layout: long names below cost no width above.
+    halves: Any = figure.subfigures(2, 1, height_ratios=(3.6, tall))
     upper, lower = halves
-    top1, top5 = upper.subplots(1, 2)
-    per_pass, speed = lower.subplots(1, 2)
+    top1, top5, per_pass = upper.subplots(1, 3)
     draw_accuracy(top1, lines, "top1", "top-1 accuracy on held-out text")
     draw_accuracy(top5, lines, "top5", "top-5 accuracy on held-out text")
     draw_tokens_per_pass(per_pass, series(lines, "eval_tokens_per_pass"))
-    draw_speeds(speed, results, "tokens per second")
+    draw_panels(lower, blocks)
     save_figure(figure, path)
 
 
 def draw_speed_blocks(blocks: Mapping[str, Sequence[MethodResult]], path: str | Path) -> None:
     """Bars of tokens per second, one panel for each block of results."""
-    longest = max(len(results) for results in blocks.values())
-    figure = new_figure(5.5 * len(blocks), 0.9 + 0.5 * longest)
-    for axes, (name, results) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
-        draw_speeds(axes, results, f"tokens per second, {name}")
+    figure = new_figure(5.5 * len(blocks), height_of(blocks))
+    draw_panels(figure, blocks)
     save_figure(figure, path)
+
+
+def height_of(blocks: Mapping[str, Sequence[MethodResult]]) -> float:
+    """Inches that the bars of the longest block need."""
+    return 1.2 + 0.3 * max(map(len, blocks.values()))
+
+
+def draw_panels(figure: Figure | SubFigure, blocks: Mapping[str, Sequence[MethodResult]]) -> None:
+    """One panel for each block; its title says how much of the text repeats itself, since copies draft that well."""
+    panels = figure.subplots(1, len(blocks), squeeze=False)[0]
+    for axes, (name, results) in zip(panels, blocks.items(), strict=True):
+        draw_speeds(axes, results, f"{name}; {results[0].repeated_4grams:.0%} of 4-grams repeat")
+    names = {tuple(result.name for result in results) for results in blocks.values()}
+    for axes in panels[1:] if len(names) == 1 else ():
+        axes.tick_params(labelleft=False)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -153,7 +167,7 @@ def draw_speeds(axes: Axes, results: Sequence[MethodResult], title: str) -> None
     axes.set_yticks(range(len(results)), [result.name for result in results])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45 * max(speeds))
-    tidy(axes, title, "tokens / s (× plain)")
+    tidy(axes, title, "tokens per second (× plain)")
     axes.grid(visible=False, axis="y")
 
 

@@ -23,8 +23,8 @@ class TuneConfig:
         compile: also decode them with compiled passes; tree.json records whether that was faster.
 
     Raises:
-        ValueError: a number of tokens, rows, rounds or prompts is too small, or a temperature or penalty that
-            `generate` refuses.
+        ValueError: a number of tokens, rows, rounds or prompts is too small, a negative temperature, a penalty of at
+            most 0, or one of them infinite.
 
     >>> TuneConfig(new_tokens=1)
     Traceback (most recent call last):
@@ -48,7 +48,7 @@ class TuneConfig:
         """Arguments of `generate` for choosing tokens."""
         settings: dict[str, Any] = {"do_sample": self.temperature > 0}
         if self.temperature > 0:
-            settings["temperature"] = self.temperature
+            settings["temperature"] = float(self.temperature)
         if self.repetition_penalty is not None:
-            settings["repetition_penalty"] = self.repetition_penalty
+            settings["repetition_penalty"] = float(self.repetition_penalty)  # `generate` refuses integers
         return settings

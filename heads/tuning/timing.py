@@ -32,7 +32,7 @@ REFERENCE_NODES, CANDIDATES, TIMED_TOKENS = 8, 4, 24
 CHAIN = 6
 """Nodes of the chain that backbones with recurrent layers verify, to compare with the root and siblings below it."""
 Clock = Callable[[], float]
-Task = TypeVar("Task", bound=Hashable)
+TaskKey = TypeVar("TaskKey", bound=Hashable)
 
 
 def measure_times(
@@ -86,14 +86,14 @@ def seconds_per_level(chain: Mapping[int, float], verify: Mapping[int, float]) -
 
 
 def interleaved_medians(
-    tasks: Mapping[Task, Callable[[], float]], repeats: int, advance: Callable[[], Any] = lambda: None
-) -> dict[Task, float]:
+    tasks: Mapping[TaskKey, Callable[[], float]], repeats: int, advance: Callable[[], Any] = lambda: None
+) -> dict[TaskKey, float]:
     """The median of each task's results, in rounds of all tasks, each beginning with another one.
 
     >>> interleaved_medians({"a": lambda: 1.0, "b": iter([9.0, 2.0, 3.0, 7.0]).__next__}, repeats=3)
     {'a': 1.0, 'b': 3.0}
     """
-    found: dict[Task, list[float]] = {key: [] for key in tasks}
+    found: dict[TaskKey, list[float]] = {key: [] for key in tasks}
     for task in tasks.values():
         task()  # warm-up: the first call allocates memory and chooses kernels
     advance()

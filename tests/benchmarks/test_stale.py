@@ -68,5 +68,10 @@ def test_variables_before_a_command_are_its_environment(tmp_path, monkeypatch):
     assert "SHOWN" not in os.environ
 
 
+def test_without_git_the_commit_is_unknown(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert stale.head() == "unknown"
+
+
 def test_a_command_held_to_older_instructions_says_so_in_its_page():
     assert "AVX2 at most, by ATEN_CPU_CAPABILITY, " in verify.machine_of("plan", f"{verify.AVX2} python -m x")

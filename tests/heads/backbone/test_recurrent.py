@@ -22,9 +22,11 @@ from heads.decoding.trees.static import Tree
 TREE = Tree([[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 1]])
 SECOND, IN_PLACE, SHORT, LAST = [0, 6, 7], [0, 1, 2, 3], [0, 1, 5], [0, 6, 8]
 OTHERS = ("bamba", "jamba", "kimi_linear")
-# Of the largest logit, with weights of float64. These classes compute their recurrence in float32 whatever the weights
-# are: 3e-7 is seen. So do others in the chunks of a prompt, which padding moves: 8e-7 is seen. Else 4e-16 is seen.
+# Of the largest logit, with weights of float64. The first three classes compute their recurrence in float32 whatever
+# the weights are: 3e-7 is seen. All but the last two do so in the chunks of a prompt, which padding and pieces move:
+# 1.6e-6 is seen. Else 4e-16 is seen.
 FLOAT32_STATES = ("nemotron_h", "olmo_hybrid", "kimi_linear")
+FLOAT64_PROMPTS = ("lfm2", "jamba")
 TOLERANCE, CHUNKED = 1e-12, 5e-6
 
 
@@ -37,6 +39,10 @@ def model_of(name: str):
 
 def tolerance_of(name: str) -> float:
     return CHUNKED if name in FLOAT32_STATES else TOLERANCE
+
+
+def prompt_tolerance_of(name: str) -> float:
+    return TOLERANCE if name in FLOAT64_PROMPTS else CHUNKED
 
 
 @torch.no_grad()
@@ -80,7 +86,7 @@ def error_of_rounds(model, prompts: list[list[int]], rounds: list[list[list[int]
                 largest = max(largest, float(wanted.abs().max()))
             texts[b] += tokens_BN[b, paths[b]].tolist()
         state = backbone.commit(state, output, CommitPlan.from_paths(paths, "cpu"))
-    return max(float(error.abs().max()) for error in errors) / largest
+    return float(torch.stack([error.abs().max() for error in errors]).max()) / largest  # max() would drop a NaN
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, *OTHERS])
@@ -94,7 +100,7 @@ def test_rows_with_padding_that_commit_different_numbers(name):
     """A row that commits nothing keeps its state."""
     prompts = [random_tokens(n, seed=n).tolist() for n in (7, 3)]
     rounds = [[SECOND, IN_PLACE], [LAST, []], [[0], LAST]]
-    assert error_of_rounds(model_of(name), prompts, rounds) < CHUNKED
+    assert error_of_rounds(model_of(name), prompts, rounds) < prompt_tolerance_of(name)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2", "jamba"])
@@ -112,7 +118,7 @@ def test_a_prompt_read_in_pieces_is_the_same(name, monkeypatch):
     for b, prompt in enumerate(prompts):
         wanted_V = steps(backbone.model, prompt, first_BT[b].tolist())[-1]
         error = (backbone.logits(output.final_BND[b, -1]) - wanted_V).abs().max() / wanted_V.abs().max()
-        assert error < CHUNKED
+        assert error < prompt_tolerance_of(name)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1"])

@@ -13,7 +13,14 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from heads.evaluation.pictures import draw_accuracy, draw_report, draw_speed_blocks, draw_speeds, read_metrics
+from heads.evaluation.pictures import (
+    draw_accuracy,
+    draw_panels,
+    draw_report,
+    draw_speed_blocks,
+    draw_speeds,
+    read_metrics,
+)
 from heads.evaluation.tables import speed_table, write_json
 from heads.evaluation.throughput import MethodResult
 
@@ -55,7 +62,7 @@ def write_metrics(path: Path, num_heads: int, *, with_passes: bool = True) -> Pa
 @pytest.mark.parametrize("num_heads", [1, 4, 9])
 def test_a_report_is_a_png_for_any_number_of_heads(tmp_path: Path, num_heads: int) -> None:
     metrics = write_metrics(tmp_path / "metrics.jsonl", num_heads, with_passes=num_heads != 9)
-    draw_report(metrics, ROWS, tmp_path / "new" / "report.png")
+    draw_report(metrics, {"greedy": ROWS, "penalty": ROWS}, tmp_path / "new" / "report.png")
     assert (tmp_path / "new" / "report.png").read_bytes().startswith(PNG)
 
 
@@ -89,6 +96,19 @@ def test_bars_are_speeds_with_ratios(tmp_path: Path) -> None:
 def test_blocks_of_speeds_are_drawn_side_by_side(tmp_path: Path) -> None:
     draw_speed_blocks({"greedy": ROWS, "penalty": ROWS}, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
+
+
+def test_panels_say_how_much_text_repeats_and_name_the_same_methods_once() -> None:
+    figure = Figure()
+    draw_panels(figure, {"greedy": ROWS, "penalty": [dataclasses.replace(row, repeated_4grams=0.1) for row in ROWS]})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "greedy; 37% of 4-grams repeat",
+        "penalty; 10% of 4-grams repeat",
+    ]
+    assert [axes.yaxis.get_tick_params()["labelleft"] for axes in figure.axes] == [True, False]
+    other = Figure()
+    draw_panels(other, {"greedy": ROWS, "penalty": ROWS[:1]})
+    assert [axes.yaxis.get_tick_params()["labelleft"] for axes in other.axes] == [True, True]
 
 
 def test_a_step_that_was_evaluated_twice_counts_once_and_last(tmp_path: Path) -> None:

@@ -301,3 +301,10 @@ def test_checked_prompts_whose_texts_end_at_once_are_refused(batch, monkeypatch)
 def test_numbers_have_ranges(name):
     with pytest.raises(ValueError, match=f"{name}=0 was given"):
         TuneConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
+def test_infinite_settings_are_refused_and_integers_reach_generate_as_floats(name):
+    with pytest.raises(ValueError, match=f"{name}=inf was given; allowed are finite numbers"):
+        TuneConfig(**{name: float("inf")})
+    assert type(TuneConfig(**{name: 2}).request[name]) is float

@@ -96,7 +96,10 @@ def test_data_on_this_machine_is_counted(monkeypatch, tmp_path):
         (["--tokens-per-second", "9", "--tflops", "5"], "--tokens-per-second was given with --tflops or --mfu"),
         (["--tokens-per-second", "9", "--mfu", "0.5"], "--tokens-per-second was given with --tflops or --mfu"),
         (["--tflops", "-1"], "tflops=-1.0 was given; allowed are numbers above 0, or null."),
-        (["--tokens-per-second", ".inf"], "tokens_per_second=inf was given; allowed are numbers above 0, or null."),
+        (
+            ["--tokens-per-second", ".inf"],
+            "tokens_per_second=inf was given; allowed are finite numbers above 0",
+        ),
         (
             ["--backbone.name_or_path", "/nowhere/at-all"],
             "a folder that holds config.json, or a name that",
