@@ -86,7 +86,7 @@ CHECKS = {
     "pass_costs": Check(
         command="python -m benchmarks.speed.pass_costs --compile",
         shows="a pass of 1 to 64 nodes after 512 to 8k tokens in plain steps, and what tokens per pass are worth",
-        measures=(),
+        measures=("heads/backbone/compiling", "heads/backbone/model.py"),
     ),
     "frozen_graphs": Check(
         command="python -m benchmarks.speed.frozen_graphs --dtypes bfloat16",
@@ -230,7 +230,7 @@ CHECKS = {
         command="python -m benchmarks.speed.draft_vocabulary",
         shows="heads that score 8k to 32k of 128k tokens: parameters, drafting and loss beside their limits; "
         "and tokens per pass of the shipped demo heads cut to 1,024, 512 and 256 of 2,048 tokens",
-        measures=("checkpoints/demo/grounded",),
+        measures=("checkpoints/demo/grounded", "train/objective/chunks.py"),
     ),
     "engines": Check(
         command="python -m benchmarks.training.engines",

@@ -1,4 +1,4 @@
-"""Headway: multi-token prediction heads for any Hugging Face causal LM, and decoding with them, exactly as before."""
+"""Headway: multi-token prediction heads for causal LMs of Hugging Face that attend, and decoding with them, exactly."""
 
 from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone, CommitPlan

@@ -140,10 +140,10 @@ def read_stored(source: SourceConfig, record: HeldOutData, tokenizer: Any, num_h
     rows: Any = load_documents(source, record.config, tokenizer).rows
     columns = rows.select_columns(["status", "num_tokens"]).with_format("numpy")[:]
     _, usable = find_usable(columns["status"], columns["num_tokens"], num_heads)
-    kept = np.flatnonzero(usable)
+    chosen = np.flatnonzero(usable)
     if not record.evaluated:
-        kept, _ = split_held_out(kept, record.share, record.config.seed)
-    yield from rows.select(kept)["input_ids"]
+        chosen, _ = split_held_out(chosen, record.share, record.config.seed)
+    yield from rows.select(chosen)["input_ids"]
 
 
 def read_streamed(source: SourceConfig, record: HeldOutData, tokenizer: Any, num_heads: int) -> Iterator[list[int]]:

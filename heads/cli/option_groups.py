@@ -131,21 +131,21 @@ def take_nulls(config: type[Any], words: Sequence[str]) -> tuple[list[str], dict
     """
     hints = get_type_hints(config)
     fields = {"--" + name.replace("_", "-"): name for name, hint in hints.items() if NoneType in members(hint)}
-    kept: list[str] = []
+    others: list[str] = []
     nulls: dict[str, None] = {}
     left = iter(words)
     for word in left:
         option, equals, value = word.partition("=")
         if option not in fields:
-            kept.append(word)
+            others.append(word)
             continue
         rest = [] if equals else list(islice(left, 1))
         if (rest or [value])[0].lower() in NULLS:
             nulls[fields[option]] = None
         else:
             nulls.pop(fields[option], None)  # given again, and the last one counts
-            kept += [word, *rest]
-    return kept, nulls
+            others += [word, *rest]
+    return others, nulls
 
 
 def config_options(config: type[Any]) -> list[inspect.Parameter]:

@@ -106,7 +106,7 @@ class AskedJudge(ABC):
         Raises:
             ValueError: the judge cannot be asked; the answers that it gave are stored.
         """
-        found = {question: kept["answer"] for question in questions if (kept := self._rows.get(digest(question)))}
+        found = {question: stored["answer"] for question in questions if (stored := self._rows.get(digest(question)))}
 
         def keep(question: str, answer: str) -> None:
             found[question] = answer

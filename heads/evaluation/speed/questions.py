@@ -78,8 +78,8 @@ def read_questions(path: Path, categories: Sequence[str] = (), per_category: int
     if not found:
         raise ValueError(f"{path} holds no question; give at least one object a line.")
     chosen = [category for category in there if not categories or category in categories]
-    kept = {category: [q for q in found if q.category == category][:per_category] for category in chosen}
-    return [question for question in found if question in kept.get(question.category, [])]
+    first = {category: [q for q in found if q.category == category][:per_category] for category in chosen}
+    return [question for question in found if question in first.get(question.category, [])]
 
 
 def one_of_each_in_turn(questions: Sequence[Question]) -> list[Question]:
