@@ -1,4 +1,4 @@
-"""Headway: multi-token prediction heads for causal LMs of Hugging Face that attend, and decoding with them, exactly."""
+"""Headway: multi-token prediction heads for Hugging Face causal LMs, and decoding with them, exactly as before."""
 
 from heads.backbone.loading import BackboneConfig, load_backbone, load_tokenizer
 from heads.backbone.model import Backbone, CommitPlan

@@ -129,8 +129,7 @@ def validated(cls: type[T]) -> type[T]:
         try:
             strict_set(self, name, value)
         except StrictDataclassFieldValidationError:
-            finite = not isinstance(value, float) or math.isfinite(value)
-            words = allowed[name] if finite else allowed[name].replace("numbers", "finite numbers")
+            words = allowed[name] if is_finite(value) else allowed[name].replace("numbers", "finite numbers", 1)
             raise InvalidFieldError(name, value, words) from None
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
@@ -215,10 +214,19 @@ def with_ints(hint: Any) -> Any:
 
 def refuse_infinite(value: Any) -> None:
     """NaN passes every comparison's negation, so a range alone would let it through."""
-    if isinstance(value, float) and not math.isfinite(value):
+    if not is_finite(value):
         raise ValueError
-    for item in value if isinstance(value, list | tuple) else ():
-        refuse_infinite(item)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether neither a value nor an item of a list is NaN or infinite.
+
+    >>> is_finite(1.5), is_finite("text"), is_finite([0.0, float("inf")])
+    (True, True, False)
+    """
+    if isinstance(value, list | tuple):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def ranges(field: dataclasses.Field[Any]) -> list[Range]:

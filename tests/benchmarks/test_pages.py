@@ -108,7 +108,8 @@ def visible_words(markdown: str) -> list[str]:
 
 
 def test_the_first_screen_is_short():
-    assert len(visible_words((ROOT / "README.md").read_text(encoding="utf-8"))) <= 900
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert max(len(readme.split()), len(visible_words(readme))) <= 900
     assert len((ROOT / "docs/decisions.md").read_text(encoding="utf-8").split()) <= 3000
 
 
@@ -159,11 +160,9 @@ def test_rows_of_an_earlier_call_are_stale_by_themselves():
     unsaved = text.replace("0123abc", f"0123abc{UNCOMMITTED}")
     assert why_stale(unsaved, ["python -m x"], [], [], changed) == "was measured on files that no commit holds"
     assert "not recorded" in why_stale(text.replace("commit 0123abc", "not recorded"), ["python -m x"], [], [], changed)
-    for end in ("(commit 0123abc)", "commit 0123abc; torch 2.13.0"):
-        moved = text.replace("commit 0123abc, torch 2.13.0", end)
-        assert "rows of commit 0123abc" in why_stale(moved, ["python -m x"], [], ["heads/loop.py"], changed)
-    ends = text.replace("commit 0123abc, torch 2.13.0", "of commit 0123abc")
-    assert why_stale(ends, ["python -m x"], [], ["heads/loop.py"], changed) == reason
+    for end in ("of commit 0123abc", "(commit 0123abc)", "commit 0123abc; torch 2.13.0"):
+        ends = text.replace("commit 0123abc, torch 2.13.0", end)
+        assert why_stale(ends, ["python -m x"], [], ["heads/loop.py"], changed) == reason
     del since["0123abc"]
     assert "has rows of commit 0123abc, which is not" in why_stale(text, ["python -m x"], [], [], changed)
 

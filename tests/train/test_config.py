@@ -94,7 +94,7 @@ def test_a_list_of_sources_replaces_the_old_one_whole(tmp_path, flag):
         ({"head_decay": float("inf")}, r"head_decay=inf"),
         (
             {"optimizer": {"eps": float("nan")}},
-            r"optimizer.eps=nan was given; allowed are finite numbers of",
+            r"optimizer.eps=nan was given; allowed are finite numbers of at least 0",
         ),
         ({"optimizer": {"weight_decay": float("nan")}}, r"optimizer.weight_decay=nan"),
         (

@@ -98,7 +98,7 @@ def test_data_on_this_machine_is_counted(monkeypatch, tmp_path):
         (["--tflops", "-1"], "tflops=-1.0 was given; allowed are numbers above 0, or null."),
         (
             ["--tokens-per-second", ".inf"],
-            "tokens_per_second=inf was given; allowed are finite numbers above 0",
+            "tokens_per_second=inf was given; allowed are finite numbers above 0, or null.",
         ),
         (
             ["--backbone.name_or_path", "/nowhere/at-all"],
